@@ -1,0 +1,41 @@
+"""Bodies in pieces: their size, their digest, and cutting them anew without joining them."""
+
+from collections.abc import Iterator
+
+import xxhash
+
+from broker_config.transports.interface import Buffers
+
+DIGEST_BYTES = 16
+
+
+def size(buffers: Buffers) -> int:
+    return sum(memoryview(piece).nbytes for piece in buffers)
+
+
+def digest(buffers: Buffers) -> str:
+    """Hex of xxh3_128 over the whole body; how the body is cut makes no difference."""
+    return raw_digest(buffers).hex()
+
+
+def raw_digest(buffers: Buffers) -> bytes:
+    state = xxhash.xxh3_128()
+    for piece in buffers:
+        state.update(piece)
+    return state.digest()
+
+
+def recut(buffers: Buffers, stride: int) -> Iterator[list[memoryview]]:
+    """The same body as runs of views, each run `stride` bytes long but the last; an empty body is one run."""
+    run: list[memoryview] = []
+    room = stride
+    for piece in buffers:
+        rest = memoryview(piece).cast("B")
+        while len(rest) >= room:
+            yield [*run, rest[:room]]
+            run, rest, room = [], rest[room:], stride
+        if len(rest):
+            run.append(rest)
+            room -= len(rest)
+    if run or not size(buffers):
+        yield run

@@ -1,0 +1,57 @@
+"""Files that are whole or absent, whenever the process or the machine dies."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from broker_config.errors import BrokerUnavailable
+from broker_config.transports.interface import Buffers
+
+
+def write_atomically(path: Path, body: Buffers) -> None:
+    """Write aside, force to disk, rename. If it fails (full disk), `path` is as it was."""
+    aside = path.with_name(path.name + ".tmp")
+    with translated_disk_errors(path):
+        try:
+            with open(aside, "wb") as file:
+                file.writelines(body)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(aside, path)
+        except OSError:
+            aside.unlink(missing_ok=True)
+            raise
+        _fsync_directory(path.parent)
+
+
+def make_directory(path: Path) -> None:
+    """With its parents, and so that they survive a power cut too."""
+    if path.is_dir():
+        return
+    make_directory(path.parent)
+    with translated_disk_errors(path):
+        path.mkdir(exist_ok=True)
+        _fsync_directory(path.parent)
+
+
+def _fsync_directory(directory: Path) -> None:
+    """The rename itself must reach the disk too."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def translated_disk_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise  # the caller knows whether the file ought to be there
+    except OSError as error:
+        raise BrokerUnavailable(
+            f"cannot use {path}: {error.strerror or error}. Nothing committed is lost: "
+            "free space or repair the disk, then try again"
+        ) from error

@@ -1,0 +1,47 @@
+"""FedILError
+├── BrokerUnavailable   try again later
+├── QueueMissing        declare the topology first
+├── MessageRejected     never retry: dead-letter it (`reason` is a word for logs and counters)
+├── ModelMissing        the version has left the log: ask for a newer task
+├── LedgerFenced        a later activation of this client is open: drop the work
+├── LedgerMissing       the store lost what it had confirmed: restore it or start a new run
+└── CheckpointDamaged   the file it names cannot be read: the text says how to go on
+"""
+# ruff: noqa: N818 - the names say what happened, as in httpx; "Error" on each would add nothing.
+
+
+class FedILError(Exception):
+    """Anything that the moving and keeping of bytes refuses; its text says what to do."""
+
+
+class BrokerUnavailable(FedILError):
+    pass
+
+
+class QueueMissing(FedILError):
+    pass
+
+
+class MessageRejected(FedILError):
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return ": ".join(self.args)
+
+
+class ModelMissing(FedILError):
+    pass
+
+
+class LedgerFenced(FedILError):
+    pass
+
+
+class LedgerMissing(FedILError):
+    pass
+
+
+class CheckpointDamaged(FedILError):
+    pass

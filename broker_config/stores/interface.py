@@ -1,0 +1,28 @@
+"""The seam to where ledgers live. A ledger is opaque bytes; the store knows only generations.
+
+* One generation per activation (1, 2, …), the last two kept.
+* `commit` is atomic and idempotent: a generation that exists is left as it is.
+* `open_activation` fences: afterwards commits of earlier activations are refused.
+* What was committed survives the death of whoever committed it.
+"""
+
+from typing import Protocol
+
+
+class Store(Protocol):
+    def open_activation(self, run: str, client: int, activation: int) -> None:
+        """The server is about to ask `client` to train for the `activation`-th time. Repeating it is
+        harmless; going back is refused with LedgerFenced."""
+
+    def read(self, run: str, client: int, before_activation: int) -> bytes | None:
+        """The latest generation earlier than `before_activation`; None if the client never committed one so early.
+        Raises LedgerMissing if there was one and it is gone."""
+
+    def commit(self, run: str, client: int, activation: int, ledger: bytes) -> bool:
+        """True if this call wrote it, False if that generation is already there, whatever was opened since.
+        Raises LedgerFenced if it is not and a later activation is open or committed."""
+
+    def latest(self, run: str) -> dict[int, tuple[int, bytes]]:
+        """client → (activation, ledger) of the newest generations: for digests, reports and people."""
+
+    def close(self) -> None: ...

@@ -1,0 +1,84 @@
+"""The store in small: generations and fences behind one lock, in a dict or (with a directory) in files."""
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+from broker_config.errors import LedgerFenced, LedgerMissing
+from broker_config.schema import check_count, check_run
+from broker_config.stores.shelves import DictShelf, DirectoryShelf, Shelf
+
+KEPT_GENERATIONS = 2
+
+
+class MemoryStore:
+    """With a `directory`, what was committed survives kill -9 and power cuts, and the next store on that
+    directory continues. One store per directory at a time."""
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self._shelf: Shelf = DictShelf() if directory is None else DirectoryShelf(directory)
+        self._lock = threading.Lock()
+
+    def open_activation(self, run: str, client: int, activation: int) -> None:
+        _check_names(run, client, activation)
+        with self._lock:
+            record = self._shelf.record(run, client)
+            if activation < record.opened:
+                raise _fenced(run, client, activation, record.opened)
+            if activation > record.opened:
+                self._shelf.write_record(run, client, replace(record, opened=activation))
+
+    def read(self, run: str, client: int, before_activation: int) -> bytes | None:
+        _check_names(run, client, before_activation)
+        with self._lock:
+            record = self._shelf.record(run, client)
+            earlier = [activation for activation in record.kept if activation < before_activation]
+            if earlier:
+                return self._shelf.ledger(run, client, max(earlier))
+        if 0 < record.first < before_activation:
+            raise LedgerMissing(
+                f"run {run!r}, client {client}: what came before activation {before_activation} has "
+                f"made room for {record.kept}: drop this task, a later one is under way"
+            )
+        return None
+
+    def commit(self, run: str, client: int, activation: int, ledger: bytes) -> bool:
+        _check_names(run, client, activation)
+        with self._lock:
+            record = self._shelf.record(run, client)
+            if activation in record.kept:
+                return False
+            if activation < record.opened:
+                raise _fenced(run, client, activation, record.opened)
+            if not record.opened:
+                # A ledger without a record would look like a lost record after a crash.
+                self._shelf.write_record(run, client, record)
+            self._shelf.write_ledger(run, client, activation, ledger)
+            kept = (*record.kept, activation)[-KEPT_GENERATIONS:]
+            first = record.first or activation
+            self._shelf.write_record(run, client, replace(record, opened=activation, first=first, kept=kept))
+            for dropped in set(record.kept) - set(kept):
+                self._shelf.drop_ledger(run, client, dropped)
+            return True
+
+    def latest(self, run: str) -> dict[int, tuple[int, bytes]]:
+        check_run("run", run)
+        newest: dict[int, tuple[int, bytes]] = {}
+        with self._lock:
+            for client in sorted(self._shelf.clients(run)):
+                if kept := self._shelf.record(run, client).kept:
+                    newest[client] = (kept[-1], self._shelf.ledger(run, client, kept[-1]))
+        return newest
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+def _check_names(run: str, client: int, activation: int) -> None:
+    check_run("run", run)
+    check_count("client", client)
+    check_count("activation", activation)
+
+
+def _fenced(run: str, client: int, activation: int, opened: int) -> LedgerFenced:
+    return LedgerFenced(f"run {run!r}, client {client}: activation {activation} is over, {opened} is open")

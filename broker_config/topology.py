@@ -1,0 +1,18 @@
+"""Names of queues, each of which exists once, here."""
+
+DEAD_LETTERS = "fedil.dead"
+
+
+def tasks_queue(site: str) -> str:
+    """Where the workers of one site compete for its clients' tasks."""
+    return f"fedil.tasks.{site}"
+
+
+def updates_queue(run: str) -> str:
+    """Where one run's server collects what clients learned."""
+    return f"fedil.updates.{run}"
+
+
+def model_log(run: str) -> str:
+    """The log that holds each model version once, whatever the number of readers."""
+    return f"fedil.models.{run}"

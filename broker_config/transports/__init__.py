@@ -1,0 +1,35 @@
+"""Message brokers by URL scheme. What each needs is imported only when it is asked for."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from broker_config.errors import FedILError
+from broker_config.transports.interface import Transport
+
+if TYPE_CHECKING:
+    from broker_config.transports.memory import EmbeddedBroker
+
+
+def _connect_memory(url: str) -> Transport:
+    from broker_config.link import path_of
+    from broker_config.transports.memory_socket import SocketTransport
+
+    return SocketTransport(path_of(url))
+
+
+TRANSPORTS: dict[str, Callable[[str], Transport]] = {
+    "memory": _connect_memory,
+}
+
+
+def connect_transport(url: str, broker: "EmbeddedBroker | None" = None) -> Transport:
+    """One connection; each thread has its own. Plain `memory://` means the `broker` handed in."""
+    if url == "memory://" and broker is not None:
+        from broker_config.transports.memory import MemoryTransport
+
+        return MemoryTransport(broker)
+    scheme = urlsplit(url).scheme
+    if scheme not in TRANSPORTS:
+        raise FedILError(f"no transport for {url!r}: its scheme must be one of {', '.join(TRANSPORTS)}")
+    return TRANSPORTS[scheme](url)

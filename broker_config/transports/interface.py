@@ -1,0 +1,67 @@
+"""The seam to a message broker. Six methods; the promises are the contract suite's.
+
+* `publish` and `append_model` return only when the broker has taken responsibility.
+* An unacknowledged delivery comes back, marked redelivered, when its consumer goes away.
+* A rejected delivery goes to DEAD_LETTERS with its reason, and does not return. So does one that was
+  delivered more than DELIVERY_LIMIT times: it kills whoever takes it.
+* A body may have any size; the transport splits it if its broker has a limit.
+* Calls block and may come from any one thread at a time; heartbeats are the transport's own business.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+DELIVERY_LIMIT = 4
+
+Buffers = Sequence[bytes | memoryview]
+"""A body in pieces, so that nobody has to join 26 MB to send it."""
+
+
+class Delivery(Protocol):
+    @property
+    def body(self) -> memoryview: ...
+
+    @property
+    def redelivered(self) -> bool: ...
+
+    @property
+    def reason(self) -> str | None:
+        """On DEAD_LETTERS: why it was put there."""
+
+    def acknowledge(self) -> None: ...
+
+    def requeue(self) -> None:
+        """Give it back at once, for somebody else."""
+
+    def reject(self, reason: str) -> None:
+        """Dead-letter it: nobody should try again."""
+
+
+@dataclass(frozen=True)
+class ModelAddress:
+    """Where a model version lies in a run's log."""
+
+    run: str
+    version: int
+    offset: int
+
+
+class Transport(Protocol):
+    def declare(self, *queues: str) -> None:
+        """Make queues that do not exist yet; harmless if they do."""
+
+    def publish(self, queue: str, body: Buffers) -> None:
+        """Raises QueueMissing if nobody declared the queue."""
+
+    def receive(self, queue: str, timeout_seconds: float) -> Delivery | None:
+        """The next message, or None after the time-out. Any number may be held unacknowledged."""
+
+    def append_model(self, run: str, version: int, body: Buffers) -> ModelAddress:
+        """Write one version once for all readers; writing a version again replaces it. Old versions leave."""
+
+    def read_model(self, address: ModelAddress) -> memoryview:
+        """Raises ModelMissing when the version has left the log."""
+
+    def close(self) -> None:
+        """What this side holds unacknowledged goes back to its queues."""

@@ -1,0 +1,234 @@
+"""A broker in small, inside this process: bytes in, bytes out, and the promises of a real one."""
+
+import threading
+import uuid
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from broker_config.chunks import Assembler, split
+from broker_config.errors import BrokerUnavailable, MessageRejected, ModelMissing, QueueMissing
+from broker_config.topology import DEAD_LETTERS
+from broker_config.transports.interface import DELIVERY_LIMIT, Buffers, ModelAddress
+
+Pieces = Sequence[bytes | memoryview]
+"""What the broker stores for one body: the body itself, or the chunk frames that it was split into."""
+
+
+@dataclass(eq=False)
+class Entry:
+    """One message, in a queue or in somebody's hands."""
+
+    queue: str
+    pieces: Pieces
+    reason: str | None = None
+    deliveries: int = 0
+    """Those that count towards DELIVERY_LIMIT."""
+    redelivered: bool = False
+
+
+@dataclass(eq=False)
+class _Queue:
+    arrived: threading.Condition
+    entries: deque[Entry] = field(default_factory=deque)
+
+
+@dataclass(eq=False)
+class _ModelLog:
+    next_offset: int = 0
+    versions: OrderedDict[int, Pieces] = field(default_factory=OrderedDict)
+
+
+class Session:
+    """One consumer's connection, as the broker sees it: what it holds, in the order of delivery."""
+
+    def __init__(self) -> None:
+        self.held: dict[Entry, None] = {}
+        self.is_open = True
+
+
+class EmbeddedBroker:
+    """Queues, dead letters and model logs behind one lock. What is handed in belongs to the broker from then
+    on: nobody may change those bytes."""
+
+    def __init__(self, *, max_message_bytes: int | None = None, kept_versions: int = 2) -> None:
+        self.max_message_bytes = max_message_bytes
+        self._kept_versions = kept_versions
+        self._lock = threading.Lock()
+        self._queues: dict[str, _Queue] = {}
+        self._logs: dict[str, _ModelLog] = {}
+        self.declare([DEAD_LETTERS])
+
+    def declare(self, queues: Iterable[str]) -> None:
+        with self._lock:
+            for name in queues:
+                self._queues.setdefault(name, _Queue(threading.Condition(self._lock)))
+
+    def publish(self, queue: str, pieces: Pieces) -> None:
+        self._check_sizes(pieces)
+        with self._lock:
+            self._put(Entry(queue, pieces))
+
+    def take(self, session: Session, queue: str, timeout_seconds: float) -> Entry | None:
+        """Other callers come and go while this one waits."""
+        with self._lock:
+            waiting = self._queue(queue)
+            waiting.arrived.wait_for(lambda: waiting.entries or not session.is_open, timeout_seconds)
+            _check_open(session)
+            if not waiting.entries:
+                return None
+            entry = waiting.entries.popleft()
+            entry.deliveries += 1
+            session.held[entry] = None
+            return entry
+
+    def acknowledge(self, session: Session, entry: Entry) -> None:
+        with self._lock:
+            _let_go(session, entry)
+
+    def requeue(self, session: Session, entry: Entry) -> None:
+        """A polite hand-back is no sign of poison, so it does not count."""
+        with self._lock:
+            _let_go(session, entry)
+            entry.deliveries -= 1
+            self._put_back(entry)
+
+    def reject(self, session: Session, entry: Entry, reason: str) -> None:
+        with self._lock:
+            _let_go(session, entry)
+            self._put(Entry(DEAD_LETTERS, entry.pieces, reason))
+
+    def release(self, session: Session) -> None:
+        """The consumer is gone; the last delivered goes back first, so that the order is as it was."""
+        with self._lock:
+            session.is_open = False
+            while session.held:
+                entry, _ = session.held.popitem()
+                if entry.deliveries >= DELIVERY_LIMIT and entry.queue != DEAD_LETTERS:
+                    self._put(Entry(DEAD_LETTERS, entry.pieces, "delivery_limit"))
+                else:
+                    self._put_back(entry)
+            # Wake whoever still waits in this session's name.
+            for queue in self._queues.values():
+                queue.arrived.notify_all()
+
+    def append_model(self, run: str, version: int, pieces: Pieces) -> ModelAddress:
+        """Kept are the versions written last, not the highest: a run may go on from an older checkpoint."""
+        self._check_sizes(pieces)
+        with self._lock:
+            log = self._logs.setdefault(run, _ModelLog())
+            log.versions.pop(version, None)
+            log.versions[version] = pieces
+            while len(log.versions) > self._kept_versions:
+                log.versions.popitem(last=False)
+            log.next_offset += 1
+            return ModelAddress(run, version, log.next_offset - 1)
+
+    def read_model(self, address: ModelAddress) -> Pieces:
+        with self._lock:
+            log = self._logs.get(address.run)
+            if log is None or address.version not in log.versions:
+                raise ModelMissing(
+                    f"version {address.version} of run {address.run!r} is not in the model log: "
+                    "drop this task and wait for one with a newer version"
+                )
+            return log.versions[address.version]
+
+    def _queue(self, name: str) -> _Queue:
+        try:
+            return self._queues[name]
+        except KeyError:
+            raise QueueMissing(f"nobody declared the queue {name!r}: declare it first") from None
+
+    def _put(self, entry: Entry) -> None:
+        queue = self._queue(entry.queue)
+        queue.entries.append(entry)
+        queue.arrived.notify()
+
+    def _put_back(self, entry: Entry) -> None:
+        queue = self._queue(entry.queue)
+        entry.redelivered = True
+        queue.entries.appendleft(entry)
+        queue.arrived.notify()
+
+    def _check_sizes(self, pieces: Pieces) -> None:
+        limit = self.max_message_bytes
+        if limit is not None and any(len(piece) > limit for piece in pieces):
+            raise MessageRejected("too_large", f"a message exceeds this broker's {limit} bytes")
+
+
+def _check_open(session: Session) -> None:
+    if not session.is_open:
+        raise BrokerUnavailable("this connection is closed: open another")
+
+
+def _let_go(session: Session, entry: Entry) -> None:
+    _check_open(session)
+    if entry not in session.held:
+        raise BrokerUnavailable("this delivery was settled before: settle each exactly once")
+    del session.held[entry]
+
+
+class MemoryDelivery:
+    def __init__(self, broker: EmbeddedBroker, session: Session, entry: Entry) -> None:
+        self._broker, self._session, self._entry = broker, session, entry
+        self.body = whole(entry.pieces, broker.max_message_bytes)
+        self.redelivered = entry.redelivered
+        self.reason = entry.reason
+
+    def acknowledge(self) -> None:
+        self._broker.acknowledge(self._session, self._entry)
+
+    def requeue(self) -> None:
+        self._broker.requeue(self._session, self._entry)
+
+    def reject(self, reason: str) -> None:
+        self._broker.reject(self._session, self._entry, reason)
+
+
+class MemoryTransport:
+    """A connection to a broker in the same process."""
+
+    def __init__(self, broker: EmbeddedBroker) -> None:
+        self._broker = broker
+        self._session = Session()
+
+    def declare(self, *queues: str) -> None:
+        _check_open(self._session)
+        self._broker.declare(queues)
+
+    def publish(self, queue: str, body: Buffers) -> None:
+        _check_open(self._session)
+        self._broker.publish(queue, own(body, self._broker.max_message_bytes))
+
+    def receive(self, queue: str, timeout_seconds: float) -> MemoryDelivery | None:
+        _check_open(self._session)
+        entry = self._broker.take(self._session, queue, timeout_seconds)
+        return None if entry is None else MemoryDelivery(self._broker, self._session, entry)
+
+    def append_model(self, run: str, version: int, body: Buffers) -> ModelAddress:
+        _check_open(self._session)
+        return self._broker.append_model(run, version, own(body, self._broker.max_message_bytes))
+
+    def read_model(self, address: ModelAddress) -> memoryview:
+        _check_open(self._session)
+        return whole(self._broker.read_model(address), self._broker.max_message_bytes)
+
+    def close(self) -> None:
+        self._broker.release(self._session)
+
+
+def own(body: Buffers, max_message_bytes: int | None) -> Pieces:
+    """A copy, since senders go on training into the arrays that `body` looks into."""
+    if max_message_bytes is None:
+        return (b"".join(body),)
+    # A random id, since the same body may be under way twice.
+    return tuple(split(body, max_message_bytes, uuid.uuid4().bytes))
+
+
+def whole(pieces: Pieces, max_message_bytes: int | None) -> memoryview:
+    if max_message_bytes is None:
+        return memoryview(pieces[0])
+    assembler = Assembler()
+    finished = [body for piece in pieces if (body := assembler.add(piece)) is not None]
+    return finished[0]

@@ -1,0 +1,69 @@
+"""The memory transport for other processes than the broker's own."""
+
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from broker_config.errors import BrokerUnavailable
+from broker_config.link import Link
+from broker_config.transports.interface import Buffers, ModelAddress
+
+_LONGEST_WAIT_SECONDS = 1.0
+"""A longer time-out asks again, so that neither side waits long for one that died."""
+
+
+class SocketDelivery:
+    def __init__(self, link: Link, about: dict[str, Any], body: memoryview) -> None:
+        self._link = link
+        self._tag: int = about["tag"]
+        self.redelivered: bool = about["redelivered"]
+        self.reason: str | None = about["reason"]
+        self.body = body
+
+    def acknowledge(self) -> None:
+        self._settle("acknowledge")
+
+    def requeue(self) -> None:
+        self._settle("requeue")
+
+    def reject(self, reason: str) -> None:
+        self._settle("reject", reason)
+
+    def _settle(self, how: str, reason: str | None = None) -> None:
+        self._link.ask("settle", {"tag": self._tag, "how": how, "reason": reason})
+
+
+class SocketTransport:
+    def __init__(self, path: Path) -> None:
+        self._link = Link(path)
+
+    def declare(self, *queues: str) -> None:
+        self._link.ask("declare", {"queues": queues})
+
+    def publish(self, queue: str, body: Buffers) -> None:
+        self._link.ask("publish", {"queue": queue}, body)
+
+    def receive(self, queue: str, timeout_seconds: float) -> SocketDelivery | None:
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            wait_seconds = min(left, _LONGEST_WAIT_SECONDS)
+            about, body = self._link.ask("receive", {"queue": queue, "timeout_seconds": wait_seconds})
+            if about["tag"] is not None:
+                return SocketDelivery(self._link, about, body)
+            if left <= _LONGEST_WAIT_SECONDS:
+                return None
+
+    def append_model(self, run: str, version: int, body: Buffers) -> ModelAddress:
+        answer, _ = self._link.ask("append_model", {"run": run, "version": version}, body)
+        return ModelAddress(run, version, answer["offset"])
+
+    def read_model(self, address: ModelAddress) -> memoryview:
+        return self._link.ask("read_model", vars(address))[1]
+
+    def close(self) -> None:
+        # The broker would notice the closed socket, but only a moment later; asking makes it certain.
+        with suppress(BrokerUnavailable):
+            self._link.ask("release", {})
+        self._link.close()

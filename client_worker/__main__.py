@@ -1,0 +1,63 @@
+"""`python -m client_worker --broker URL --store URL --site S --shards DIR`: one worker process."""
+
+import argparse
+import logging
+import signal
+import sys
+from pathlib import Path
+
+from broker_config.errors import BrokerUnavailable, FedILError
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="client_worker", description="Train the clients of one site.")
+    parser.add_argument("--broker", required=True, help="such as memory:///tmp/fedil.sock")
+    parser.add_argument("--store", required=True, help="where the ledgers are")
+    parser.add_argument("--site", required=True, help="whose task queue to serve")
+    parser.add_argument("--shards", required=True, type=Path, help="folder with the site's unlabelled samples")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda:N")
+    options = parser.parse_args()
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    try:
+        _serve(options.broker, options.store, options.site, options.shards, options.device)
+    except BrokerUnavailable as error:
+        print(f"client_worker: {error}", file=sys.stderr)
+        return 75  # EX_TEMPFAIL: try again later
+    except Exception as error:
+        if not _is_ours(error):
+            raise
+        print(f"client_worker: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _is_ours(error: Exception) -> bool:
+    from fedil_model.errors import LearningError
+
+    return isinstance(error, FedILError | LearningError)
+
+
+def _serve(broker: str, store: str, site: str, shards: Path, device_name: str) -> None:
+    # Here, not above: wrong arguments are answered before torch is loaded.
+    from broker_config.stores import connect_store
+    from broker_config.transports import connect_transport
+    from client_worker.participant import Participant
+    from client_worker.shards import ShardFolder
+    from client_worker.training import Trainer
+    from fedil_model.precision import choose_device, one_thread_on
+
+    device = choose_device(device_name)
+    one_thread_on(device)
+    transport, ledgers = connect_transport(broker), connect_store(store)
+    participant = Participant(transport, Trainer(transport, ledgers, ShardFolder(shards), device), site)
+    signal.signal(signal.SIGTERM, lambda *_: participant.ask_to_stop())
+    signal.signal(signal.SIGINT, lambda *_: participant.ask_to_stop())
+    try:
+        participant.serve()
+    finally:
+        transport.close()
+        ledgers.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""Moving pixels: crops, flips, affine maps, cutout.
+
+B images, C channels, H×W pixels. Maps go from the pixel to fill to the pixel to read (PIL's direction), in
+pixels from the centre of the image: read = linear @ fill + shift.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+GRAY = 127
+
+
+def crop_and_flip(
+    images_BCHW: Tensor,
+    pad: int,
+    pad_mode: Literal["reflect", "zeros"],
+    flip: bool,
+    generator: torch.Generator,
+) -> Tensor:
+    """A random H×W window of the padded image. Padding is index arithmetic: nothing is copied twice."""
+    num_images, _, height, width = images_BCHW.shape
+    start_2B1 = torch.randint(-pad, pad + 1, (2, num_images, 1), generator=generator, device=generator.device)
+    rows_BH = start_2B1[0] + torch.arange(height, device=generator.device)
+    columns_BW = start_2B1[1] + torch.arange(width, device=generator.device)
+    if flip:
+        flipped_B1 = torch.rand((num_images, 1), generator=generator, device=generator.device) < 0.5
+        columns_BW = torch.where(flipped_B1, columns_BW.flip(1), columns_BW)
+    if pad_mode == "reflect":
+        rows_BH, columns_BW = _reflected(rows_BH, height), _reflected(columns_BW, width)
+    return read_pixels(
+        images_BCHW, rows_BH.to(images_BCHW.device)[:, :, None], columns_BW.to(images_BCHW.device)[:, None, :]
+    )
+
+
+def _reflected(index: Tensor, size: int) -> Tensor:
+    """-1 → 1 and size → size-2, as torch's and numpy's reflect padding."""
+    return (size - 1) - ((size - 1) - index.abs()).abs()
+
+
+def read_pixels(images_BCHW: Tensor, rows_BHW: Tensor, columns_BHW: Tensor) -> Tensor:
+    """The pixel at (row, column) for each place to fill; black outside. Rows and columns may be broadcast."""
+    num_images, channels, height, width = images_BCHW.shape
+    inside_BHW = (rows_BHW >= 0) & (rows_BHW < height) & (columns_BHW >= 0) & (columns_BHW < width)
+    flat_BHW = rows_BHW.clamp(0, height - 1) * width + columns_BHW.clamp(0, width - 1)
+    index = flat_BHW.view(num_images, 1, height * width).expand(-1, channels, -1)
+    read = images_BCHW.reshape(num_images, channels, height * width).gather(2, index)
+    return read.view(images_BCHW.shape).mul_(inside_BHW[:, None])
+
+
+@dataclass(frozen=True)
+class AffineMap:
+    linear: Tensor
+    """B×2×2"""
+    shift: Tensor
+    """B×2"""
+
+    def after(self, first: "AffineMap") -> "AffineMap":
+        """`first` and then this one, as one map: reading goes backwards, so `first` is applied last."""
+        shift_B2 = (first.linear @ self.shift[:, :, None])[:, :, 0] + first.shift
+        return AffineMap(first.linear @ self.linear, shift_B2)
+
+    def to(self, device: torch.device) -> "AffineMap":
+        return AffineMap(self.linear.to(device), self.shift.to(device))
+
+    def __getitem__(self, chosen: Tensor) -> "AffineMap":
+        return AffineMap(self.linear[chosen], self.shift[chosen])
+
+    def coordinates(self, height: int, width: int) -> tuple[Tensor, Tensor]:
+        """x and y to read for every pixel's centre, each B×H×W."""
+        device = self.shift.device
+        x_W = torch.arange(width, device=device) + (0.5 - width / 2)
+        y_H1 = (torch.arange(height, device=device) + (0.5 - height / 2))[:, None]
+        a = self.linear[:, :, :, None, None]
+        shift = self.shift[:, :, None, None]
+        x_BHW = a[:, 0, 0] * x_W + (a[:, 0, 1] * y_H1 + shift[:, 0])
+        y_BHW = a[:, 1, 0] * x_W + (a[:, 1, 1] * y_H1 + shift[:, 1])
+        return x_BHW, y_BHW
+
+
+def warp_nearest(images_BCHW: Tensor, affine: AffineMap) -> Tensor:
+    """PIL's nearest neighbour: the pixel that contains the point."""
+    height, width = images_BCHW.shape[-2:]
+    x_BHW, y_BHW = affine.coordinates(height, width)
+    columns = x_BHW.add_(width / 2).floor_().to(torch.int64)
+    rows = y_BHW.add_(height / 2).floor_().to(torch.int64)
+    return read_pixels(images_BCHW, rows, columns)
+
+
+def warp_bilinear(images_BCHW: Tensor, affine: AffineMap) -> Tensor:
+    height, width = images_BCHW.shape[-2:]
+    x_BHW, y_BHW = affine.coordinates(height, width)
+    grid_BHW2 = torch.stack((x_BHW.mul_(2 / width), y_BHW.mul_(2 / height)), dim=-1)
+    return functional.grid_sample(images_BCHW, grid_BHW2, mode="bilinear", align_corners=False)
+
+
+def cutout(images_BCHW: Tensor, share: float, generator: torch.Generator) -> Tensor:
+    """A gray square at a uniform centre, clipped at the borders (methods.md §2)."""
+    height, width = images_BCHW.shape[-2:]
+    in_rows_BH = _in_window(len(images_BCHW), height, round(share * height), generator)
+    in_columns_BW = _in_window(len(images_BCHW), width, round(share * width), generator)
+    square_BHW = in_rows_BH[:, :, None] & in_columns_BW[:, None, :]
+    return images_BCHW.masked_fill(square_BHW[:, None].to(images_BCHW.device), GRAY)
+
+
+def _in_window(num_images: int, size: int, window: int, generator: torch.Generator) -> Tensor:
+    centre_B1 = torch.randint(0, size, (num_images, 1), generator=generator, device=generator.device)
+    distance_BS = torch.arange(size, device=generator.device) - (centre_B1 - window // 2)
+    return (distance_BS >= 0) & (distance_BS < window)

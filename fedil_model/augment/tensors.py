@@ -1,0 +1,37 @@
+"""Views of anything that is not an image: noise and dropped features."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class TensorViews:
+    """Features should have about unit scale; give `mean` and `std` (per feature, or one for all) if not."""
+
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    weak_noise: float = 0.05
+    strong_noise: float = 0.2
+    strong_dropout: float = 0.2
+    """Share of features that the strong view sets to their mean."""
+
+    def plain(self, raw: Tensor) -> Tensor:
+        mean = torch.tensor(self.mean, device=raw.device)
+        std = torch.tensor(self.std, device=raw.device)
+        return (raw.to(torch.float32) - mean) / std
+
+    def weak(self, raw: Tensor, generator: torch.Generator) -> Tensor:
+        features = self.plain(raw)
+        return features.add_(_normal_like(features, generator), alpha=self.weak_noise)
+
+    def strong(self, raw: Tensor, generator: torch.Generator) -> Tensor:
+        features = self.plain(raw)
+        features.add_(_normal_like(features, generator), alpha=self.strong_noise)
+        dropped = torch.rand(features.shape, generator=generator, device=generator.device)
+        return features.masked_fill_((dropped < self.strong_dropout).to(features.device), 0.0)
+
+
+def _normal_like(features: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(features.shape, generator=generator, device=generator.device).to(features.device)

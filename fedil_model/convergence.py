@@ -1,0 +1,133 @@
+"""What the increments' norms say of convergence, without saying more than they can (algorithm §5.4).
+
+The paper calls a run convergent when ‖Δθ‖ decreases. A decreasing series need not be summable (1/t), and a
+summable one need not decrease, so that criterion is reported beside a verdict from the power-law exponent
+p̂ = −slope of log ‖Δ‖ against log t: a series is summable only if it decays faster than 1/t.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+# From worst to best; of two verdicts the worse one stands.
+VERDICTS = (
+    "too early to say",
+    "stalled",
+    "diverging",
+    "plateau",
+    "decaying, not summable",
+    "consistent with a summable series",
+)
+MIN_ROUNDS = 8
+
+
+@dataclass(frozen=True)
+class Convergence:
+    verdict: str
+    exponent: float | None
+    """p̂ of ‖Δθ‖"""
+    exponent_error: float | None
+    ratio: float | None
+    """r_t = ‖Δ_t‖ / ‖Δ_{t−1}‖"""
+    moving_average: float | None
+    relative: float | None
+    """‖Δ‖ / ‖θ′‖"""
+    lr_normalised: float | None
+    """‖Δ‖ / (η · steps)"""
+    rate: float | None
+    """Windowed geometric rate q̂"""
+    path: float
+    """Σ ‖Δ‖"""
+    straightness: float | None
+    """Net displacement / path over the window: 1 straight, 0 wandering."""
+    share_decreasing: float | None
+    """The paper's own criterion: share of the window with r_t ≤ 1."""
+
+
+@dataclass(frozen=True)
+class Increment:
+    """What one round contributes."""
+
+    norm: float
+    effort: float
+    """η × steps of one client, by which a decaying learning rate shrinks every increment"""
+    model_norm: float
+    displacement: float | None = None
+    """‖θ′(t+1) − θ′(t+1−W)‖, where the caller still has the older weights"""
+
+
+def assess(increments: Sequence[Increment], window: int = 10) -> Convergence:
+    norms = [i.norm for i in increments]
+    normalised = [i.norm / i.effort if i.effort > 0 else 0.0 for i in increments]
+    raw, exponent, error = judge(norms, window)
+    # A cosine learning rate makes any series look summable; without it the drift shows.
+    adjusted, _, _ = judge(normalised, window)
+    last = increments[-1] if increments else None
+    recent = norms[-window:]
+    return Convergence(
+        verdict=min(raw, adjusted, key=VERDICTS.index),
+        exponent=exponent,
+        exponent_error=error,
+        ratio=norms[-1] / norms[-2] if len(norms) > 1 and norms[-2] > 0 else None,
+        moving_average=float(np.mean(recent)) if recent else None,
+        relative=last.norm / last.model_norm if last and last.model_norm > 0 else None,
+        lr_normalised=normalised[-1] if normalised else None,
+        rate=_geometric_rate(norms, window),
+        path=math.fsum(norms),
+        straightness=_straightness(last, recent),
+        share_decreasing=_share_decreasing(norms, window),
+    )
+
+
+def judge(norms: Sequence[float], window: int = 10) -> tuple[str, float | None, float | None]:
+    """(verdict, p̂, its standard error) for one series."""
+    if len(norms) < MIN_ROUNDS:
+        return "too early to say", None, None
+    if sum(1 for n in norms[-window:] if n <= 0.0) * 2 > min(window, len(norms)):
+        return "stalled", None, None
+    first = len(norms) // 2
+    rounds = np.arange(first + 1, len(norms) + 1, dtype=np.float64)
+    tail = np.asarray(norms[first:], dtype=np.float64)
+    moving = tail > 0
+    if moving.sum() < 4:
+        return "stalled", None, None
+    slope, error = _slope(np.log(rounds[moving]), np.log(tail[moving]))
+    return _verdict(-slope, error), -slope, error
+
+
+def _verdict(exponent: float, error: float) -> str:
+    low, high = exponent - 2 * error, exponent + 2 * error
+    if high < 0:
+        return "diverging"
+    if low <= 0:
+        return "plateau"
+    return "consistent with a summable series" if low > 1 + 1e-6 else "decaying, not summable"
+
+
+def _slope(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    """Ordinary least squares: slope and its standard error."""
+    centred = x - x.mean()
+    spread = float(centred @ centred)
+    slope = float(centred @ y) / spread
+    residuals = y - y.mean() - slope * centred
+    return slope, math.sqrt(float(residuals @ residuals) / (len(x) - 2) / spread)
+
+
+def _geometric_rate(norms: Sequence[float], window: int) -> float | None:
+    if len(norms) <= window or norms[-1] <= 0 or norms[-1 - window] <= 0:
+        return None
+    return float((norms[-1] / norms[-1 - window]) ** (1.0 / window))
+
+
+def _straightness(last: Increment | None, recent: Sequence[float]) -> float | None:
+    path = math.fsum(recent)
+    if last is None or last.displacement is None or path <= 0:
+        return None
+    return last.displacement / path
+
+
+def _share_decreasing(norms: Sequence[float], window: int) -> float | None:
+    pairs = list(zip(norms, norms[1:], strict=False))[-window:]
+    return sum(1 for before, after in pairs if after <= before) / len(pairs) if pairs else None

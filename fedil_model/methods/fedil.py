@@ -1,0 +1,345 @@
+"""FedIL (arXiv 2302.11823): Algorithm 1 at the server, Algorithm 2 at a client.
+
+θ′ is "global", θ₀ is "server", θ* − θ′ is "delta". N samples of a client, C classes, B batch.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedil_model.aggregation import IncrementalFold, Verdict
+from fedil_model.credibility import Ledger, Observation
+from fedil_model.datasets.interface import Samples, Views
+from fedil_model.errors import NumericError, StateError
+from fedil_model.evaluate import predict_logits
+from fedil_model.hyperparameters import FedILSettings, Learning
+from fedil_model.losses import consistency_loss, credible_loss, pseudo_label_loss
+from fedil_model.methods.interface import ClientResult, Folded, ServerStep, State
+from fedil_model.networks import build_network
+from fedil_model.networks.normalisation import refresh_statistics
+from fedil_model.optimiser import FlatSGD, decay_factor, learning_rate
+from fedil_model.parameters import FlatModel, Weights
+from fedil_model.precision import autocast, seeded
+from fedil_model.seeding import derive_seed
+from fedil_model.supervised import Supervised, train_supervised
+
+
+class FedIL:
+    def __init__(
+        self,
+        learning: Learning,
+        input_shape: tuple[int, ...],
+        num_classes: int,
+        views: Views,
+        device: torch.device,
+    ) -> None:
+        self.device = device
+        self._learning = learning
+        self._settings: FedILSettings = learning.method
+        self._views = views
+        self._student = FlatModel(self._build(input_shape, num_classes), device)
+        self._teacher = FlatModel(self._build(input_shape, num_classes), device)
+
+    def _build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+        seed = derive_seed(self._learning.seed, "network")
+        return build_network(self._learning.network, input_shape, num_classes, seed)
+
+    def _seed(self, *names: int | str) -> int:
+        return derive_seed(self._learning.seed, *names)
+
+    # ---- server ----------------------------------------------------------------------------------------------
+
+    def initial_state(self, labelled: Samples) -> State:
+        state: dict[str, Tensor] = {}
+        epochs = self._learning.server.pretrain_epochs
+        if epochs:
+            self._train_supervised(labelled, epochs, self._learning.server.lr, self._seed("pretrain"))
+        self._refresh(labelled)
+        weights = self._student.weights()
+        state.update(weights.tensors("global"))
+        if self._settings.server_momentum > 0.0:
+            state["momentum"] = torch.zeros_like(weights.params)
+        if self._settings.ema_decay > 0.0:
+            state.update(weights.clone().tensors("ema"))
+        state["empty_rounds"] = torch.zeros((), dtype=torch.int64)
+        return state
+
+    def server_step(self, state: State, labelled: Samples, round_number: int) -> ServerStep:
+        """Eq. 22: θ₀ is θ′ trained on the labelled data."""
+        global_ = Weights.named(state, "global").to(self.device)
+        self._student.load(global_)
+        settings = self._learning.server
+        lr = learning_rate(settings, round_number, self._learning.rounds)
+        done = self._train_supervised(labelled, settings.epochs, lr, self._seed("server", round_number))
+        self._refresh(labelled)
+        tensors = global_.tensors("global") | self._student.weights().tensors("server")
+        # What decay alone did to θ₀, which the cosine must not take for agreement.
+        tensors["server_decay"] = torch.tensor(decay_factor(settings, lr, done.num_steps), dtype=torch.float64)
+        return ServerStep(tensors, {"loss_server": done.loss})
+
+    def _train_supervised(self, labelled: Samples, epochs: int, lr: float, seed: int) -> Supervised:
+        with seeded(seed, self.device):
+            return train_supervised(
+                self._student,
+                labelled,
+                self._views,
+                self._learning.server,
+                epochs=epochs,
+                lr=lr,
+                generator=torch.Generator().manual_seed(seed),
+                precision=self._learning.autocast,
+            )
+
+    def _refresh(self, labelled: Samples) -> None:
+        if self._learning.network.norm == "sbn":
+            refresh_statistics(
+                self._student.module, (self._views.plain(part) for part in labelled.inputs.split(500))
+            )
+
+    def open_fold(self, state: State, broadcast: Mapping[str, Tensor], round_number: int) -> "FedILFold":
+        return FedILFold(self._learning, state, broadcast, round_number, self._student.num_decayed)
+
+    def models(self, state: State, broadcast: Mapping[str, Tensor]) -> dict[str, Weights]:
+        found = {"global": Weights.named(state, "global"), "server": Weights.named(broadcast, "server")}
+        return found | ({"ema": Weights.named(state, "ema")} if "ema.params" in state else {})
+
+    # ---- client ----------------------------------------------------------------------------------------------
+
+    def client_step(
+        self,
+        broadcast: Mapping[str, Tensor],
+        inputs: Tensor,
+        ledger: Mapping[str, np.ndarray] | None,
+        round_number: int,
+        client: int,
+    ) -> ClientResult:
+        if len(inputs) == 0:
+            raise StateError(f"client {client} has no samples")
+        global_, server = Weights.named(broadcast, "global"), Weights.named(broadcast, "server")
+        before = Ledger.from_arrays(ledger, len(inputs)) if ledger else Ledger.empty(len(inputs))
+        targets = self._observe(global_, server, inputs)
+        after = before.observe(targets.observation, self._settings.credibility, self._settings.demote_after)
+
+        member = after if self._settings.promote_lag == 0 else before
+        plan = _Plan.make(member, targets, self.device)
+        self._student.load(server if self._settings.client_init == "server" else global_)
+        seed = self._seed("client", round_number, client)
+        with seeded(seed, self.device):
+            lr = learning_rate(self._learning.client, round_number, self._learning.rounds)
+            num_steps, losses = self._train(inputs, plan, lr, torch.Generator().manual_seed(seed))
+        self._check_finite(client)
+        trained = self._student.weights()
+        delta = Weights(trained.params.sub_(global_.params), trained.buffers.sub_(global_.buffers))
+        metrics = losses | {
+            "pseudo_labels": float((after.labels_N >= 0).sum()),
+            "credible": float(after.credible_N.sum()),
+            "sure_share": float(plan.sure_U.float().mean()) if len(plan.sure_U) else 0.0,
+        }
+        return ClientResult(delta.tensors("delta"), after.to_arrays(), num_steps, metrics)
+
+    def _observe(self, global_: Weights, server: Weights, inputs: Tensor) -> "_Targets":
+        """The frozen, received models on the plain view. The teacher stays loaded with θ₀ for ξb."""
+        self._teacher.load(global_)
+        global_NC = predict_logits(self._teacher.module, inputs, self._views).softmax(1)
+        self._teacher.load(server)
+        server_NC = predict_logits(self._teacher.module, inputs, self._views).softmax(1)
+        confidence_N, labels_N = global_NC.max(1)
+        agreed_N = labels_N == server_NC.argmax(1)
+        sure_N = (confidence_N >= self._settings.threshold) & agreed_N
+        source_NC = {"global": global_NC, "server": server_NC}.get(
+            self._settings.pseudo_source, (global_NC + server_NC) / 2
+        )
+        pseudo_confidence_N, pseudo_labels_N = source_NC.max(1)
+        return _Targets(
+            Observation(labels_N.cpu().numpy(), sure_N.cpu().numpy()),
+            pseudo_labels_N,
+            pseudo_confidence_N >= self._settings.threshold,
+        )
+
+    def _train(
+        self, inputs: Tensor, plan: "_Plan", lr: float, generator: torch.Generator
+    ) -> tuple[int, dict[str, float]]:
+        settings = self._learning.client
+        optimiser = FlatSGD(self._student, settings, lr)
+        totals = torch.zeros(3, device=self.device)
+        self._student.module.train()
+        self._teacher.module.eval()
+        for _ in range(settings.epochs):
+            for batch_U in plan.batches(settings.batch_size, generator):
+                losses = self._losses(inputs, plan, batch_U, generator)
+                optimiser.zero_grad()
+                (losses @ self._loss_weights()).backward()  # type: ignore[no-untyped-call]
+                optimiser.step()
+                totals += losses.detach()
+        means = (totals / max(optimiser.num_steps, 1)).tolist()
+        names = ("loss_pseudo", "loss_consistency", "loss_credible")
+        return optimiser.num_steps, dict(zip(names, means, strict=True))
+
+    def _loss_weights(self) -> Tensor:
+        s = self._settings
+        return torch.tensor([s.weight_pseudo, s.weight_consistency, s.weight_credible], device=self.device)
+
+    def _losses(self, inputs: Tensor, plan: "_Plan", batch_U: Tensor, generator: torch.Generator) -> Tensor:
+        """ξa, ξb and ξc of one batch, from a single forward pass of all views."""
+        raw = inputs[plan.unlabelled_U[batch_U]]
+        live = self._settings.pseudo_source == "live"
+        # Labels known beforehand: a sample that is not sure adds nothing to ξa, so its strong view is not made.
+        sure_B = torch.ones_like(batch_U, dtype=torch.bool) if live else plan.sure_U[batch_U]
+        credible = plan.draw_credible(self._learning.client.batch_size, generator)
+        weak = _view(self._views.weak, raw, generator)
+        strong = _view(self._views.strong, raw[sure_B], generator)
+        trusted = _view(self._views.weak, inputs[credible.indices], generator)
+        parts = [part for part in (weak, strong, trusted) if len(part)]
+        with autocast(self.device, self._learning.autocast):
+            logits = self._student.module(torch.cat(parts)).float()
+            with torch.no_grad():
+                logits_server_BC = self._teacher.module(weak).float() if len(weak) else logits[:0]
+        weak_BC, strong_SC, credible_LC = logits.split([len(weak), len(strong), len(trusted)])
+        if live:
+            confidence_B, labels_B = weak_BC.detach().softmax(1).max(1)
+            mask_B = confidence_B >= self._settings.threshold
+        else:
+            labels_B, mask_B = plan.labels_U[batch_U][sure_B], torch.ones(len(strong), device=self.device)
+        zero = logits.new_zeros(())
+        return torch.stack(
+            [
+                pseudo_label_loss(strong_SC, labels_B, mask_B) * (len(strong) / len(weak)) if len(strong) else zero,
+                consistency_loss(logits_server_BC, weak_BC) if len(weak) else zero,
+                credible_loss(credible_LC, credible.labels) if len(credible.labels) else zero,
+            ]
+        )
+
+    def _check_finite(self, client: int) -> None:
+        if not bool(torch.isfinite(self._student.params).all()):
+            raise NumericError(f"training of client {client} diverged: lower client.lr or client.clip_norm")
+
+
+def _view(view: Callable[[Tensor, torch.Generator], Tensor], raw: Tensor, generator: torch.Generator) -> Tensor:
+    """User's views need not cope with empty batches."""
+    return view(raw, generator) if len(raw) else raw
+
+
+@dataclass(frozen=True)
+class _Targets:
+    observation: Observation
+    labels_N: Tensor
+    sure_N: Tensor
+
+
+@dataclass(frozen=True)
+class _Credible:
+    indices: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Which samples one activation trains on: U unlabelled ones, L credible ones."""
+
+    unlabelled_U: Tensor
+    labels_U: Tensor
+    sure_U: Tensor
+    credible: _Credible
+
+    @staticmethod
+    def make(ledger: Ledger, targets: _Targets, device: torch.device) -> "_Plan":
+        unlabelled_U = torch.from_numpy(np.flatnonzero(~ledger.credible_N)).to(device)
+        credible_L = np.flatnonzero(ledger.credible_N)
+        labels_L = torch.from_numpy(ledger.labels_N[credible_L].astype(np.int64)).to(device)
+        return _Plan(
+            unlabelled_U,
+            targets.labels_N[unlabelled_U],
+            targets.sure_N[unlabelled_U],
+            _Credible(torch.from_numpy(credible_L).to(device), labels_L),
+        )
+
+    def batches(self, batch_size: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """Positions in U, shuffled. With everything promoted: empty batches, as many as D^l has."""
+        device = self.unlabelled_U.device
+        if len(self.unlabelled_U):
+            return torch.randperm(len(self.unlabelled_U), generator=generator).to(device).split(batch_size)
+        steps = -(-len(self.credible.labels) // batch_size)
+        return (torch.zeros(0, dtype=torch.int64, device=device),) * steps
+
+    def draw_credible(self, batch_size: int, generator: torch.Generator) -> _Credible:
+        num_credible = len(self.credible.labels)
+        if num_credible <= batch_size:
+            return self.credible
+        chosen = torch.randint(num_credible, (batch_size,), generator=generator).to(self.credible.labels.device)
+        return _Credible(self.credible.indices[chosen], self.credible.labels[chosen])
+
+
+class FedILFold:
+    """Eq. 24-26 for one round, and what is done when nobody is accepted."""
+
+    def __init__(
+        self,
+        learning: Learning,
+        state: State,
+        broadcast: Mapping[str, Tensor],
+        round_number: int,
+        num_decayed: int,
+    ) -> None:
+        self._settings: FedILSettings = learning.method
+        self._client = learning.client
+        self._lr = learning_rate(learning.client, round_number, learning.rounds)
+        self._state = dict(state)
+        self._global = Weights.named(broadcast, "global")
+        self._server = Weights.named(broadcast, "server")
+        decay = float(broadcast["server_decay"])
+        self._fold = IncrementalFold(self._global, self._server, self._settings, num_decayed, decay)
+        self._max_steps = 0
+
+    def add(self, update: Mapping[str, Tensor], num_steps: int) -> Verdict:
+        if set(update) != {"delta.params", "delta.buffers"}:
+            return Verdict("invalid", detail=f"tensors {sorted(update)} instead of delta.params, delta.buffers")
+        if any(tensor.dtype != torch.float32 or tensor.ndim != 1 for tensor in update.values()):
+            return Verdict("invalid", detail="delta is not a float32 vector")
+        verdict = self._fold.add(
+            Weights.named(update, "delta").to(self._global.params.device),
+            decay_factor(self._client, self._lr, num_steps),
+        )
+        if verdict.counts:
+            self._max_steps = max(self._max_steps, num_steps)
+        return verdict
+
+    def close(self) -> Folded:
+        notes = ("the server's step has faded: no update was filtered",) if self._fold.faded else ()
+        delta = self._fold.mean()
+        empty = 0 if delta is not None else int(self._state["empty_rounds"]) + 1
+        self._state["empty_rounds"] = torch.tensor(empty, dtype=torch.int64)
+        if delta is None:
+            notes += ("no update was accepted",)
+            if 0 < self._settings.empty_rounds_before_fallback <= empty:
+                notes += ("θ′ takes the server's own step",)
+                delta = Weights(
+                    self._server.params - self._global.params, self._server.buffers - self._global.buffers
+                )
+        step = self._momentum(delta)
+        if step is not None:
+            self._apply(step)
+        norm = float(torch.linalg.vector_norm(step.params)) if step is not None else 0.0
+        effort = self._lr * self._max_steps
+        return Folded(self._state, norm, self._fold.reference_norm, effort, notes)
+
+    def _momentum(self, delta: Weights | None) -> Weights | None:
+        """Nobody accepted: θ′ stays as it is, bit for bit, momentum or not."""
+        if delta is None or "momentum" not in self._state:
+            return delta
+        velocity = self._state["momentum"].to(delta.params.device) * self._settings.server_momentum + delta.params
+        self._state["momentum"] = velocity
+        return Weights(velocity, delta.buffers)
+
+    def _apply(self, step: Weights) -> None:
+        moved = Weights(self._global.params + step.params, self._global.buffers + step.buffers)
+        self._state.update(moved.tensors("global"))
+        if "ema.params" in self._state:
+            keep = self._settings.ema_decay
+            old = Weights.named(self._state, "ema").to(moved.params.device)
+            average = Weights(
+                torch.lerp(moved.params, old.params, keep), torch.lerp(moved.buffers, old.buffers, keep)
+            )
+            self._state.update(average.tensors("ema"))

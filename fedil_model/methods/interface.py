@@ -1,0 +1,78 @@
+"""What a federated method is to the loops around it: pure steps, state in, state out.
+
+Everything that is sent or kept is a mapping of named tensors, so a method may broadcast, upload and remember as
+many sets of weights as it likes, and its client state ("ledger") need not look like FedIL's.
+Adding a method: one file, one settings class in hyperparameters.py, one line in METHODS.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedil_model.aggregation import Verdict
+from fedil_model.datasets.interface import Samples
+from fedil_model.parameters import Weights
+
+State = Mapping[str, Tensor]
+"""What the server keeps between rounds; it is what a checkpoint holds."""
+
+
+@dataclass(frozen=True)
+class ServerStep:
+    broadcast: Mapping[str, Tensor]
+    """What every selected client of the round receives."""
+    losses: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class ClientResult:
+    update: Mapping[str, Tensor]
+    ledger: Mapping[str, np.ndarray]
+    num_steps: int
+    metrics: Mapping[str, float]
+    """Must hold "pseudo_labels" and "credible", counts of the client's labelled samples (0 where a method has
+    none); losses are named "loss_…"."""
+
+
+@dataclass(frozen=True)
+class Folded:
+    state: State
+    delta_norm: float
+    reference_norm: float
+    effort: float
+    """lr × steps behind the increment, for the convergence monitor"""
+    notes: tuple[str, ...] = ()
+
+
+class Fold(Protocol):
+    """One round's aggregation: takes updates in any order, keeps none of them."""
+
+    def add(self, update: Mapping[str, Tensor], num_steps: int) -> Verdict: ...
+
+    def close(self) -> Folded: ...
+
+
+class Method(Protocol):
+    device: torch.device
+
+    def initial_state(self, labelled: Samples) -> State: ...
+
+    def server_step(self, state: State, labelled: Samples, round_number: int) -> ServerStep: ...
+
+    def open_fold(self, state: State, broadcast: Mapping[str, Tensor], round_number: int) -> Fold: ...
+
+    def client_step(
+        self,
+        broadcast: Mapping[str, Tensor],
+        inputs: Tensor,
+        ledger: Mapping[str, np.ndarray] | None,
+        round_number: int,
+        client: int,
+    ) -> ClientResult: ...
+
+    def models(self, state: State, broadcast: Mapping[str, Tensor]) -> dict[str, Weights]:
+        """What to evaluate after a round, by name; "global" is the one that ships."""

@@ -1,0 +1,78 @@
+"""From settings to an initialised network that is known to fit the data."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from fedil_model.errors import NetworkError, SettingError
+from fedil_model.hyperparameters import NetworkSettings
+from fedil_model.networks.cnn import make_cnn
+from fedil_model.networks.interface import MakeNetwork
+from fedil_model.networks.mlp import make_mlp
+from fedil_model.networks.resnet9 import make_resnet9
+from fedil_model.plugins import call_with_options, is_plugin, load_callable
+
+NETWORKS: dict[str, MakeNetwork] = {
+    "resnet9": make_resnet9,
+    "cnn": make_cnn,
+    "mlp": make_mlp,
+}
+
+
+def build_network(
+    settings: NetworkSettings, input_shape: tuple[int, ...], num_classes: int, seed: int
+) -> nn.Module:
+    # devices=[]: weights are drawn on the CPU, so that they do not depend on the machine's accelerators.
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        network = _make(settings, input_shape, num_classes)
+        _check_output(network, settings.name, input_shape, num_classes)
+    return network
+
+
+def _make(settings: NetworkSettings, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    if is_plugin(settings.name):
+        make = load_callable(settings.name)
+        network = call_with_options(
+            "network.options", make, input_shape, num_classes, options=settings.options
+        )
+        if not isinstance(network, nn.Module):
+            raise SettingError(f"{settings.name!r} returned a {type(network).__name__}, not an nn.Module")
+        return network
+    if settings.name not in NETWORKS:
+        known = ", ".join(sorted(NETWORKS))
+        raise SettingError(
+            f"network.name: unknown {settings.name!r}; known: {known}, or your own 'module:callable'"
+        )
+    return NETWORKS[settings.name](input_shape, num_classes, settings)
+
+
+def _check_output(network: nn.Module, name: str, input_shape: tuple[int, ...], num_classes: int) -> None:
+    """One batch of zeros through the network; leaves modes and buffers as they were."""
+    was_training = network.training
+    buffers = {key: buffer.clone() for key, buffer in network.named_buffers() if not is_lazy(buffer)}
+    logits_BC = _logits_of_zeros(network.eval(), name, input_shape)
+    network.train(was_training)
+    with torch.no_grad():
+        for key, before in buffers.items():
+            network.get_buffer(key).copy_(before)
+    expected = (2, num_classes)
+    if tuple(logits_BC.shape) != expected or not logits_BC.is_floating_point():
+        raise NetworkError(
+            f"network {name!r} turned an input of shape {(2, *input_shape)} into {logits_BC.dtype} of shape "
+            f"{tuple(logits_BC.shape)}; expected floats of shape {expected}"
+        )
+
+
+def _logits_of_zeros(network: nn.Module, name: str, input_shape: tuple[int, ...]) -> Tensor:
+    zeros = torch.zeros(2, *input_shape)
+    try:
+        with torch.no_grad():
+            logits = network(zeros)
+    except Exception as error:  # a user's network may fail in any way: the shapes are what helps
+        raise NetworkError(
+            f"network {name!r} fails on an input of shape {tuple(zeros.shape)}: {error}"
+        ) from error
+    if not isinstance(logits, Tensor):
+        raise NetworkError(f"network {name!r} returned a {type(logits).__name__}, expected logits")
+    return logits

@@ -1,0 +1,53 @@
+"""A small network for tiny images, from 8×8 digits to 32×32: 26 k parameters at width 64."""
+
+from torch import Tensor, nn
+
+from fedil_model.errors import NetworkError
+from fedil_model.hyperparameters import NetworkSettings
+from fedil_model.networks.normalisation import NormKind
+from fedil_model.networks.resnet9 import conv_block
+from fedil_model.plugins import call_with_options
+
+SMALLEST_SIDE = 4
+
+
+class Cnn(nn.Module):
+    """`width` is the number of channels of the last convolution; the first two have a quarter and a half."""
+
+    def __init__(self, in_channels: int, num_classes: int, width: int = 64, norm: NormKind = "gn") -> None:
+        super().__init__()
+        quarter, half = max(1, width // 4), max(1, width // 2)
+        self.features = nn.Sequential(
+            conv_block(in_channels, quarter, norm),
+            conv_block(quarter, half, norm, pool=True),
+            conv_block(half, width, norm, pool=True),
+            nn.AdaptiveAvgPool2d(2),  # 2×2 keeps where a stroke was; 1×1 would not
+            nn.Flatten(),
+        )
+        self.fc = nn.Linear(4 * width, num_classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        nn.init.zeros_(self.fc.bias)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        logits_BK: Tensor = self.fc(self.features(x_BCHW))
+        return logits_BK
+
+
+def make_cnn(input_shape: tuple[int, ...], num_classes: int, settings: NetworkSettings) -> Cnn:
+    if len(input_shape) != 3 or min(input_shape[1:]) < SMALLEST_SIDE:
+        raise NetworkError(
+            f"cnn needs images of at least {SMALLEST_SIDE}×{SMALLEST_SIDE} (channels×height×width), "
+            f'the data has {"×".join(map(str, input_shape))}: use network.name = "mlp"'
+        )
+    network: Cnn = call_with_options(
+        "network.options",
+        Cnn,
+        input_shape[0],
+        num_classes,
+        settings.width,
+        settings.norm,
+        options=settings.options,
+    )
+    return network

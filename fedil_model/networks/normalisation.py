@@ -1,0 +1,79 @@
+"""Normalisation layers by name, and static batch normalisation (methods.md §1.3).
+
+"none" no normalisation · "bn" batch norm · "sbn" static batch norm · "gn" group norm.
+"""
+
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedil_model.errors import DataError
+
+NormKind = Literal["none", "bn", "sbn", "gn"]
+
+
+class _StaticStatistics(nn.modules.batchnorm._BatchNorm):
+    """Trains on batch statistics and leaves no trace in the buffers, so that clients have none to average;
+    in eval mode it uses the buffers that `refresh_statistics` computed last [SF make_batchnorm]."""
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__(num_features, momentum=None)  # None: cumulative average while collecting
+        self.collecting = False
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training or self.collecting:
+            return super().forward(input)
+        self._check_input_dim(input)  # type: ignore[no-untyped-call]
+        return functional.batch_norm(input, None, None, self.weight, self.bias, training=True, eps=self.eps)
+
+
+class StaticBatchNorm2d(_StaticStatistics, nn.BatchNorm2d):
+    pass
+
+
+class StaticBatchNorm1d(_StaticStatistics, nn.BatchNorm1d):
+    pass
+
+
+def make_norm(kind: NormKind, channels: int, *, spatial: bool = True) -> nn.Module:
+    if kind == "gn":
+        return nn.GroupNorm(num_groups(channels), channels)
+    if kind == "bn":
+        return nn.BatchNorm2d(channels) if spatial else nn.BatchNorm1d(channels)
+    if kind == "sbn":
+        return StaticBatchNorm2d(channels) if spatial else StaticBatchNorm1d(channels)
+    return nn.Identity()
+
+
+def num_groups(channels: int) -> int:
+    """The largest divisor up to 32 (methods.md §1.2) that leaves two channels in a group: what the width-64
+    network has in its first layer. One channel a group would be instance norm, which forgets contrast."""
+    at_most = max(1, min(32, channels // 2))
+    return max(groups for groups in range(1, at_most + 1) if channels % groups == 0)
+
+
+def refresh_statistics(model: nn.Module, batches: Iterable[Tensor]) -> None:
+    """Recompute the buffers of static batch norm in one pass, each batch counting the same.
+
+    A network without static batch norm is left alone, and `batches` is then not consumed."""
+    layers = [module for module in model.modules() if isinstance(module, _StaticStatistics)]
+    if not layers:
+        return
+    was_training = model.training
+    model.eval()  # dropout must not blur the statistics
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.train()
+        layer.collecting = True
+    try:
+        with torch.no_grad():
+            num_batches = sum(1 for batch in batches if model(batch) is not None)
+    finally:
+        for layer in layers:
+            layer.collecting = False
+        model.train(was_training)
+    if num_batches == 0:
+        raise DataError("static batch norm needs at least one batch to compute its statistics")

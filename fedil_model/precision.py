@@ -1,0 +1,44 @@
+"""Where the arithmetic runs, and in which type. The weights themselves stay float32."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+
+from fedil_model.errors import SettingError
+
+Autocast = Literal["off", "bf16"]
+
+
+def autocast(device: torch.device, precision: Autocast) -> torch.autocast:
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
+
+
+def choose_device(name: str) -> torch.device:
+    """auto, cpu, cuda or cuda:N."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise SettingError(f"unknown device {name!r}: use auto, cpu or cuda:N") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise SettingError(f"device {name} asked for, but {torch.cuda.device_count()} CUDA devices are visible")
+    return device
+
+
+def one_thread_on(device: torch.device) -> None:
+    """On a CPU, several processes with one thread each beat one process with several threads, and a fixed
+    number of threads keeps results the same on every machine."""
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """For layers that draw from torch's global generator (dropout): seeded inside, restored outside."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield

@@ -1,0 +1,58 @@
+"""Training on labelled data: the server's step of every method here, and the server-only floor."""
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+from fedil_model.datasets.interface import Samples, Views
+from fedil_model.errors import NumericError
+from fedil_model.hyperparameters import ServerSettings
+from fedil_model.optimiser import FlatSGD
+from fedil_model.parameters import FlatModel
+from fedil_model.precision import Autocast, autocast
+
+
+@dataclass(frozen=True)
+class Supervised:
+    num_steps: int
+    loss: float
+    """Mean over the last epoch"""
+
+
+def train_supervised(
+    model: FlatModel,
+    samples: Samples,
+    views: Views,
+    settings: ServerSettings,
+    *,
+    epochs: int,
+    lr: float,
+    generator: torch.Generator,
+    precision: Autocast = "off",
+) -> Supervised:
+    """Eq. 22, with the loss that it means: cross-entropy of the weak view against the true label."""
+    optimiser = FlatSGD(model, settings, lr)
+    model.module.train()
+    epoch_loss = torch.zeros((), device=model.device)
+    for _ in range(epochs):
+        epoch_loss = torch.zeros((), device=model.device)
+        order = torch.randperm(len(samples.labels), generator=generator).to(model.device)
+        for batch in order.split(settings.batch_size):
+            raw, labels_B = samples.inputs[batch], samples.labels[batch]
+            inputs, weights = [views.weak(raw, generator)], [1.0]
+            if settings.strong_weight > 0.0:
+                inputs.append(views.strong(raw, generator))
+                weights.append(settings.strong_weight)
+            with autocast(model.device, precision):
+                parts = model.module(torch.cat(inputs)).float().split(len(batch))
+            losses = [w * F.cross_entropy(part, labels_B) for w, part in zip(weights, parts, strict=True)]
+            loss = torch.stack(losses).sum()
+            optimiser.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+            epoch_loss += loss.detach() * (len(batch) / len(samples.labels))
+    result = Supervised(optimiser.num_steps, float(epoch_loss))
+    if not torch.isfinite(model.params).all():
+        raise NumericError("training on the labelled data diverged: lower server.lr or server.clip_norm")
+    return result

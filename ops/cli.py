@@ -1,0 +1,102 @@
+"""The `fedil` command line: which command, and how its errors reach a person.
+
+Nothing heavy is imported here (torch alone costs two seconds): a command loads what it needs when it runs.
+"""
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from broker_config.errors import FedILError
+from fedil_model.errors import LearningError, SettingError
+from ops.commands import evaluate, export, predict, recipes, simulate
+
+COMMANDS = {
+    "simulate": simulate,
+    "evaluate": evaluate,
+    "predict": predict,
+    "export": export,
+    "recipes": recipes,
+}
+
+FAILED, MISUSED, INTERRUPTED = 1, 2, 128 + signal.SIGINT
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, answering a mistake with one line instead of the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(MISUSED, f"fedil: {message} (see: {self.prog} --help)\n")
+
+
+class Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        from importlib import metadata
+
+        try:
+            version = metadata.version("fedil")
+        except metadata.PackageNotFoundError:
+            version = "(source tree, not installed)"
+        print(f"fedil {version}")
+        parser.exit()
+
+
+def make_parser() -> Parser:
+    parser = Parser(
+        prog="fedil",
+        description="Federated semi-supervised learning: few labels in one place, unlabelled data in many.",
+        epilog="Start with: fedil simulate",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action=Version, nargs=0, help="print the version and exit")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, command in COMMANDS.items():
+        subparser = subparsers.add_parser(
+            name, help=command.HELP, description=command.__doc__, allow_abbrev=False
+        )
+        command.add_arguments(subparser)
+        subparser.set_defaults(run=command.run)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # θ′ must not end a run on a terminal without Unicode
+    sys.path.append(os.getcwd())  # where a person keeps the `module:callable` that a recipe names
+    words = list(sys.argv[1:] if argv is None else argv)
+    args = make_parser().parse_args(words, argparse.Namespace(words=words))
+    try:
+        code: int = args.run(args)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt as interrupt:
+        complain("interrupted", interrupt)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader (head, less) has left. Python would complain once more at exit if stdout stayed.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except (FedILError, LearningError, OSError) as error:
+        if os.environ.get("FEDIL_DEBUG"):
+            raise
+        complain(explain(error), error)
+        return MISUSED if isinstance(error, SettingError) else FAILED
+
+
+def explain(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error) or type(error).__name__
+
+
+def complain(text: str, error: BaseException) -> None:
+    for line in [*text.splitlines(), *getattr(error, "__notes__", ())]:
+        print(f"fedil: {line}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

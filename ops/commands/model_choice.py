@@ -1,0 +1,48 @@
+"""Arguments and loading that evaluate, predict and export share: which run, and which of its models."""
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedil_model.errors import SettingError
+from ops.recipe_files import with_data_root
+from ops.run_place import is_run
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from fedil_model.datasets.interface import Dataset
+    from server_worker.recipe import Recipe
+
+MODELS = ("global", "server", "ema")
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    recipe: "Recipe"
+    dataset: "Dataset"
+    network: "nn.Module"
+    """In eval mode."""
+    which: str
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="a folder that simulate has written")
+    parser.add_argument(
+        "--model",
+        choices=MODELS,
+        default="global",
+        help="global: θ′ (default); server: θ₀, fine-tuned on the labels; ema: the average of θ′",
+    )
+
+
+def load_trained(args: argparse.Namespace) -> TrainedModel:
+    if not is_run(args.run_dir):
+        raise SettingError(f"{args.run_dir} is not the folder of a run (it has no recipe.json)")
+    from fedil_model.datasets import open_dataset
+    from ops.run_dir import load_run, load_weights
+
+    recipe = load_run(args.run_dir)
+    dataset = open_dataset(with_data_root(recipe.data))
+    return TrainedModel(recipe, dataset, load_weights(args.run_dir, args.model), args.model)

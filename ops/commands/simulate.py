@@ -1,0 +1,137 @@
+"""Train on one machine: the real server and client loops on an embedded broker, on all cores."""
+
+import argparse
+import os
+import re
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from broker_config.errors import FedILError
+from fedil_model.errors import SettingError
+from ops.interruption import interruptible
+from ops.invocation import resume_words, shell_line
+from ops.recipe_files import differences, read_recipe
+from ops.run_place import has_checkpoint, is_run, refuse_if_taken, replacing
+
+if TYPE_CHECKING:
+    from server_worker.recipe import Recipe
+
+HELP = "train on this machine (default recipe: digits, which needs no download)"
+DEFAULT_RECIPE = "digits"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "recipe",
+        nargs="?",
+        metavar="RECIPE",
+        help=f"a built-in name (see: fedil recipes) or a .toml file; default: {DEFAULT_RECIPE}",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="overrides",
+        help="override one setting, such as client.lr=0.1; repeatable",
+    )
+    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="default: runs/<recipe name>")
+    again = parser.add_mutually_exclusive_group()
+    again.add_argument("--resume", action="store_true", help="go on where the run in DIR was stopped")
+    again.add_argument("--overwrite", action="store_true", help="replace the run in DIR by a new one")
+    parser.add_argument("--workers", type=at_least_one, metavar="N", help="processes; default: one per core")
+    parser.add_argument("--device", type=device, default="auto", metavar="auto|cpu|cuda:N")
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON line per round, and one for the summary"
+    )
+    parser.add_argument("--quiet", action="store_true", help="only the summary at the end")
+
+
+def at_least_one(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"wants a number from 1 up, got {text!r}")
+    return int(text)
+
+
+def device(text: str) -> str:
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", text):
+        raise argparse.ArgumentTypeError(f"wants auto, cpu or cuda:N, got {text!r}")
+    return text
+
+
+def run(args: argparse.Namespace) -> int:
+    recipe = chosen_recipe(args)
+    run_dir: Path = args.run_dir or Path("runs") / recipe.name
+    refuse_if_taken(run_dir, resume=args.resume, overwrite=args.overwrite)
+    resume = args.resume and is_run(run_dir)
+    if resume:
+        refuse_if_different(run_dir, recipe)
+    replacing_or_not = replacing(run_dir) if args.overwrite else nullcontext()
+    resume_line = shell_line(*resume_words(args.words))
+    try:
+        with replacing_or_not:
+            return train(args, recipe, run_dir, resume, resume_line)
+    except (KeyboardInterrupt, FedILError, OSError) as error:
+        if has_checkpoint(run_dir):
+            error.add_note(f"what was saved before is intact; go on with: {resume_line}")
+        raise
+
+
+def train(args: argparse.Namespace, recipe: "Recipe", run_dir: Path, resume: bool, resume_line: str) -> int:
+    from ops.view import make_view
+
+    workers = args.workers or default_workers(recipe)
+    view = make_view(recipe, run_dir, workers, as_json=args.json, quiet=args.quiet)
+    with view, interruptible(on_first=view.stopping) as interruption:
+        # Here, because it loads torch: the view already shows that something is happening.
+        from ops.simulate import simulate
+
+        summary = simulate(
+            recipe,
+            run_dir,
+            workers=workers,
+            device=args.device,
+            resume=resume,
+            watcher=view,
+            stop=interruption.stop,
+        )
+    view.finish(summary, resume_line)
+    return interruption.exit_code if summary.stopped else 0
+
+
+def chosen_recipe(args: argparse.Namespace) -> "Recipe":
+    """The one that was named; or with --resume --run-dir and no name, the run's own."""
+    if not (args.resume and args.recipe is None and args.run_dir is not None):
+        return read_recipe(args.recipe or DEFAULT_RECIPE, args.overrides)
+    if not is_run(args.run_dir):
+        raise SettingError(f"there is nothing to resume in {args.run_dir}")
+    from fedil_model.hyperparameters import merge
+    from ops.run_dir import load_run
+    from server_worker.recipe import make_recipe, parse_override
+
+    values = load_run(args.run_dir).model_dump()
+    for override in args.overrides:
+        values = merge(values, parse_override(override))
+    return make_recipe(values)
+
+
+def refuse_if_different(run_dir: Path, recipe: "Recipe") -> None:
+    from ops.run_dir import load_run
+
+    changes = differences(load_run(run_dir), recipe)
+    if changes:
+        raise SettingError(
+            f"{run_dir} was started with other settings: {'; '.join(changes)}. "
+            "Use those, or --overwrite, or another --run-dir"
+        )
+
+
+def default_workers(recipe: "Recipe") -> int:
+    return min(usable_cores(), recipe.federation.clients_per_round)
+
+
+def usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,56 @@
+"""A run's rounds, one JSON line each, in an append-only file that survives a crash."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from server_worker.events import ClientOutcome, RoundRecord, Watcher
+
+
+def read_history(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines; a half-written last one, left by a crash, is passed over."""
+    if not path.exists():
+        return
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            yield json.loads(line)
+        except ValueError:
+            return
+
+
+class HistoryWriter:
+    """Hands every event on to another watcher, and keeps each round once."""
+
+    def __init__(self, path: Path, watcher: Watcher) -> None:
+        self._path, self._watcher = path, watcher
+        self._written = 0
+
+    def run_started(self, first_round: int, rounds: int) -> None:
+        """Rounds after the checkpoint that the run resumes from will be played again."""
+        kept = [fields for fields in read_history(self._path) if fields["round"] < first_round]
+        self._written = kept[-1]["round"] if kept else 0
+        unfinished = self._path.with_suffix(".part")
+        unfinished.write_text("".join(json.dumps(fields) + "\n" for fields in kept), encoding="utf-8")
+        unfinished.replace(self._path)
+        self._watcher.run_started(first_round, rounds)
+
+    def phase(self, round_number: int, name: str) -> None:
+        self._watcher.phase(round_number, name)
+
+    def update_arrived(self, round_number: int, outcome: ClientOutcome, answered: int, selected: int) -> None:
+        self._watcher.update_arrived(round_number, outcome, answered, selected)
+
+    def round_closed(self, record: RoundRecord) -> None:
+        if record.round > self._written:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(dataclasses.asdict(record)) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            self._written = record.round
+            self._watcher.round_closed(record)
+
+    def note(self, text: str) -> None:
+        self._watcher.note(text)

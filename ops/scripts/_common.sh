@@ -1,0 +1,48 @@
+# Sourced by the scripts beside it. Works from any folder; everything it makes is inside the repository's .venv.
+# shellcheck shell=bash
+
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
+venv="$root/.venv"
+
+say() { printf '%s\n' "fedil: $*" >&2; }
+die() { say "$@"; exit 1; }
+
+find_python() {
+    local candidate
+    for candidate in "${PYTHON:-}" python3 python3.14 python3.13 python3.12 python3.11 python; do
+        if [[ -n "$candidate" ]] && command -v "$candidate" >/dev/null 2>&1 &&
+            "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    die "Python 3.11 or newer is needed and was not found. Install it (Debian: apt install python3 python3-venv)" \
+        "or name it: PYTHON=/path/to/python3.12 $0"
+}
+
+make_venv() {
+    [[ -x "$venv/bin/python" ]] && "$venv/bin/python" -c '' 2>/dev/null && return
+    local python
+    python="$(find_python)"
+    "$python" -c 'import ensurepip, venv' 2>/dev/null ||
+        die "$python cannot make virtual environments. Debian: apt install python3-venv; then run this again"
+    say "making $venv with $("$python" --version)"
+    "$python" -m venv --clear "$venv"
+}
+
+# install EXTRAS: only when pyproject.toml, the extras or the place of the repository have changed since the last
+# time. The stamp is written last, so an install that was interrupted is done again.
+install() {
+    local extras="$1" stamp="$venv/fedil-installed" wanted
+    make_venv
+    wanted="$root $(cksum <"$root/pyproject.toml")"
+    # What `test` installs holds all that running needs.
+    if grep -qxF -e "$wanted ${extras:-run}" -e "$wanted test" "$stamp" 2>/dev/null; then
+        return
+    fi
+    say "installing fedil${extras:+[$extras]} into .venv (the first time this fetches torch, which is large) ..."
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable "$root${extras:+[$extras]}" ||
+        die "the installation failed; the lines above say why. Is the package registry reachable?"
+    printf '%s\n' "$wanted ${extras:-run}" >"$stamp"
+    say "installed"
+}

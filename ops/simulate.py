@@ -1,0 +1,190 @@
+"""A whole federation on one machine: the real server loop here, real worker processes beside it, and the
+embedded broker between them."""
+
+import json
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from broker_config.durable import write_atomically
+from broker_config.embedded import serve
+from broker_config.stores.memory import MemoryStore
+from broker_config.transports.memory import EmbeddedBroker, MemoryTransport
+from broker_config.wire import digest
+from client_worker.shards import write_shards
+from fedil_model.datasets import open_dataset
+from fedil_model.datasets.interface import Dataset, Samples
+from fedil_model.errors import DataError
+from fedil_model.evaluate import accuracy
+from fedil_model.methods import make_method
+from fedil_model.networks import build_network
+from fedil_model.parameters import FlatModel
+from fedil_model.precision import choose_device, one_thread_on, seeded
+from fedil_model.seeding import derive_seed
+from fedil_model.split import Split, make_split
+from fedil_model.supervised import train_supervised
+from ops.diagnostics import LedgerDiagnostics
+from ops.history import HistoryWriter, read_history
+from ops.run_dir import RunDir
+from ops.summary import Summary
+from ops.workers import WorkerPool
+from server_worker.checkpoint import CheckpointFolder
+from server_worker.coordinator import Coordinator, Stopped, Surroundings
+from server_worker.evaluation import BackgroundEvaluator
+from server_worker.events import Watcher
+from server_worker.progress import Progress
+from server_worker.recipe import Recipe
+
+_SITE = "local"
+
+
+def simulate(
+    recipe: Recipe,
+    run_dir: Path,
+    *,
+    workers: int,
+    device: str,
+    resume: bool,
+    watcher: Watcher,
+    stop: threading.Event,
+) -> Summary:
+    """Blocks until the run is done or `stop` is set. With `resume`, goes on where a killed run was."""
+    began = time.monotonic()
+    where, chosen = RunDir(run_dir), choose_device(device)
+    one_thread_on(chosen)
+    dataset = open_dataset(recipe.data)
+    train = dataset.load_train()
+    split = _prepare(where, recipe, dataset, train, resume)
+    labelled = _on_device(train, split.labelled, chosen)
+    store = MemoryStore(where.ledgers)
+    truth = LedgerDiagnostics(store, recipe.name, train.labels.numpy(), split.clients)
+    broker = EmbeddedBroker()
+    evaluator = BackgroundEvaluator(_network(recipe, dataset, chosen), dataset.load_test, dataset.views)
+    # A socket's path may have about 100 characters; a run's folder may have more.
+    with tempfile.TemporaryDirectory(prefix="fedil-") as short:
+        with serve(broker, store, Path(short) / "broker") as server:
+            arguments = ["--broker", server.url, "--store", server.url, "--site", _SITE]
+            arguments += ["--shards", str(where.shards), "--device", str(chosen)]
+            with WorkerPool(arguments, workers, where.logs, watcher, stop) as pool:
+                baseline = _baseline(where, recipe, dataset, labelled, chosen)
+                around = Surroundings(
+                    transport=MemoryTransport(broker),
+                    store=store,
+                    checkpoints=CheckpointFolder(where.checkpoints),
+                    evaluator=evaluator,
+                    watcher=HistoryWriter(where.history, watcher),
+                    clock=time.monotonic,
+                    stop=stop,
+                    site_of=lambda _: _SITE,
+                    purity=truth.purity,
+                )
+                method = make_method(recipe.learning(), dataset, chosen)
+                progress = _run(Coordinator(recipe.name, recipe, method, labelled, around))
+                if pool.failure:
+                    raise pool.failure
+    evaluator.close()
+    return _summary(where, recipe, store, progress, split, baseline, time.monotonic() - began)
+
+
+def _run(coordinator: Coordinator) -> Progress | None:
+    try:
+        return coordinator.run()
+    except Stopped:
+        return None
+
+
+def _prepare(where: RunDir, recipe: Recipe, dataset: Dataset, train: Samples, resume: bool) -> Split:
+    """The folder as workers and later commands expect it. Repeating it changes nothing."""
+    where.root.mkdir(parents=True, exist_ok=True)
+    split = make_split(train.labels.numpy(), len(dataset.class_names), recipe.split, recipe.seed)
+    if resume and where.split.exists() and Split.load(where.split).digest != split.digest:
+        raise DataError(f"{where.split} is not the split of this recipe and this data: use another --run-dir")
+    write_atomically(where.recipe, [recipe.model_dump_json(indent=1).encode()])
+    split.save(where.split)
+    write_shards(where.shards, train.inputs, split.clients)
+    return split
+
+
+def _on_device(samples: Samples, positions: np.ndarray, device: torch.device) -> Samples:
+    chosen = torch.from_numpy(positions)
+    return Samples(samples.inputs[chosen].to(device), samples.labels[chosen].to(device))
+
+
+def _network(recipe: Recipe, dataset: Dataset, device: torch.device) -> FlatModel:
+    seed = derive_seed(recipe.seed, "network")
+    return FlatModel(build_network(recipe.network, dataset.input_shape, len(dataset.class_names), seed), device)
+
+
+def _baseline(
+    where: RunDir, recipe: Recipe, dataset: Dataset, labelled: Samples, device: torch.device
+) -> float | None:
+    """The floor: the same network trained on the same labels and nothing else."""
+    if recipe.baseline_epochs == 0:
+        return None
+    if where.baseline.exists():
+        return float(json.loads(where.baseline.read_text(encoding="utf-8"))["accuracy"])
+    model, seed = _network(recipe, dataset, device), derive_seed(recipe.seed, "baseline")
+    with seeded(seed, device):
+        train_supervised(
+            model,
+            labelled,
+            dataset.views,
+            recipe.server,
+            epochs=recipe.baseline_epochs,
+            lr=recipe.server.lr,
+            generator=torch.Generator().manual_seed(seed),
+            precision=recipe.autocast,
+        )
+    test = dataset.load_test()
+    found = accuracy(model.module, Samples(test.inputs.to(device), test.labels.to(device)), dataset.views)
+    fields = {"accuracy": found, "epochs": recipe.baseline_epochs, "labels": len(labelled.labels)}
+    write_atomically(where.baseline, [json.dumps(fields).encode()])
+    return found
+
+
+def _summary(
+    where: RunDir,
+    recipe: Recipe,
+    store: MemoryStore,
+    progress: Progress | None,
+    split: Split,
+    baseline: float | None,
+    seconds: float,
+) -> Summary:
+    rounds: list[Mapping[str, object]] = list(read_history(where.history))
+    accuracies = [r["accuracy"] for r in rounds if r["accuracy"]]
+    checkpoint = CheckpointFolder(where.checkpoints).latest()
+    return Summary(
+        run_dir=where.root,
+        rounds_done=checkpoint.round if checkpoint else 0,
+        rounds=recipe.rounds,
+        accuracy=dict(accuracies[-1]) if accuracies else {},
+        baseline_accuracy=baseline,
+        model_digest=_model_digest(where),
+        ledger_digest=_ledger_digest(store, recipe.name),
+        split_digest=split.digest,
+        verdict=str(rounds[-1]["verdict"]) if rounds else "too early to say",
+        seconds=seconds,
+        stopped=progress is None,
+    )
+
+
+def _model_digest(where: RunDir) -> str:
+    """Of θ′ in the last checkpoint."""
+    checkpoint = CheckpointFolder(where.checkpoints).latest()
+    if checkpoint is None:
+        return ""
+    parts = [checkpoint.arrays[f"state/global.{part}"] for part in ("params", "buffers")]
+    return digest([part.tobytes() for part in parts])
+
+
+def _ledger_digest(store: MemoryStore, run: str) -> str:
+    parts: list[bytes] = []
+    for client, (activation, ledger) in sorted(store.latest(run).items()):
+        parts += [f"{client}:{activation}:{len(ledger)}:".encode(), ledger]
+    return digest(parts)

@@ -1,0 +1,28 @@
+"""What a person or a machine sees of a run. All of them listen to the server as its Watcher."""
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ops.view.interface import View
+from ops.view.lines import JsonView, PlainView, QuietView
+
+if TYPE_CHECKING:
+    from server_worker.recipe import Recipe
+
+__all__ = ["JsonView", "PlainView", "QuietView", "View", "make_view"]
+
+
+def make_view(recipe: "Recipe", run_dir: Path, workers: int, *, as_json: bool, quiet: bool) -> View:
+    if as_json:
+        return JsonView(quiet=quiet)
+    if quiet:
+        return QuietView()
+    if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
+        return PlainView()
+    from ops.view.live import LiveView
+
+    asked = recipe.federation.clients_per_round + recipe.federation.over_select
+    title = f"{recipe.name} · {recipe.split.clients} clients, {asked} a round · {workers} workers · {run_dir}"
+    return LiveView(title, expected=asked)

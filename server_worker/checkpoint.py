@@ -1,0 +1,56 @@
+"""Where a run stands after a round, on disk: whole or absent, and proof against a flipped bit."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from broker_config.durable import make_directory, write_atomically
+from broker_config.errors import CheckpointDamaged, MessageRejected
+from broker_config.wire import decode_arrays, encode_arrays
+
+_KIND = "checkpoint"
+_KEEP = 2
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    round: int
+    """The last one that closed; 0 before the first."""
+    meta: Mapping[str, Any]
+    arrays: Mapping[str, np.ndarray]
+
+
+class CheckpointFolder:
+    """The last two checkpoints of one run."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        make_directory(self._directory)
+        meta = {**checkpoint.meta, "round": checkpoint.round}
+        write_atomically(self._path(checkpoint.round), encode_arrays(_KIND, meta, checkpoint.arrays))
+        for old in self._paths()[:-_KEEP]:
+            old.unlink(missing_ok=True)
+
+    def latest(self) -> Checkpoint | None:
+        paths = self._paths()
+        if not paths:
+            return None
+        try:
+            meta, arrays = decode_arrays(bytearray(paths[-1].read_bytes()), _KIND)
+            return Checkpoint(int(meta["round"]), meta, arrays)
+        except (MessageRejected, KeyError, TypeError, ValueError) as error:
+            before = f"continue from {paths[-2].name}" if len(paths) > 1 else "start the run again"
+            raise CheckpointDamaged(
+                f"checkpoint {paths[-1]} is damaged ({error}): delete it to {before}"
+            ) from error
+
+    def _path(self, round_number: int) -> Path:
+        return self._directory / f"round-{round_number:08d}.ckpt"
+
+    def _paths(self) -> list[Path]:
+        return sorted(self._directory.glob("round-*.ckpt"))

@@ -1,0 +1,76 @@
+"""What the server carries from round to round, and how it goes into a checkpoint and comes back."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from broker_config.errors import CheckpointDamaged
+from fedil_model.convergence import Increment
+from fedil_model.methods.interface import State
+from fedil_model.parameters import Weights, from_arrays, to_arrays
+from server_worker.checkpoint import Checkpoint
+from server_worker.events import ClientOutcome, RoundRecord
+
+
+@dataclass(frozen=True)
+class Progress:
+    round: int
+    state: State
+    activations: tuple[int, ...]
+    """How often each client has been asked so far"""
+    selection: tuple[int, ...]
+    """Who is asked in the next round; decided before, so that a restart asks the same"""
+    labelled: tuple[tuple[int, int], ...]
+    """Of each client: samples with a pseudo-label, samples in its credible set"""
+    increments: tuple[Increment, ...]
+    models: Mapping[str, Weights]
+    """What to evaluate and export; empty before the first round closes"""
+    record: RoundRecord | None
+    """The last closed round, not yet evaluated"""
+
+
+def to_checkpoint(progress: Progress, recipe_digest: str) -> Checkpoint:
+    tensors = {f"state/{name}": tensor for name, tensor in progress.state.items()}
+    keys_of = {id(tensor): key for key, tensor in tensors.items()}
+    models = {}
+    for name, weights in progress.models.items():
+        parts = {f"model/{name}.params": weights.params, f"model/{name}.buffers": weights.buffers}
+        # θ′ is part of the state already.
+        models[name] = [keys_of.setdefault(id(tensor), key) for key, tensor in parts.items()]
+        tensors.update({key: tensor for key, tensor in parts.items() if keys_of[id(tensor)] == key})
+    meta = {
+        "recipe_digest": recipe_digest,
+        "activations": list(progress.activations),
+        "selection": list(progress.selection),
+        "labelled": [list(pair) for pair in progress.labelled],
+        "increments": [asdict(increment) for increment in progress.increments],
+        "models": models,
+        "record": asdict(progress.record) if progress.record else None,
+    }
+    return Checkpoint(progress.round, meta, to_arrays(tensors))
+
+
+def from_checkpoint(checkpoint: Checkpoint, recipe_digest: str) -> Progress:
+    meta, tensors = checkpoint.meta, from_arrays(checkpoint.arrays)
+    try:
+        if meta["recipe_digest"] != recipe_digest:
+            raise CheckpointDamaged("the checkpoint belongs to another recipe: give the run a folder of its own")
+        return Progress(
+            round=checkpoint.round,
+            state={key[6:]: tensor for key, tensor in tensors.items() if key.startswith("state/")},
+            activations=tuple(meta["activations"]),
+            selection=tuple(meta["selection"]),
+            labelled=tuple((pair[0], pair[1]) for pair in meta["labelled"]),
+            increments=tuple(Increment(**fields) for fields in meta["increments"]),
+            models={n: Weights(tensors[keys[0]], tensors[keys[1]]) for n, keys in meta["models"].items()},
+            record=record_from_fields(meta["record"]) if meta["record"] else None,
+        )
+    except (KeyError, TypeError, IndexError) as error:
+        raise CheckpointDamaged(
+            f"the checkpoint of round {checkpoint.round} lacks {error}: it was written by another version"
+        ) from error
+
+
+def record_from_fields(fields: Mapping[str, Any]) -> RoundRecord:
+    outcomes = tuple(ClientOutcome(**outcome) for outcome in fields["outcomes"])
+    return RoundRecord(**{**fields, "outcomes": outcomes})

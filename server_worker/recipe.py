@@ -1,0 +1,104 @@
+"""A run as a small file: what to learn (fedil_model) and how to federate it."""
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+
+from fedil_model.errors import SettingError
+from fedil_model.hyperparameters import Learning, Settings, merge
+
+
+class FederationSettings(Settings):
+    clients_per_round: PositiveInt = 5
+    over_select: int = Field(default=0, ge=0)
+    """Ask so many clients more than needed; the round closes when `clients_per_round` have answered."""
+    quorum: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Share of `clients_per_round` that suffices once the deadline has passed."""
+    deadline_seconds: PositiveFloat = 3600.0
+
+
+class Recipe(Learning):
+    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$")
+    description: str = ""
+    evaluate_every: PositiveInt = 1
+    baseline_epochs: int = Field(default=100, ge=0)
+    """Server-only training on the same labels, for comparison; 0 leaves it out."""
+    federation: FederationSettings = FederationSettings()
+
+    @model_validator(mode="after")
+    def _no_more_selected_than_there_are(self) -> "Recipe":
+        asked = self.federation.clients_per_round + self.federation.over_select
+        if asked > self.split.clients:
+            raise ValueError(
+                f"federation.clients_per_round + over_select is {asked}, but split.clients is {self.split.clients}"
+            )
+        return self
+
+    def learning(self) -> Learning:
+        """The part that a task carries."""
+        return Learning.model_validate(self.model_dump(include=set(Learning.model_fields)))
+
+
+def load_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:
+    """Read a TOML file and apply `key=value` overrides. Raises SettingError naming what is wrong."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SettingError(f"cannot read recipe {path}: {error.strerror}") from error
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingError(f"recipe {path} is not valid TOML: {error}") from error
+    for override in overrides:
+        values = merge(values, parse_override(override))
+    return make_recipe(values, source=str(path))
+
+
+def make_recipe(values: Mapping[str, Any], source: str = "recipe") -> Recipe:
+    try:
+        return Recipe.model_validate(dict(values))
+    except ValidationError as error:
+        raise SettingError(explain(error, source)) from error
+
+
+def parse_override(text: str) -> dict[str, Any]:
+    """`client.lr=0.1` → {"client": {"lr": 0.1}}; a value that is not TOML is taken as a string."""
+    key, equals, value = text.partition("=")
+    if not equals or not all(part.isidentifier() for part in key.strip().split(".")):
+        raise SettingError(f"--set wants key=value, such as client.lr=0.1; got {text!r}")
+    try:
+        parsed: Any = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()
+    for part in reversed(key.strip().split(".")):
+        parsed = {part: parsed}
+    assert isinstance(parsed, dict)
+    return parsed
+
+
+def explain(error: ValidationError, source: str) -> str:
+    """One line per mistake, naming the key, and the nearest known key for one that does not exist."""
+    return "\n".join(f"{source}: {_explain_one(dict(detail))}" for detail in error.errors())
+
+
+def _explain_one(detail: dict[str, Any]) -> str:
+    path = [str(part) for part in detail["loc"]]
+    where = ".".join(path)
+    if detail["type"] != "extra_forbidden":
+        message = str(detail["msg"]).removeprefix("Value error, ")
+        return f"{where}: {message}" if where else message
+    known = _keys_at(path[:-1])
+    near = difflib.get_close_matches(path[-1], known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(sorted(known))}"
+    return f"unknown setting {where}; {hint}"
+
+
+def _keys_at(path: list[str]) -> list[str]:
+    model: Any = Recipe
+    for part in path:
+        model = model.model_fields[part].annotation
+    return list(model.model_fields)

@@ -1,0 +1,219 @@
+"""What every store promises. A new one is added to STORES and changes nothing else here."""
+
+import tempfile
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+
+from broker_config.embedded import serve
+from broker_config.errors import LedgerFenced, LedgerMissing, MessageRejected
+from broker_config.stores import connect_store
+from broker_config.stores.interface import Store
+from broker_config.stores.memory import MemoryStore
+from broker_config.transports.memory import EmbeddedBroker
+
+Connect = Callable[[], Store]
+
+
+@contextmanager
+def memory() -> Iterator[Connect]:
+    store = MemoryStore()
+    yield lambda: connect_store("memory://", store)
+
+
+@contextmanager
+def memory_directory() -> Iterator[Connect]:
+    with tempfile.TemporaryDirectory() as directory:
+        store = MemoryStore(Path(directory))
+        yield lambda: connect_store("memory://", store)
+
+
+@contextmanager
+def memory_socket() -> Iterator[Connect]:
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        serve(EmbeddedBroker(), MemoryStore(), Path(directory) / "broker.sock") as server,
+    ):
+        yield lambda: connect_store(server.url)
+
+
+STORES: dict[str, Callable[[], AbstractContextManager[Connect]]] = {
+    "memory": memory,
+    "memory-directory": memory_directory,
+    "memory-socket": memory_socket,
+}
+
+
+@pytest.fixture(params=STORES)
+def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
+    with STORES[request.param]() as make:
+        opened: list[Store] = []
+
+        def open_and_remember() -> Store:
+            opened.append(make())
+            return opened[-1]
+
+        yield open_and_remember
+        for store in opened:
+            store.close()
+
+
+@pytest.fixture
+def store(connect: Connect) -> Store:
+    return connect()
+
+
+@pytest.fixture
+def run() -> str:
+    return f"run-{uuid.uuid4().hex}"
+
+
+def test_a_client_that_never_committed_has_no_ledger(store: Store, run: str) -> None:
+    store.open_activation(run, 7, 1)
+    assert store.read(run, 7, 1) is None
+    assert store.read(run, 7, 5) is None
+
+
+def test_the_generation_before_an_activation_is_read_whoever_committed_it(
+    connect: Connect, store: Store, run: str
+) -> None:
+    assert connect().commit(run, 7, 1, b"first")
+    assert store.read(run, 7, 2) == b"first"
+
+
+def test_an_activation_does_not_see_its_own_generation(store: Store, run: str) -> None:
+    store.commit(run, 7, 1, b"first")
+    store.commit(run, 7, 2, b"second")
+    assert store.read(run, 7, 1) is None
+    assert store.read(run, 7, 2) == b"first"
+    assert store.read(run, 7, 3) == b"second"
+
+
+def test_an_activation_that_was_never_answered_leaves_a_gap_that_is_read_across(
+    store: Store, run: str
+) -> None:
+    store.commit(run, 7, 1, b"first")
+    store.open_activation(run, 7, 2)
+    store.open_activation(run, 7, 3)
+    assert store.read(run, 7, 3) == b"first"
+
+
+def test_a_generation_beyond_the_last_two_is_gone_and_said_to_be(store: Store, run: str) -> None:
+    for activation in (1, 2, 3):
+        store.commit(run, 7, activation, b"%d" % activation)
+    assert store.read(run, 7, 3) == b"2"
+    assert store.read(run, 7, 4) == b"3"
+    with pytest.raises(LedgerMissing):
+        store.read(run, 7, 2)
+    assert store.read(run, 7, 1) is None
+
+
+def test_an_empty_ledger_is_a_ledger(store: Store, run: str) -> None:
+    store.commit(run, 7, 1, b"")
+    assert store.read(run, 7, 2) == b""
+
+
+def test_a_large_ledger_is_kept_whole(store: Store, run: str) -> None:
+    ledger = bytes(range(256)) * 20_000
+    store.commit(run, 7, 1, ledger)
+    assert store.read(run, 7, 2) == ledger
+
+
+def test_committing_again_changes_nothing(store: Store, run: str) -> None:
+    assert store.commit(run, 7, 1, b"first")
+    assert not store.commit(run, 7, 1, b"another")
+    assert store.read(run, 7, 2) == b"first"
+
+
+def test_committing_again_changes_nothing_after_the_next_activation_was_opened(
+    store: Store, run: str
+) -> None:
+    store.commit(run, 7, 1, b"first")
+    store.open_activation(run, 7, 2)
+    assert not store.commit(run, 7, 1, b"another")
+    assert store.read(run, 7, 2) == b"first"
+
+
+def test_an_activation_that_a_later_one_fenced_off_cannot_commit(store: Store, run: str) -> None:
+    store.open_activation(run, 7, 1)
+    store.open_activation(run, 7, 2)
+    with pytest.raises(LedgerFenced):
+        store.commit(run, 7, 1, b"late")
+    assert store.read(run, 7, 2) is None
+    assert store.commit(run, 7, 2, b"in time")
+
+
+def test_an_activation_older_than_what_is_committed_cannot_commit(store: Store, run: str) -> None:
+    store.commit(run, 7, 2, b"second")
+    with pytest.raises(LedgerFenced):
+        store.commit(run, 7, 1, b"late")
+    assert store.read(run, 7, 3) == b"second"
+
+
+def test_opening_the_same_activation_again_is_harmless(store: Store, run: str) -> None:
+    for _ in range(2):
+        store.open_activation(run, 7, 3)
+    assert store.commit(run, 7, 3, b"third")
+    store.open_activation(run, 7, 3)
+
+
+def test_opening_an_earlier_activation_is_refused(store: Store, run: str) -> None:
+    store.open_activation(run, 7, 3)
+    with pytest.raises(LedgerFenced):
+        store.open_activation(run, 7, 2)
+
+
+def test_of_many_identical_commits_at_once_exactly_one_writes(connect: Connect, run: str) -> None:
+    stores = [connect() for _ in range(8)]
+    start = threading.Barrier(len(stores))
+    written: list[bool] = []
+
+    def commit(store: Store) -> None:
+        start.wait()
+        written.extend([store.commit(run, client, 1, b"same") for client in range(5)])
+
+    threads = [threading.Thread(target=commit, args=(store,)) for store in stores]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(written) == [False] * 35 + [True] * 5
+
+
+def test_runs_and_clients_do_not_touch_each_other(store: Store, run: str) -> None:
+    store.commit(run, 7, 1, b"ours")
+    store.open_activation(run, 7, 9)
+    assert store.commit(run, 70, 1, b"another client")
+    assert store.commit(f"{run}-other", 7, 1, b"another run")
+    assert store.read(run, 7, 9) == b"ours"
+    assert store.read(run, 70, 2) == b"another client"
+    assert store.read(f"{run}-other", 7, 2) == b"another run"
+
+
+def test_latest_gives_the_newest_generation_of_each_client_of_the_run(store: Store, run: str) -> None:
+    store.commit(run, 7, 1, b"old")
+    store.commit(run, 7, 4, b"new")
+    store.commit(run, 12, 2, b"")
+    store.open_activation(run, 7, 5)
+    store.open_activation(run, 99, 1)
+    store.commit(f"{run}-other", 8, 1, b"not ours")
+    assert store.latest(run) == {7: (4, b"new"), 12: (2, b"")}
+
+
+def test_latest_of_an_unknown_run_is_empty(store: Store, run: str) -> None:
+    assert store.latest(run) == {}
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "../../etc", "a b", "a\n", "ü", "x" * 81])
+def test_a_run_that_is_no_name_is_refused(store: Store, name: str) -> None:
+    with pytest.raises(MessageRejected, match="run"):
+        store.commit(name, 7, 1, b"ledger")
+
+
+def test_a_client_below_zero_is_refused(store: Store, run: str) -> None:
+    with pytest.raises(MessageRejected, match="client"):
+        store.commit(run, -1, 1, b"ledger")

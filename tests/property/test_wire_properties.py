@@ -1,0 +1,203 @@
+"""Whatever is encoded comes back; whatever else comes is refused, and in one way only."""
+
+import math
+import string
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from broker_config import wire
+from broker_config.errors import MessageRejected
+from broker_config.messages import Message, Refusal, TrainTask, Update
+from broker_config.transports.interface import ModelAddress
+
+QUICK = settings(max_examples=60, deadline=None)
+
+DTYPES = ["?", "<f2", "<f4", "<f8", "<i1", "<i2", "<i4", "<i8", "<u1", "<u2", "<u4", "<u8", ">f4", ">i8"]
+names = st.text(st.characters(codec="utf-8"), max_size=20)
+arrays = st.dictionaries(
+    names,
+    hnp.arrays(st.sampled_from(DTYPES), hnp.array_shapes(min_dims=0, min_side=0, max_side=5)),
+    max_size=8,
+)
+scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | names
+metas = st.dictionaries(
+    names, st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(names, inner))
+)
+
+counts = st.integers(0, 2**63 - 1)
+runs = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}", fullmatch=True)
+activations = {"run": runs, "round": counts, "client": counts, "activation": counts}
+tasks = st.builds(
+    TrainTask,
+    **activations,
+    model=st.builds(ModelAddress, run=runs, version=counts, offset=counts),
+    model_digest=st.text(string.digits + "abcdef", min_size=32, max_size=32),
+    learning=names,
+)
+updates = st.builds(
+    Update,
+    **activations,
+    base_version=counts,
+    num_samples=counts,
+    num_steps=counts,
+    tensors=arrays,
+    metrics=st.dictionaries(names, st.floats(allow_nan=False, allow_infinity=False), max_size=5),
+)
+refusals = st.builds(Refusal, **activations, reason=names, detail=names)
+
+
+def assert_same_arrays(found: Any, expected: Any) -> None:
+    assert list(found) == list(expected)
+    for name, array in expected.items():
+        assert found[name].dtype == array.dtype.newbyteorder("<")
+        assert found[name].shape == array.shape
+        assert found[name].tobytes() == array.astype(found[name].dtype).tobytes()
+
+
+def body_with_some_of_everything() -> bytes:
+    tensors = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "mask": np.array([True, False])}
+    return b"".join(wire.encode_message(Update("run", 1, 2, 3, 4, 5, 6, tensors, {"loss": 0.5})))
+
+
+@QUICK
+@given(names, metas, arrays)
+def test_arrays_come_back_as_they_were(kind: str, meta: dict[str, Any], given: dict[str, np.ndarray]) -> None:
+    found_meta, found = wire.decode_arrays(b"".join(wire.encode_arrays(kind, meta, given)), kind)
+    assert found_meta == meta
+    assert_same_arrays(found, given)
+    assert not any(array.flags.writeable for array in found.values())
+
+
+@QUICK
+@given(tasks | updates | refusals)
+def test_messages_come_back_as_they_were(message: Message) -> None:
+    found = wire.decode_message(b"".join(wire.encode_message(message)))
+    if isinstance(message, Update) and isinstance(found, Update):
+        assert_same_arrays(found.tensors, message.tensors)
+        found, message = (Update(**{**vars(each), "tensors": {}}) for each in (found, message))
+    assert found == message
+
+
+@QUICK
+@given(st.binary(max_size=300), st.lists(st.integers(0, 300)))
+def test_however_a_body_is_cut_its_digest_and_size_are_the_same(body: bytes, cuts: list[int]) -> None:
+    pieces = [memoryview(body)[start:stop] for start, stop in pairwise([0, *sorted(cuts), len(body)])]
+    assert wire.digest(pieces) == wire.digest([body])
+    assert wire.size(pieces) == len(body)
+
+
+@QUICK
+@given(st.lists(st.binary(max_size=200), min_size=1, max_size=4), st.integers(65, 150), st.data())
+def test_bodies_are_put_together_from_chunks_in_any_order_repeated_and_interleaved(
+    bodies: list[bytes], max_bytes: int, data: st.DataObject
+) -> None:
+    frames: list[bytes] = []
+    for number, body in enumerate(bodies):
+        frames += wire.split([body[:7], body[7:]], max_bytes, body_id=number.to_bytes(16, "big"))
+    assert all(len(frame) <= max_bytes for frame in frames)
+    assembler = wire.Assembler()
+    finished: list[bytes] = []
+    seen: set[bytes] = set()
+    for frame in data.draw(st.permutations(frames)):
+        seen.add(frame)
+        if (whole := assembler.add(frame)) is not None:
+            finished.append(bytes(whole))
+            continue
+        # A repeat of a chunk whose body is still incomplete changes nothing.
+        assert assembler.add(frame) is None
+    assert seen == set(frames)
+    assert sorted(finished) == sorted(bodies)
+
+
+@QUICK
+@given(st.binary(max_size=300))
+def test_garbage_is_rejected_and_nothing_else(garbage: bytes) -> None:
+    for prefix in (b"", b"FedIL\0", b"FedIL\0\1\0", b"FedILc", b"FedILc\1\0"):
+        with pytest.raises(MessageRejected):
+            wire.decode_message(prefix + garbage)
+        with pytest.raises(MessageRejected):
+            wire.Assembler().add(prefix + garbage)
+
+
+@QUICK
+@given(st.binary(max_size=200))
+def test_garbage_under_a_good_envelope_is_rejected_and_nothing_else(header: bytes) -> None:
+    """A sender who computes digests correctly can still lie about everything inside."""
+    with pytest.raises(MessageRejected):
+        wire.decode_message(sealed(header))
+
+
+header_values = st.recursive(
+    scalars | st.sampled_from(["kind", "meta", "arrays", "float32", "bool", 2**40, 2**62]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(names, inner, max_size=3),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.text(max_size=5),
+    header_values,
+    st.lists(st.tuples(names, st.sampled_from(["bool", "int8"]), header_values) | header_values),
+)
+def test_lies_in_a_well_formed_header_are_rejected_and_nothing_else(
+    kind: str, meta: object, specs: list[object]
+) -> None:
+    header = wire.pack_fields({"kind": kind, "meta": meta, "arrays": specs})
+    try:
+        wire.decode_arrays(sealed(header), kind)
+    except MessageRejected:
+        return
+    assert isinstance(meta, dict)
+
+
+def sealed(header: bytes) -> bytes:
+    prelude = (
+        b"FedIL\0\1\0" + (20 + len(header) + 16).to_bytes(8, "little") + len(header).to_bytes(4, "little")
+    )
+    return prelude + header + bytes.fromhex(wire.digest([prelude, header]))
+
+
+def test_every_damaged_byte_is_noticed() -> None:
+    body = body_with_some_of_everything()
+    for position in range(len(body)):
+        for flip in (0x01, 0x80, 0xFF):
+            damaged = bytearray(body)
+            damaged[position] ^= flip
+            with pytest.raises(MessageRejected):
+                wire.decode_message(damaged)
+
+
+def test_every_truncation_and_extension_is_noticed() -> None:
+    body = body_with_some_of_everything()
+    for length in range(len(body)):
+        with pytest.raises(MessageRejected) as rejection:
+            wire.decode_message(body[:length])
+        assert rejection.value.reason in ("truncated", "not_fedil")
+    with pytest.raises(MessageRejected, match="trailing_bytes"):
+        wire.decode_message(body + b"\0")
+
+
+def test_every_damaged_or_missing_byte_of_a_chunk_is_noticed() -> None:
+    frame = next(wire.split([b"weights" * 9], 100))
+    for position in range(len(frame)):
+        damaged = bytearray(frame)
+        damaged[position] ^= 0x10
+        for bad in (damaged, frame[:position]):
+            with pytest.raises(MessageRejected):
+                wire.Assembler().add(bad)
+
+
+@QUICK
+@given(st.sampled_from([math.nan, math.inf, -math.inf]))
+def test_weights_that_are_not_finite_travel_unchanged(value: float) -> None:
+    """Whether they may count is for the server to say, with its reason; the wire only carries."""
+    tensors = {"w": np.array([value], np.float32)}
+    found = wire.decode_message(b"".join(wire.encode_message(Update("r", 0, 0, 1, 0, 0, 0, tensors))))
+    assert isinstance(found, Update)
+    assert_same_arrays(found.tensors, tensors)

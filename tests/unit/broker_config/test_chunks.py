@@ -1,0 +1,81 @@
+import struct
+
+import pytest
+
+from broker_config.buffers import digest
+from broker_config.chunks import MAX_CHUNKS, OVERHEAD_BYTES, Assembler, split
+from broker_config.errors import MessageRejected
+
+ID = b"i" * 16
+
+
+def frame(index: int, count: int, stride: int, total: int, payload: bytes) -> bytes:
+    head = struct.pack("<6sH16sIIQQ", b"FedILc", 1, ID, index, count, stride, total)
+    return head + payload + bytes.fromhex(digest([head, payload]))
+
+
+def test_without_an_id_the_digest_of_the_body_serves() -> None:
+    assert list(split([b"body"], 100)) == list(split([b"bo", b"dy"], 100))
+
+
+def test_a_limit_that_leaves_no_room_is_an_error_of_the_caller() -> None:
+    with pytest.raises(ValueError, match="max_bytes"):
+        next(split([b"body"], OVERHEAD_BYTES))
+
+
+def test_a_body_that_needs_too_many_chunks_is_not_sent() -> None:
+    with pytest.raises(MessageRejected, match="too_large"):
+        next(split([bytes(MAX_CHUNKS + 1)], OVERHEAD_BYTES + 1))
+
+
+def test_a_finished_body_can_be_sent_again() -> None:
+    assembler = Assembler()
+    for _ in range(2):
+        *first, last = [assembler.add(each) for each in split([b"body" * 9], OVERHEAD_BYTES + 10, ID)]
+        assert first == [None] * 3
+        assert last is not None
+        assert bytes(last) == b"body" * 9
+
+
+def test_chunks_that_contradict_each_other_are_rejected() -> None:
+    assembler = Assembler()
+    assembler.add(frame(0, 2, 4, 8, b"abcd"))
+    for contradicting in (frame(0, 2, 4, 8, b"ABCD"), frame(1, 2, 4, 7, b"efg")):
+        with pytest.raises(MessageRejected, match="contradiction"):
+            assembler.add(contradicting)
+    whole = assembler.add(frame(1, 2, 4, 8, b"efgh"))
+    assert whole is not None
+    assert bytes(whole) == b"abcdefgh"
+
+
+@pytest.mark.parametrize(
+    "impossible",
+    [
+        frame(2, 2, 4, 8, b"abcd"),
+        frame(0, 3, 4, 8, b"abcd"),
+        frame(0, 0, 4, 0, b""),
+        frame(0, 1, 0, 0, b""),
+        frame(0, 2, 4, 8, b"abc"),
+        frame(1, 2, 4, 7, b"efgh"),
+        frame(0, MAX_CHUNKS + 1, 1, MAX_CHUNKS + 1, b"a"),
+    ],
+)
+def test_a_chunk_that_cannot_be_is_rejected(impossible: bytes) -> None:
+    with pytest.raises(MessageRejected, match="schema"):
+        Assembler().add(impossible)
+
+
+def test_a_body_beyond_the_bound_is_rejected_before_anything_is_reserved() -> None:
+    with pytest.raises(MessageRejected, match="too_large"):
+        Assembler(max_bytes=1000).add(frame(0, 1001, 1, 1001, b"a"))
+
+
+def test_bodies_that_never_finish_make_room_for_new_ones() -> None:
+    assembler = Assembler(max_bytes=100)
+    frames = [list(split([bytes([number]) * 40], OVERHEAD_BYTES + 20)) for number in range(5)]
+    for first, _ in frames:
+        assert assembler.add(first) is None
+    # 100 bytes have room for two bodies of 40: the newest.
+    assert assembler.add(frames[4][1]) is not None
+    assert assembler.add(frames[3][1]) is not None
+    assert assembler.add(frames[2][1]) is None

@@ -1,0 +1,59 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import broker_config
+from broker_config.errors import BrokerUnavailable, FedILError
+from broker_config.link import path_of, url_of
+from broker_config.stores import connect_store
+from broker_config.stores.memory import MemoryStore
+from broker_config.transports import connect_transport
+from broker_config.transports.memory import EmbeddedBroker, MemoryTransport
+
+
+def test_plain_memory_means_the_broker_and_the_store_handed_in() -> None:
+    store = MemoryStore()
+    assert isinstance(connect_transport("memory://", EmbeddedBroker()), MemoryTransport)
+    assert connect_store("memory://", store) is store
+
+
+@pytest.mark.parametrize("url", ["kafka://somewhere", "somewhere", "", "memroy:///run.sock"])
+def test_an_unknown_scheme_is_refused_with_those_that_are_known(url: str) -> None:
+    with pytest.raises(FedILError, match="one of memory"):
+        connect_transport(url)
+    with pytest.raises(FedILError, match="one of memory"):
+        connect_store(url)
+
+
+@pytest.mark.parametrize("url", ["memory://", "memory://host/run.sock"])
+def test_a_memory_url_without_a_socket_says_what_to_write(url: str) -> None:
+    with pytest.raises(FedILError, match=r"memory:///path/to\.sock"):
+        connect_transport(url)
+    with pytest.raises(FedILError, match=r"memory:///path/to\.sock"):
+        connect_store(url)
+
+
+def test_a_path_comes_back_from_its_url_whatever_its_characters(tmp_path: Path) -> None:
+    path = tmp_path / "a run # 1?%20.sock"
+    assert path_of(url_of(path)) == path
+
+
+def test_a_socket_where_nobody_listens_is_an_unavailable_broker(tmp_path: Path) -> None:
+    with pytest.raises(BrokerUnavailable, match=r"nobody\.sock"):
+        connect_transport(url_of(tmp_path / "nobody.sock"))
+
+
+def test_a_path_too_long_for_a_socket_is_an_unavailable_broker(tmp_path: Path) -> None:
+    with pytest.raises(BrokerUnavailable, match="too long"):
+        connect_transport(url_of(tmp_path / ("x" * 200)))
+
+
+def test_knowing_the_schemes_costs_no_heavy_import() -> None:
+    script = "import sys, broker_config.stores, broker_config.transports; print('numpy' in sys.modules)"
+    root = Path(broker_config.__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False\n"

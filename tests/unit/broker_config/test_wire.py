@@ -1,0 +1,158 @@
+from typing import Any
+
+import numpy as np
+import pytest
+
+from broker_config import wire
+from broker_config.errors import MessageRejected
+from broker_config.messages import Refusal, TrainTask, Update
+from broker_config.transports.interface import ModelAddress
+
+TASK = TrainTask("run-1", 3, 7, 2, ModelAddress("run-1", 3, 40), "0123456789abcdef" * 2, "{}")
+TASK_FIELDS = {**vars(TASK), "model": vars(TASK.model)}
+UPDATE = Update("run-1", 3, 7, 2, 3, 600, 12, {"w": np.ones(3, np.float32)}, {"loss": 0.5})
+
+
+def encoded(kind: str, fields: dict[str, Any], arrays: dict[str, np.ndarray] | None = None) -> bytes:
+    return b"".join(wire.encode_arrays(kind, fields, arrays or {}))
+
+
+def reason_of(body: bytes) -> str:
+    with pytest.raises(MessageRejected) as rejection:
+        wire.decode_message(body)
+    return rejection.value.reason
+
+
+def test_pieces_look_into_the_arrays_instead_of_copying_them() -> None:
+    weights = np.arange(100, dtype=np.float32)
+    pieces = wire.encode_arrays("model", {}, {"w": weights})
+    assert any(np.shares_memory(np.frombuffer(piece, np.uint8), weights) for piece in pieces)
+
+
+def test_decoded_arrays_look_into_the_body_at_multiples_of_64_bytes() -> None:
+    body = encoded("model", {}, {"a": np.ones(3, np.int8), "b": np.ones(5, np.float64)})
+    whole = np.frombuffer(body, np.uint8)
+    _, arrays = wire.decode_arrays(body, "model")
+    for array in arrays.values():
+        assert np.shares_memory(array, whole)
+        assert (array.ctypes.data - whole.ctypes.data) % 64 == 0
+
+
+def test_arrays_that_are_not_contiguous_travel_too() -> None:
+    transposed = np.arange(6, dtype=np.float32).reshape(2, 3).T[::-1]
+    _, arrays = wire.decode_arrays(encoded("model", {}, {"w": transposed}), "model")
+    np.testing.assert_array_equal(arrays["w"], transposed)
+
+
+@pytest.mark.parametrize("dtype", [np.complex64, object, "U3", "datetime64[s]", np.longdouble])
+def test_arrays_of_other_types_are_not_sent(dtype: Any) -> None:
+    with pytest.raises(MessageRejected, match="'strange'"):
+        wire.encode_arrays("model", {}, {"strange": np.zeros(2, dtype)})
+
+
+def test_meta_that_is_not_plain_is_not_sent() -> None:
+    with pytest.raises(MessageRejected, match="plain"):
+        wire.encode_arrays("model", {"when": object()}, {})
+
+
+def test_a_header_beyond_its_bound_is_not_sent() -> None:
+    with pytest.raises(MessageRejected, match="too_large"):
+        wire.encode_arrays("model", {"text": "x" * wire.MAX_HEADER_BYTES}, {})
+
+
+def test_more_arrays_than_the_bound_are_not_sent() -> None:
+    empty = np.zeros(0, np.int8)
+    with pytest.raises(MessageRejected, match=str(wire.MAX_ARRAYS)):
+        wire.encode_arrays("model", {}, {str(number): empty for number in range(wire.MAX_ARRAYS + 1)})
+
+
+def test_another_kind_than_expected_is_rejected() -> None:
+    with pytest.raises(MessageRejected, match="wrong_kind"):
+        wire.decode_arrays(encoded("ledger", {}), "model")
+    assert reason_of(encoded("ledger", {})) == "wrong_kind"
+
+
+def test_reasons_tell_what_is_wrong_with_the_bytes() -> None:
+    body = b"".join(wire.encode_message(TASK))
+    assert reason_of(b"") == "not_fedil"
+    assert reason_of(b"\x80\x04\x95pickled") == "not_fedil"
+    assert reason_of(body[:6] + b"\2" + body[7:]) == "unknown_version"
+    assert reason_of(body[:-1]) == "truncated"
+    assert reason_of(body + b"x") == "trailing_bytes"
+    assert reason_of(body.replace(b"run-1", b"run-2")) == "digest"
+
+
+def test_a_bool_that_is_neither_true_nor_false_is_rejected() -> None:
+    body = encoded("model", {}, {"mask": np.array([True, False])})
+    payload = body[:-18] + b"\2\0"
+    with pytest.raises(MessageRejected, match="bool"):
+        wire.decode_arrays(payload + bytes.fromhex(wire.digest([payload])), "model")
+
+
+@pytest.mark.parametrize("field", TASK_FIELDS)
+def test_a_missing_field_is_named(field: str) -> None:
+    fields = {name: value for name, value in TASK_FIELDS.items() if name != field}
+    with pytest.raises(MessageRejected, match=f"schema: field '{field}' is missing"):
+        wire.decode_message(encoded("TrainTask", fields))
+
+
+def test_an_unknown_field_is_named() -> None:
+    with pytest.raises(MessageRejected, match="schema: field 'colour' is unknown"):
+        wire.decode_message(encoded("TrainTask", {**TASK_FIELDS, "colour": "red"}))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("run", "../etc"),
+        ("run", "run-1\n"),
+        ("run", ""),
+        ("run", "x" * 81),
+        ("run", 7),
+        ("round", -1),
+        ("round", 2**63),
+        ("client", 1.0),
+        ("client", True),
+        ("activation", None),
+        ("model", []),
+        ("model_digest", "0" * 31),
+        ("model_digest", "G" * 32),
+        ("learning", b"{}"),
+        ("learning", "x" * 70_000),
+    ],
+)
+def test_a_field_out_of_bounds_is_named(field: str, value: object) -> None:
+    with pytest.raises(MessageRejected, match=f"schema: field '{field}' must be"):
+        wire.decode_message(encoded("TrainTask", {**TASK_FIELDS, field: value}))
+
+
+def test_a_field_inside_a_field_is_named() -> None:
+    fields = {**TASK_FIELDS, "model": {"run": "run-1", "version": -1, "offset": 0}}
+    with pytest.raises(MessageRejected, match=r"'model\.version'"):
+        wire.decode_message(encoded("TrainTask", fields))
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [{"loss": float("nan")}, {"loss": float("inf")}, {"loss": "0.5"}, {str(n): 0.0 for n in range(257)}, []],
+    ids=["nan", "inf", "text", "too many", "list"],
+)
+def test_metrics_out_of_bounds_are_named(metrics: object) -> None:
+    fields = {name: value for name, value in vars(UPDATE).items() if name != "tensors"}
+    with pytest.raises(MessageRejected, match="'metrics"):
+        wire.decode_message(encoded("Update", {**fields, "metrics": metrics}))
+
+
+def test_tensors_on_a_message_that_has_none_are_rejected() -> None:
+    assert reason_of(encoded("TrainTask", TASK_FIELDS, {"w": np.zeros(1)})) == "schema"
+
+
+def test_a_field_that_comes_twice_is_rejected() -> None:
+    twice = b"\x82\xa1a\x01\xa1a\x02"
+    with pytest.raises(MessageRejected, match="repeated"):
+        wire.unpack_fields(twice)
+
+
+def test_what_the_other_side_would_refuse_is_not_sent() -> None:
+    with pytest.raises(MessageRejected, match="'run'"):
+        wire.encode_message(Refusal("no such/run", 1, 2, 3, "no_data", "the shard is empty"))

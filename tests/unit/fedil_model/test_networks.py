@@ -1,0 +1,188 @@
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+from torch import nn
+
+from fedil_model.errors import DataError, NetworkError, SettingError
+from fedil_model.hyperparameters import NetworkSettings
+from fedil_model.networks import NETWORKS, build_network, refresh_statistics
+from fedil_model.networks.normalisation import StaticBatchNorm2d, make_norm, num_groups
+from fedil_model.networks.resnet9 import pad_to_full_side
+
+Norm = Literal["none", "bn", "sbn", "gn"]
+NORMS: list[Norm] = ["none", "bn", "sbn", "gn"]
+SHAPE_OF = {"resnet9": (1, 28, 28), "cnn": (1, 8, 8), "mlp": (12,)}
+
+
+def num_parameters(network: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+def same_state(left: nn.Module, right: nn.Module) -> bool:
+    pairs = zip(left.state_dict().values(), right.state_dict().values(), strict=True)
+    return all(torch.equal(ours, theirs) for ours, theirs in pairs)
+
+
+@pytest.mark.parametrize(("norm", "expected"), [("none", 6_568_640), ("bn", 6_573_130), ("gn", 6_573_130)])
+def test_resnet9_has_the_papers_number_of_parameters(norm: Norm, expected: int) -> None:
+    network = build_network(NetworkSettings(norm=norm), (3, 32, 32), 10, seed=0)
+    assert num_parameters(network) == expected
+    assert sum(p.numel() for p in network.parameters() if p.dim() == 4) == 6_563_520
+
+
+def test_resnet9_of_width_8_has_the_prototypes_size() -> None:
+    network = build_network(NetworkSettings(width=8, norm="gn"), (1, 28, 28), 10, seed=0)
+    assert 100_000 < num_parameters(network) < 108_000
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("name", sorted(NETWORKS))
+def test_every_network_turns_a_batch_into_logits_and_learns(name: str, norm: Norm) -> None:
+    network = build_network(NetworkSettings(name=name, norm=norm, width=8), SHAPE_OF[name], 5, seed=1)
+    logits_BC = network(torch.randn(3, *SHAPE_OF[name], generator=torch.Generator().manual_seed(0)))
+    assert logits_BC.shape == (3, 5)
+    logits_BC.square().sum().backward()
+    assert all(parameter.grad is not None for parameter in network.parameters())
+
+
+@pytest.mark.parametrize("name", sorted(NETWORKS))
+def test_the_same_seed_gives_the_same_bits_and_the_global_generator_is_not_touched(name: str) -> None:
+    settings = NetworkSettings(name=name, width=8)
+    before = torch.get_rng_state()
+    first = build_network(settings, SHAPE_OF[name], 4, seed=7)
+    torch.rand(3)
+    again = build_network(settings, SHAPE_OF[name], 4, seed=7)
+    other = build_network(settings, SHAPE_OF[name], 4, seed=8)
+    torch.set_rng_state(before)
+    build_network(settings, SHAPE_OF[name], 4, seed=9)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert same_state(first, again)
+    assert not same_state(first, other)
+
+
+def test_the_probe_of_a_new_network_leaves_mode_and_buffers_alone() -> None:
+    network = build_network(NetworkSettings(width=4, norm="bn"), (3, 32, 32), 10, seed=0)
+    assert network.training
+    tracked = {name: value for name, value in network.named_buffers() if "num_batches" in name}
+    assert len(tracked) == 8
+    assert all(value == 0 for value in tracked.values())
+
+
+def test_28_pixels_become_32_with_zeros_around() -> None:
+    padded = pad_to_full_side(torch.ones(1, 1, 28, 28))
+    assert padded.shape == (1, 1, 32, 32)
+    assert padded[:, :, 2:30, 2:30].min() == 1
+    assert padded.sum() == 28 * 28
+
+
+def test_resnet9_takes_larger_pictures_too() -> None:
+    network = build_network(NetworkSettings(width=2, norm="gn"), (3, 64, 48), 4, seed=0)
+    assert network(torch.zeros(1, 3, 64, 48)).shape == (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "advice"),
+    [("resnet9", (1, 8, 8), "cnn"), ("resnet9", (64,), "mlp"), ("cnn", (64,), "mlp")],
+)
+def test_a_network_that_cannot_take_the_data_names_one_that_can(
+    name: str, shape: tuple[int, ...], advice: str
+) -> None:
+    with pytest.raises(NetworkError, match=f'use network.name = "{advice}"'):
+        build_network(NetworkSettings(name=name), shape, 10, seed=0)
+
+
+def test_an_unknown_network_lists_the_known() -> None:
+    with pytest.raises(SettingError, match="cnn, mlp, resnet9"):
+        build_network(NetworkSettings(name="resnet99"), (1, 8, 8), 10, seed=0)
+
+
+def test_an_option_that_a_network_does_not_have_is_refused() -> None:
+    deep = build_network(NetworkSettings(name="mlp", options={"depth": 3}, width=8), (6,), 2, seed=0)
+    assert sum(isinstance(module, nn.Linear) for module in deep.modules()) == 4
+    with pytest.raises(SettingError, match=r"network\.options.*dept"):
+        build_network(NetworkSettings(name="mlp", options={"dept": 3}), (6,), 2, seed=0)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 6, 7, 8, 12, 24, 48, 64, 96, 128, 256, 512])
+def test_groups_divide_the_channels_and_hold_two_at_least(channels: int) -> None:
+    groups = num_groups(channels)
+    assert channels % groups == 0
+    assert groups <= 32
+    assert channels == groups == 1 or channels // groups >= 2
+    if channels >= 64 and channels % 64 == 0:
+        assert groups == 32
+    make_norm("gn", channels)(torch.randn(2, channels, 4, 4))
+
+
+def test_static_batch_norm_trains_on_the_batch_and_leaves_its_buffers() -> None:
+    layer, reference = StaticBatchNorm2d(3), nn.BatchNorm2d(3)
+    x_BCHW = torch.randn(8, 3, 4, 4, generator=torch.Generator().manual_seed(0)) * 3 + 1
+    buffers = {name: value.clone() for name, value in layer.named_buffers()}
+    assert torch.equal(layer(x_BCHW), reference(x_BCHW))
+    assert all(torch.equal(value, buffers[name]) for name, value in layer.named_buffers())
+    assert torch.allclose(layer.eval()(x_BCHW), x_BCHW, atol=1e-4)  # fresh buffers: mean 0, variance 1
+
+
+def test_refreshing_computes_the_cumulative_average_over_the_batches() -> None:
+    layer = StaticBatchNorm2d(2)
+    model = nn.Sequential(layer, nn.Dropout(0.5))
+    batches = list(torch.randn(3, 6, 2, 4, 4, generator=torch.Generator().manual_seed(0)) * 2 + 5)
+    refresh_statistics(model, [torch.full((4, 2, 4, 4), 100.0)])  # must be forgotten by the next
+    refresh_statistics(model, iter(batches))
+    assert layer.running_mean is not None
+    assert layer.running_var is not None
+    means = torch.stack([batch.mean(dim=(0, 2, 3)) for batch in batches])
+    variances = torch.stack([batch.var(dim=(0, 2, 3)) for batch in batches])
+    assert torch.allclose(layer.running_mean, means.mean(0), atol=1e-5)
+    assert torch.allclose(layer.running_var, variances.mean(0), atol=1e-4)
+    assert model.training
+    assert not layer.collecting
+
+
+def test_refreshing_with_nothing_is_an_error_and_without_static_layers_it_does_nothing() -> None:
+    with pytest.raises(DataError, match="at least one batch"):
+        refresh_statistics(nn.Sequential(StaticBatchNorm2d(2)), [])
+    plain = nn.BatchNorm2d(2)
+    refresh_statistics(nn.Sequential(plain), [torch.full((4, 2, 4, 4), 100.0)])
+    assert torch.equal(plain.running_mean, torch.zeros(2)) if plain.running_mean is not None else False
+
+
+USERS_NETWORK = """
+from torch import nn
+def linear(input_shape, num_classes, hidden=4):
+    size = 1
+    for side in input_shape:
+        size *= side
+    return nn.Sequential(nn.Flatten(), nn.Linear(size, hidden), nn.Linear(hidden, num_classes))
+def wrong(input_shape, num_classes):
+    return nn.Flatten()
+def failing(input_shape, num_classes):
+    return nn.Linear(99, num_classes)
+def not_a_network(input_shape, num_classes):
+    return "resnet"
+"""
+
+
+@pytest.fixture
+def users_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "users_own_network.py").write_text(USERS_NETWORK)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "users_own_network"
+
+
+def test_a_users_network_is_called_with_shapes_and_options(users_network: str) -> None:
+    settings = NetworkSettings(name=f"{users_network}:linear", options={"hidden": 6})
+    network = build_network(settings, (1, 3, 3), 4, seed=0)
+    assert num_parameters(network) == 9 * 6 + 6 + 6 * 4 + 4
+    assert same_state(network, build_network(settings, (1, 3, 3), 4, seed=0))
+
+
+def test_a_users_network_that_does_not_fit_is_refused_with_both_shapes(users_network: str) -> None:
+    with pytest.raises(NetworkError, match=r"\(2, 9\).*\(2, 4\)"):
+        build_network(NetworkSettings(name=f"{users_network}:wrong"), (1, 3, 3), 4, seed=0)
+    with pytest.raises(NetworkError, match=r"fails on an input of shape \(2, 1, 3, 3\)"):
+        build_network(NetworkSettings(name=f"{users_network}:failing"), (1, 3, 3), 4, seed=0)
+    with pytest.raises(SettingError, match="returned a str"):
+        build_network(NetworkSettings(name=f"{users_network}:not_a_network"), (1, 3, 3), 4, seed=0)

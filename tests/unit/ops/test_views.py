@@ -1,0 +1,175 @@
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from ops.view import JsonView, PlainView, QuietView
+from ops.view.live import LiveView
+from server_worker.events import ClientOutcome
+from tests.unit.ops.records import make_record, make_summary, write_history
+
+RESUME = "fedil simulate digits --resume"
+
+
+def terminal(width: int, height: int = 24) -> Console:
+    return Console(file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None)
+
+
+def drawn(view: LiveView, console: Console) -> list[str]:
+    with console.capture() as capture:
+        console.print(view.frame())
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def view_in_round(number: int, console: Console) -> LiveView:
+    view = LiveView("digits", expected=5, console=console)
+    view.run_started(1, 30)
+    for closed in range(1, number):
+        view.round_closed(make_record(closed))
+    view.phase(number, "wait")
+    return view
+
+
+@pytest.mark.parametrize("width", [24, 40, 60, 80, 120])
+def test_a_live_frame_stays_within_the_terminal(width: int) -> None:
+    console = terminal(width)
+    lines = drawn(view_in_round(25, console), console)
+    assert max(map(len, lines)) <= width
+    assert len(lines) <= 24
+
+
+def test_a_live_frame_shows_the_last_rounds_and_who_has_answered() -> None:
+    console = terminal(80)
+    view = view_in_round(6, console)
+    view.update_arrived(6, ClientOutcome(3, "accepted"), answered=3, selected=5)
+    lines = drawn(view, console)
+    assert any(line.split()[:5] == ["5", "75.44", "76.54", "0.340", "5/5"] for line in lines)
+    assert any("round 6: clients learn" in line and line.endswith("3/5 answered") for line in lines)
+    assert any(line.startswith("rounds") and "5/30" in line for line in lines)
+
+
+def test_a_phase_without_parts_shows_no_count() -> None:
+    console = terminal(80)
+    view = view_in_round(6, console)
+    view.phase(7, "server_step")
+    (line,) = [line for line in drawn(view, console) if line.startswith("round 7: server learns")]
+    assert "answered" not in line
+
+
+def test_a_live_frame_tells_exclusions_and_that_it_is_stopping() -> None:
+    console = terminal(80)
+    view = view_in_round(6, console)
+    view.stopping()
+    text = "\n".join(drawn(view, console))
+    assert "round 4: client 17: rejected cosine (-0.021)" in text
+    assert "Ctrl-C again" in text
+
+
+def test_a_live_frame_before_the_first_evaluation_does_not_fail() -> None:
+    console = terminal(80)
+    view = LiveView("digits", expected=5, console=console)
+    view.round_closed(make_record(1, accuracy={}))
+    assert any("–" in line for line in drawn(view, console))
+
+
+def test_the_plain_view_writes_one_line_per_round_with_elapsed_time_first(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    view = PlainView()
+    view.round_closed(make_record(1))
+    view.round_closed(make_record(2))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1:4] for line in lines] == [["s", "round", "1/30"], ["s", "round", "2/30"]]
+    assert all(float(line.split()[0]) >= 0 for line in lines)
+
+
+def test_the_json_view_writes_nothing_but_json_to_stdout(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    view = JsonView()
+    with view:
+        view.run_started(1, 30)
+        view.phase(1, "wait")
+        view.note("a message was refused")
+        view.round_closed(make_record(1, delta_norm=float("nan")))
+    view.finish(make_summary(tmp_path), RESUME)
+    captured = capsys.readouterr()
+    first, last = (json.loads(line) for line in captured.out.splitlines())
+    assert (first["event"], first["round"], first["delta_norm"]) == ("round", 1, None)
+    assert first["outcomes"][4] == {
+        "client": 17,
+        "outcome": "accepted",
+        "cosine": 0.2,
+        "detail": "",
+        "metrics": {},
+        "num_samples": 0,
+    }
+    assert (last["event"], last["run_dir"], last["stopped"]) == ("summary", str(tmp_path), False)
+    assert "a message was refused" in captured.err
+
+
+def test_the_json_summary_of_a_stopped_run_says_how_to_resume(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    JsonView().finish(make_summary(tmp_path, stopped=True), RESUME)
+    assert json.loads(capsys.readouterr().out)["resume"] == RESUME
+
+
+def test_the_summary_puts_the_baseline_beside_the_accuracy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = tmp_path / "digits"
+    write_history(run_dir, [make_record(number) for number in range(1, 31)])
+    summary = make_summary(run_dir)
+    QuietView().finish(summary, RESUME)
+    text = capsys.readouterr().out
+    assert "θ′ 94.70 %   θ₀ 95.81 %" in text
+    assert "server-only on the same labels: 86.11 %   θ′ +8.59 points" in text
+    assert "┄ server-only" in text
+    for digest in (summary.model_digest, summary.ledger_digest, summary.split_digest):
+        assert digest in text
+    assert f"evaluate {run_dir}" in text
+    assert RESUME not in text
+
+
+def test_paths_and_commands_are_never_cut_by_the_width_of_the_terminal(tmp_path: Path) -> None:
+    run_dir = tmp_path / ("long" * 30)
+    console = terminal(40)
+    LiveView("digits", expected=5, console=console).finish(make_summary(run_dir), RESUME)
+    assert isinstance(console.file, io.StringIO)
+    assert f"export {run_dir} --format onnx --output {run_dir}/model.onnx" in console.file.getvalue()
+
+
+def test_the_summary_of_a_stopped_run_gives_the_exact_command_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    QuietView().finish(make_summary(tmp_path, stopped=True, rounds_done=7, baseline_accuracy=None), RESUME)
+    text = capsys.readouterr().out
+    assert "stopped after 7 of 30 rounds" in text
+    assert f"  {RESUME}\n" in text
+    assert "server-only" not in text
+
+
+@pytest.mark.parametrize(
+    "verdict",
+    ["stalled", "diverging", "plateau", "decaying, not summable", "consistent with a summable series"],
+)
+def test_a_verdict_is_only_something_that_the_data_agree_with(
+    verdict: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    QuietView().finish(make_summary(tmp_path, verdict=verdict), RESUME)
+    text = capsys.readouterr().out
+    assert text.count("consistent with") == 1
+    assert "converged" not in text
+
+
+def test_the_curve_of_a_resumed_run_shows_each_round_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rounds = [1, 2, 3, 3, 4]  # killed between the history's line and the checkpoint of round 3
+    write_history(tmp_path, [make_record(number) for number in rounds])
+    QuietView().finish(make_summary(tmp_path), RESUME)
+    (foot,) = [line for line in capsys.readouterr().out.splitlines() if "round 1" in line]
+    assert foot.split()[-1] == "4"
