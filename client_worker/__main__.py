@@ -50,8 +50,8 @@ def _serve(broker: str, store: str, site: str, shards: Path, device_name: str) -
     one_thread_on(device)
     transport, ledgers = connect_transport(broker), connect_store(store)
     participant = Participant(transport, Trainer(transport, ledgers, ShardFolder(shards), device), site)
-    signal.signal(signal.SIGTERM, lambda *_: participant.ask_to_stop())
-    signal.signal(signal.SIGINT, lambda *_: participant.ask_to_stop())
+    signal.signal(signal.SIGTERM, lambda *_: participant.give_back())
+    signal.signal(signal.SIGINT, lambda *_: participant.give_back())
     try:
         participant.serve()
     finally:

@@ -21,7 +21,7 @@ from client_worker.training import Trainer
 from fedil_model.errors import LearningError
 
 _log = logging.getLogger(__name__)
-_POLL_SECONDS = 1.0
+_POLL_SECONDS = 0.2
 
 
 class Interrupted(BaseException):
@@ -35,8 +35,13 @@ class Participant:
         self._stop = threading.Event()
         self._training = False
 
-    def ask_to_stop(self) -> None:
-        """From a signal handler, in the thread that runs the loop."""
+    def finish(self) -> None:
+        """Stop after the task at hand."""
+        self._stop.set()
+
+    def give_back(self) -> None:
+        """Stop now; the task at hand returns to its queue. For signal handlers: it must be called in the thread
+        that runs the loop."""
         self._stop.set()
         if self._training:
             raise Interrupted

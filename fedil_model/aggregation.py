@@ -1,82 +1,29 @@
-"""Global incremental learning (eq. 24-26): fold updates one by one, in any order, with the same bits.
+"""Global incremental learning (eq. 24-26): judge and fold updates one by one; none of them is kept.
 
-Float addition is not associative, so each contribution is first rounded to a multiple of FINE and cut into a
-multiple of COARSE and a rest; sums of either, within bounds that are kept, are exact in float32. Memory does
-not grow with the updates. P parameters, of which the first D take weight decay.
+P parameters, of which the first D take weight decay; v_D and v_R are the first D entries of v and the rest.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedil_model.errors import NumericError
+from fedil_model.exact_sum import BLOCK, MAX_ENTRY, ExactSum, largest_entry
 from fedil_model.hyperparameters import FedILSettings
 from fedil_model.parameters import Weights
 
-FINE = 2.0**-32
-COARSE = 2.0**-12
-# Adding and then subtracting this rounds a float32 of moderate size to a multiple of the grid.
-_TO_FINE = 1.5 * 2**23 * FINE
-_TO_COARSE = 1.5 * 2**23 * COARSE
-MAX_ENTRY = 2**22 * COARSE
-"""Largest entry that _TO_COARSE rounds right."""
-_COARSE_ROOM = 2**24 * COARSE
-_FINE_ROOM = 2**24 * FINE
-# Small enough that a block's intermediates stay in the cache.
-_BLOCK = 1 << 16
 TINY_NORM = 1e-12
 FADED_REFERENCE = 1e-6
 """Below this share of ‖θ′‖ the server's step is noise, and no reason to turn anybody away."""
 MAX_NORM_RATIO = 10.0
 """An update that would move θ′ by more than this multiple of its own length is no update."""
-
-
-class ExactSum:
-    """A sum of float32 vectors that does not depend on their order."""
-
-    def __init__(self, size: int, device: torch.device) -> None:
-        self._coarse = torch.zeros(size, device=device)
-        self._rest = torch.zeros(size, device=device)
-        self._coarse_bound = self._rest_bound = 0.0
-        self._scratch = (_scratch(size, device), _scratch(size, device), _scratch(size, device))
-
-    def add(self, x: Tensor, norm: float, scale: float = 1.0, along: Tensor | None = None, by: float = 0.0) -> None:
-        """Adds scale·x + by·along, no entry of which may exceed `norm`."""
-        self._make_room(norm)
-        for block in _blocks(x.numel()):
-            coarse, rest, scaled = (s[: block.stop - block.start] for s in self._scratch)
-            part = x[block]
-            if scale != 1.0 or along is not None:
-                part = torch.mul(part, scale, out=scaled)
-            if along is not None:
-                part.add_(along[block], alpha=by)
-            torch.add(part, _TO_COARSE, out=coarse).sub_(_TO_COARSE)
-            torch.sub(part, coarse, out=rest).add_(_TO_FINE).sub_(_TO_FINE)
-            self._coarse[block].add_(coarse)
-            self._rest[block].add_(rest)
-
-    def _make_room(self, norm: float) -> None:
-        """Keeps both sums where float32 is exact; the bounds are cheap guesses, renewed when they run out."""
-        if norm > MAX_ENTRY:
-            raise NumericError(f"an update of norm {norm:.3g} cannot be summed exactly")
-        if self._rest_bound + COARSE > _FINE_ROOM:
-            carry = (self._rest + _TO_COARSE).sub_(_TO_COARSE)
-            self._coarse.add_(carry)
-            self._rest.sub_(carry)
-            self._coarse_bound += self._rest_bound + COARSE
-            self._rest_bound = COARSE
-        if self._coarse_bound + norm + COARSE > _COARSE_ROOM:
-            self._coarse_bound = float(self._coarse.abs().max())
-        if self._coarse_bound + norm + COARSE > _COARSE_ROOM:
-            raise NumericError("the sum of updates is too large to be exact: fewer clients a round, please")
-        self._coarse_bound += norm + COARSE
-        self._rest_bound += COARSE
-
-    def mean(self, weight: float) -> Tensor:
-        return ((self._coarse.double() + self._rest) / weight).float()
+RESOLUTION = 1e-3
+"""Movement below this share of the decay that was taken out of it is rounding."""
+MIN_WEIGHT = 1e-3
+"""Of a soft cosine: weights of 0 could make eq. 25 0/0."""
 
 
 @dataclass(frozen=True)
@@ -91,112 +38,170 @@ class Verdict:
         return self.outcome in ("accepted", "projected")
 
 
+@dataclass(frozen=True)
+class Measured:
+    """An update against g₀; d is the client's movement without weight decay, g₀ the server's."""
+
+    norm: float
+    """‖θ* − θ′‖"""
+    moved: float
+    """‖d‖; 0 where it cannot be told from rounding"""
+    dot: float
+    """⟨d, g₀⟩"""
+
+
+class Gauge:
+    """Measures updates without weight decay, which moves server and clients alike and must not pass for
+    agreement (algorithm §5.3).
+
+    With s and c what decay alone leaves of the weights that server and client start from, the server has
+    θ₀_D = s·θ′_D + g₀_D and θ₀_R = θ′_R + g₀_R. So d differs from θ* − θ′ by a combination of g₀_D, θ′_D and
+    g₀_R, whose products with the update are enough: no entry needs to be corrected.
+    """
+
+    def __init__(self, global_: Tensor, server: Tensor, num_decayed: int, server_decay: float) -> None:
+        self._server_decay = server_decay
+        self._rows = torch.stack([server, global_])
+        self.reference = self._rows[0].sub_(global_)
+        self.step_norm = _norm(self.reference)
+        self.reference[:num_decayed].add_(global_[:num_decayed], alpha=1.0 - server_decay)
+        cuts = [*range(0, num_decayed, BLOCK), *range(num_decayed, len(global_), BLOCK), len(global_)]
+        self._sizes = [end - start for start, end in pairwise(cuts)]
+        self._num_decayed_blocks = -(-num_decayed // BLOCK)
+        self._blocks = torch.split(self._rows, self._sizes, dim=1)
+        self._products = self._rows.new_empty(len(self._blocks), 3)
+        self._outs = [(out[:2], out[2]) for out in self._products]
+        self._aligned = self._rows.new_empty(min(len(global_), BLOCK))
+        (dd, dt, rr), _ = self._multiply(self.reference)
+        (_, tt, _), _ = self._multiply(self._rows[1])
+        self._gram = np.array([[dd, dt, 0.0], [dt, tt, 0.0], [0.0, 0.0, rr]])
+        self.reference_norm = math.sqrt(dd + rr)
+
+    def measure(self, delta: Tensor, client_decay: float, settings: FedILSettings) -> Measured | None:
+        """None if it holds NaN or infinity."""
+        products, square = self._multiply(delta)
+        if not np.isfinite([*products, square, client_decay]).all():
+            return None
+        decay = self._decay(client_decay, settings)
+        removed = float(decay @ self._gram @ decay)
+        moved = max(square + 2.0 * float(decay @ products) + removed, 0.0)
+        if moved <= RESOLUTION**2 * removed:
+            moved = 0.0
+        dot = float(_REFERENCE @ (products + self._gram @ decay))
+        return Measured(math.sqrt(square), math.sqrt(moved), dot)
+
+    def _decay(self, c: float, settings: FedILSettings) -> np.ndarray:
+        """d − (θ* − θ′), as factors of g₀_D, θ′_D and g₀_R."""
+        if settings.client_init == "global":
+            return np.array([0.0, 1.0 - c, 0.0])
+        from_global = np.array([1.0 - c, 1.0 - c * self._server_decay, 0.0])
+        return from_global - _REFERENCE if settings.cosine_reference == "start" else from_global
+
+    def _multiply(self, x: Tensor) -> tuple[np.ndarray, float]:
+        """⟨x, ·⟩ with g₀_D, θ′_D and g₀_R, and ⟨x, x⟩."""
+        for part, rows, (out, square) in zip(torch.split(x, self._sizes), self._blocks, self._outs, strict=True):
+            # The last bits that BLAS returns depend on the alignment of what it is given.
+            if part.data_ptr() % 64:
+                part = self._aligned[: len(part)].copy_(part)
+            torch.mv(rows, part, out=out)
+            torch.dot(part, part, out=square)
+        products = self._products.double().cpu().numpy()
+        decayed = products[: self._num_decayed_blocks].sum(0)
+        rest = products[self._num_decayed_blocks :].sum(0)
+        return np.array([decayed[0], decayed[1], rest[0]]), float(decayed[2] + rest[2])
+
+
+# g₀ in terms of g₀_D, θ′_D and g₀_R.
+_REFERENCE = np.array([1.0, 0.0, 1.0])
+
+
 class IncrementalFold:
-    """One round's Δθ. `started` is where clients started from: θ′ in the paper, θ₀ if they start there."""
+    """One round's Δθ."""
 
     def __init__(
-        self, global_: Weights, server: Weights, settings: FedILSettings, num_decayed: int, server_decay: float
+        self,
+        global_: Weights,
+        server: Weights,
+        settings: FedILSettings,
+        num_decayed: int,
+        server_decay: float,
     ) -> None:
         self._settings = settings
-        self._num_decayed = num_decayed
-        self._started = (server if settings.client_init == "server" else global_).params
-        step = server.params - global_.params
-        self.reference_norm = float(torch.linalg.vector_norm(step))
-        self._step = step
-        self._from_start = settings.cosine_reference == "start" and settings.client_init == "server"
-        self._start_norm = float(torch.linalg.vector_norm(self._started))
-        # Weight decay moves server and clients alike; taken out, so that it cannot pass for agreement.
-        self._reference = step.clone()
-        self._reference[:num_decayed].add_(global_.params[:num_decayed], alpha=1.0 - server_decay)
-        self._direction_norm = float(torch.linalg.vector_norm(self._reference))
-        model_norm = float(torch.linalg.vector_norm(global_.params))
-        self.faded = self._direction_norm <= max(TINY_NORM, FADED_REFERENCE * model_norm)
-        self._max_norm = min(MAX_NORM_RATIO * max(model_norm, self.reference_norm, 1.0), MAX_ENTRY / 4)
-        self._params = ExactSum(step.numel(), step.device)
-        self._buffers = ExactSum(global_.buffers.numel(), step.device)
-        self._scratch = (_scratch(step.numel(), step.device), _scratch(step.numel(), step.device))
+        self._gauge = Gauge(global_.params, server.params, num_decayed, server_decay)
+        self.reference_norm = self._gauge.step_norm
+        """‖θ₀ − θ′‖"""
+        model_norm = _norm(global_.params)
+        self.faded = self._gauge.reference_norm <= max(TINY_NORM, FADED_REFERENCE * model_norm)
+        """The server's step is no direction any more: everybody is accepted."""
+        self._max_norm = MAX_NORM_RATIO * max(model_norm, self.reference_norm, 1.0)
+        self._params = ExactSum(global_.params.numel(), global_.params.device)
+        # Running statistics come in any size: each is summed in units of the power of two above it.
+        magnitude = torch.maximum(global_.buffers.abs(), server.buffers.abs()).clamp(min=1.0)
+        self._buffer_units = magnitude.log2().ceil().exp2()
+        self._buffers = ExactSum(magnitude.numel(), magnitude.device)
         self._weight = 0.0
         self.num_accepted = 0
 
     def add(self, delta: Weights, client_decay: float) -> Verdict:
         """`delta` is θ* − θ′; `client_decay` what decay alone left of the client's starting weights."""
-        if delta.params.numel() != self._reference.numel():
-            return Verdict("invalid", detail=f"{delta.params.numel()} parameters, not {self._reference.numel()}")
-        dot, norm, moved = self._measure(delta.params, client_decay)
-        if not math.isfinite(norm) or not bool(torch.isfinite(delta.buffers).all()):
-            return Verdict("invalid", detail="not finite")
-        if norm > self._max_norm:
-            return Verdict("invalid", detail=f"norm {norm:.3g} exceeds {self._max_norm:.3g}")
-        if moved <= TINY_NORM:
+        misfit = _misfit("parameters", delta.params, self._gauge.reference)
+        misfit = misfit or _misfit("buffer values", delta.buffers, self._buffer_units)
+        if misfit:
+            return Verdict("invalid", detail=misfit)
+        measured = self._gauge.measure(delta.params, client_decay, self._settings)
+        buffers = delta.buffers / self._buffer_units
+        if measured is None or not math.isfinite(largest_entry(buffers)):
+            return Verdict("invalid", detail="its norm is not finite")
+        if measured.norm > self._max_norm:
+            return Verdict("invalid", detail=f"norm {measured.norm:.3g} exceeds {self._max_norm:.3g}")
+        if min(measured.norm, measured.moved) <= TINY_NORM:
             return Verdict("rejected_cosine", detail="the client did not move")
-        cosine = None if self.faded else dot / (moved * self._direction_norm)
-        verdict = self._judge(cosine)
-        if verdict.counts:
-            self._take(delta, verdict, dot, norm)
-        return verdict
+        verdict = self._judge(measured)
+        return self._take(delta.params, buffers, verdict, measured) if verdict.counts else verdict
 
-    def _measure(self, delta: Tensor, client_decay: float) -> tuple[float, float, float]:
-        """⟨d, g₀⟩, a bound of ‖delta‖, and ‖d‖, where d is the client's movement without weight decay.
-
-        Products and sums instead of torch.dot: its last bits depend on how the received buffer is aligned."""
-        dots, squares = [], []
-        for block in _blocks(delta.numel()):
-            moved, product = (s[: block.stop - block.start] for s in self._scratch)
-            d = self._without_decay(delta, block, client_decay, moved)
-            dots.append(torch.mul(d, self._reference[block], out=product).sum())
-            squares.append(torch.mul(d, d, out=product).sum())
-        dot, square = (float(torch.stack(parts).double().sum()) for parts in (dots, squares))
-        moved_norm = math.sqrt(square) if math.isfinite(square) else math.inf
-        removed = abs(1.0 - client_decay) * self._start_norm + (self.reference_norm if self._from_start else 0.0)
-        return dot, moved_norm + removed, moved_norm
-
-    def _without_decay(self, delta: Tensor, block: slice, client_decay: float, out: Tensor) -> Tensor:
-        d = delta[block]
-        if self._from_start:
-            d = torch.sub(d, self._step[block], out=out)
-        decayed = min(block.stop, self._num_decayed) - block.start
-        if decayed <= 0 or client_decay == 1.0:
-            return d
-        start = self._started[block.start : block.start + decayed]
-        if decayed < len(d):
-            out[decayed:].copy_(d[decayed:])
-        torch.add(d[:decayed], start, alpha=1.0 - client_decay, out=out[:decayed])
-        return out
-
-    def _judge(self, cosine: float | None) -> Verdict:
-        if cosine is None or not self._settings.cosine_filter or cosine >= 0.0:
+    def _judge(self, measured: Measured) -> Verdict:
+        if self.faded:
+            return Verdict("accepted", detail="the server's own step is too small to compare with")
+        cosine = max(-1.0, min(1.0, measured.dot / (measured.moved * self._gauge.reference_norm)))
+        if not self._settings.cosine_filter or cosine >= 0.0:
             return Verdict("accepted", cosine)
         if self._settings.on_reject == "project":
             return Verdict("projected", cosine)
         return Verdict("rejected_cosine", cosine, f"cosine {cosine:.4f} is negative")
 
-    def _take(self, delta: Weights, verdict: Verdict, dot: float, norm: float) -> None:
-        scale = weight = 1.0
+    def _take(self, params: Tensor, buffers: Tensor, verdict: Verdict, measured: Measured) -> Verdict:
+        weight, scale, by = 1.0, 1.0, 0.0
         if self._settings.soft_cosine and verdict.cosine is not None:
-            weight = max(abs(verdict.cosine), 1e-3)
-        if self._settings.normalise == "reference" and self.reference_norm > TINY_NORM:
-            scale = self.reference_norm / norm
-        # The weights are summed too, so they have to lie on the grid as well.
-        weight = round(weight * 2**20) / 2**20
-        along, by = None, 0.0
+            # The weights are summed as well, so they too lie on a grid.
+            weight = round(max(verdict.cosine, MIN_WEIGHT) * 2**20) / 2**20
+        if self._settings.normalise == "reference" and self.reference_norm > TINY_NORM and not self.faded:
+            scale = self.reference_norm / measured.norm
         if verdict.outcome == "projected":
-            along, by = self._reference, -weight * scale * dot / self._direction_norm**2
-        self._params.add(delta.params, 2.0 * weight * scale * norm, weight * scale, along, by)
-        if delta.buffers.numel():
-            self._buffers.add(delta.buffers, weight * float(delta.buffers.abs().max()), weight)
+            by = -weight * scale * measured.dot / self._gauge.reference_norm**2
+        # The norm is a bound that costs nothing; look closer only where it does not settle the matter.
+        largest = measured.norm if measured.norm <= MAX_ENTRY / 4 else largest_entry(params)
+        largest = weight * scale * largest + abs(by) * self._gauge.reference_norm
+        largest_buffer = largest_entry(buffers)
+        if max(largest, largest_buffer) > MAX_ENTRY:
+            return Verdict("invalid", verdict.cosine, f"a value moves by more than {MAX_ENTRY:.0f}")
+        self._params.add(params, largest, weight * scale, self._gauge.reference if by else None, by)
+        self._buffers.add(buffers, largest_buffer, weight)
         self._weight += weight
         self.num_accepted += 1
+        return verdict
 
     def mean(self) -> Weights | None:
         """Δθ; None if nobody was accepted (eq. 25 would be 0/0: θ′ stays as it is)."""
         if self.num_accepted == 0:
             return None
-        return Weights(self._params.mean(self._weight), self._buffers.mean(self._weight))
+        return Weights(self._params.mean(self._weight), self._buffers.mean(self._weight) * self._buffer_units)
 
 
-def _blocks(size: int) -> Iterator[slice]:
-    return (slice(start, min(start + _BLOCK, size)) for start in range(0, size, _BLOCK))
+def _norm(x: Tensor) -> float:
+    return float(torch.linalg.vector_norm(x))
 
 
-def _scratch(size: int, device: torch.device) -> Tensor:
-    return torch.empty(min(size, _BLOCK), device=device)
+def _misfit(name: str, got: Tensor, fits: Tensor) -> str:
+    if got.shape == fits.shape and got.dtype == fits.dtype:
+        return ""
+    return f"{tuple(got.shape)} {name} of {got.dtype}, not {tuple(fits.shape)} of {fits.dtype}"

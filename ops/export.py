@@ -96,8 +96,9 @@ def describe(views: Views, example: Tensor) -> dict[str, Any]:
     """Most plain views are x·scale + offset per channel; those numbers are found by asking, and checked."""
     channels = example.shape[1]
     flat = (1, channels, *[1] * (example.dim() - 2))
+    full = 255 if example.dtype == torch.uint8 else 1
     offset = views.plain(torch.zeros_like(example))
-    scale = views.plain(torch.ones_like(example)) - offset
+    scale = (views.plain(torch.full_like(example, full)) - offset) / full
     per_channel = [tensor[0].reshape(channels, -1)[:, 0] for tensor in (scale, offset)]
     probe = some_samples(example, 4)
     guess = probe.float() * per_channel[0].view(flat) + per_channel[1].view(flat)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from torch import nn
 
 from fedil_model.datasets.interface import Dataset
@@ -46,12 +47,13 @@ def measure(network: nn.Module, dataset: Dataset) -> Quality:
 
 
 def print_quality(quality: Quality, title: str) -> None:
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)  # a class may be called [bold]
     console.print(
         f"{title}: {100 * quality.accuracy:.2f} % of {quality.samples} test samples\n", style="bold"
     )
     if len(quality.class_names) <= MOST_CLASSES_IN_A_MATRIX and matrix_width(quality) <= console.width:
         console.print(matrix(quality))
+        console.print("rows: the true class; columns: what the model says", style="dim")
     else:
         console.print(per_class(quality))
         console.print(confusions(quality))
@@ -62,15 +64,14 @@ def percent(share: float | None) -> str:
 
 
 def matrix(quality: Quality) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, caption_justify="left")
-    table.caption = "rows: the true class; columns: what the model says"
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("", style="bold")
     table.add_column("right %", justify="right")
     for name in quality.class_names:
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(Text(name), justify="right", no_wrap=True)
     for index, row in enumerate(quality.confusion):
         cells = [mark(count, on_diagonal=column == index) for column, count in enumerate(row)]
-        table.add_row(quality.class_names[index], percent(quality.per_class[index]), *cells)
+        table.add_row(Text(quality.class_names[index]), percent(quality.per_class[index]), *cells)
     return table
 
 
@@ -80,10 +81,10 @@ def matrix_width(quality: Quality) -> int:
     return longest + 2 + 9 + sum(max(len(name), largest) + 2 for name in quality.class_names)
 
 
-def mark(count: int, on_diagonal: bool) -> str:
+def mark(count: int, on_diagonal: bool) -> Text:
     if on_diagonal:
-        return f"[green]{count}[/]"
-    return str(count) if count else "[dim]·[/]"
+        return Text(str(count), style="green")
+    return Text(str(count)) if count else Text("·", style="dim")
 
 
 def per_class(quality: Quality) -> Table:
@@ -92,7 +93,7 @@ def per_class(quality: Quality) -> Table:
     table.add_column("right %", justify="right")
     table.add_column("samples", justify="right")
     for name, share, row in zip(quality.class_names, quality.per_class, quality.confusion, strict=True):
-        table.add_row(name, percent(share), str(sum(row)))
+        table.add_row(Text(name), percent(share), str(sum(row)))
     return table
 
 
@@ -109,5 +110,5 @@ def confusions(quality: Quality) -> Table:
     for heading in ("count", "is", "taken for"):
         table.add_column(heading)
     for count, true, said in sorted(wrong, key=lambda item: -item[0])[:CONFUSIONS_LISTED]:
-        table.add_row(str(count), true, said)
+        table.add_row(str(count), Text(true), Text(said))
     return table

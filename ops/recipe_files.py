@@ -32,9 +32,10 @@ def find_recipe(name: str) -> Path:
 
 
 def read_recipe(name: str, overrides: Sequence[str]) -> "Recipe":
+    path = find_recipe(name)
     from server_worker.recipe import load_recipe
 
-    recipe = load_recipe(find_recipe(name), overrides)
+    recipe = load_recipe(path, overrides)
     return recipe.model_copy(update={"data": with_data_root(recipe.data)})
 
 

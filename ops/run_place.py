@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedil_model.errors import SettingError
 
-OURS = ("recipe.json", "split.json", "history.jsonl", "checkpoints", "ledgers")
+OURS = ("recipe", "split", "history", "baseline", "checkpoints", "ledgers", "shards", "logs")
 
 
 def is_run(run_dir: Path) -> bool:

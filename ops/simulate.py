@@ -117,7 +117,9 @@ def _on_device(samples: Samples, positions: np.ndarray, device: torch.device) ->
 
 def _network(recipe: Recipe, dataset: Dataset, device: torch.device) -> FlatModel:
     seed = derive_seed(recipe.seed, "network")
-    return FlatModel(build_network(recipe.network, dataset.input_shape, len(dataset.class_names), seed), device)
+    return FlatModel(
+        build_network(recipe.network, dataset.input_shape, len(dataset.class_names), seed), device
+    )
 
 
 def _baseline(

@@ -17,7 +17,9 @@ _MAX_DEATHS = 6
 class WorkerPool:
     """`failed` is set when workers die faster than they get anything done."""
 
-    def __init__(self, arguments: list[str], count: int, logs: Path, watcher: Watcher, stop: threading.Event) -> None:
+    def __init__(
+        self, arguments: list[str], count: int, logs: Path, watcher: Watcher, stop: threading.Event
+    ) -> None:
         self._arguments, self._logs, self._watcher = arguments, logs, watcher
         self._stop_run = stop
         self._closing = threading.Event()
@@ -54,7 +56,9 @@ class WorkerPool:
             self._closing.set()
             self._stop_run.set()
             return
-        self._watcher.note(f"worker {number} died (exit code {code}); its task goes to another, and it is replaced")
+        self._watcher.note(
+            f"worker {number} died (exit code {code}); its task goes to another, and it is replaced"
+        )
         self._processes[number] = self._start(number)
 
     def __enter__(self) -> "WorkerPool":

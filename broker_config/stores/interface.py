@@ -15,7 +15,7 @@ class Store(Protocol):
         harmless; going back is refused with LedgerFenced."""
 
     def read(self, run: str, client: int, before_activation: int) -> bytes | None:
-        """The latest generation earlier than `before_activation`; None if the client never committed one so early.
+        """The latest generation earlier than `before_activation`; None if none so early was ever committed.
         Raises LedgerMissing if there was one and it is gone."""
 
     def commit(self, run: str, client: int, activation: int, ledger: bytes) -> bool:

@@ -66,9 +66,6 @@ class AffineMap:
     def to(self, device: torch.device) -> "AffineMap":
         return AffineMap(self.linear.to(device), self.shift.to(device))
 
-    def __getitem__(self, chosen: Tensor) -> "AffineMap":
-        return AffineMap(self.linear[chosen], self.shift[chosen])
-
     def coordinates(self, height: int, width: int) -> tuple[Tensor, Tensor]:
         """x and y to read for every pixel's centre, each B×H×W."""
         device = self.shift.device

@@ -58,7 +58,7 @@ def image_folder(
 
 
 def _class_names(folder: Path) -> tuple[str, ...]:
-    names = tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir()))
+    names = tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != "."))
     if len(names) < 2:
         raise DataError(f"folder: {folder} must hold one folder for each class, at least two; found {names}")
     return names
@@ -79,7 +79,12 @@ def _files(folder: Path, class_names: tuple[str, ...]) -> Labelled:
 
 def _part_of(files: Labelled, part: str, test_share: float) -> Labelled:
     is_test = held_out(np.array([label for _, label in files]), test_share)
-    return [entry for entry, held_out in zip(files, is_test, strict=True) if held_out == (part == "test")]
+    chosen = [entry for entry, for_test in zip(files, is_test, strict=True) if for_test == (part == "test")]
+    if not chosen:
+        raise DataError(
+            f"folder: test_share={test_share} of {len(files)} pictures leaves none for the {part} set"
+        )
+    return chosen
 
 
 def _read(files: Labelled, size: int, gray: bool) -> Samples:

@@ -40,12 +40,13 @@ class FedIL:
         self._learning = learning
         self._settings: FedILSettings = learning.method
         self._views = views
-        self._student = FlatModel(self._build(input_shape, num_classes), device)
-        self._teacher = FlatModel(self._build(input_shape, num_classes), device)
+        self._input_shape, self._num_classes = input_shape, num_classes
+        self._student = FlatModel(self._build(), device)
+        self._teacher = FlatModel(self._build(), device)
 
-    def _build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-        seed = derive_seed(self._learning.seed, "network")
-        return build_network(self._learning.network, input_shape, num_classes, seed)
+    def _build(self) -> nn.Module:
+        seed = self._seed("network")
+        return build_network(self._learning.network, self._input_shape, self._num_classes, seed)
 
     def _seed(self, *names: int | str) -> int:
         return derive_seed(self._learning.seed, *names)
@@ -54,6 +55,7 @@ class FedIL:
 
     def initial_state(self, labelled: Samples) -> State:
         state: dict[str, Tensor] = {}
+        self._student.load(FlatModel(self._build(), self.device).weights())
         epochs = self._learning.server.pretrain_epochs
         if epochs:
             self._train_supervised(labelled, epochs, self._learning.server.lr, self._seed("pretrain"))

@@ -40,7 +40,8 @@ class StaticBatchNorm1d(_StaticStatistics, nn.BatchNorm1d):
 
 def make_norm(kind: NormKind, channels: int, *, spatial: bool = True) -> nn.Module:
     if kind == "gn":
-        return nn.GroupNorm(num_groups(channels), channels)
+        # Without positions a group of two units would be normalised to ±1 and pass no gradient.
+        return nn.GroupNorm(num_groups(channels) if spatial else 1, channels)
     if kind == "bn":
         return nn.BatchNorm2d(channels) if spatial else nn.BatchNorm1d(channels)
     if kind == "sbn":
@@ -49,10 +50,12 @@ def make_norm(kind: NormKind, channels: int, *, spatial: bool = True) -> nn.Modu
 
 
 def num_groups(channels: int) -> int:
-    """The largest divisor up to 32 (methods.md §1.2) that leaves two channels in a group: what the width-64
-    network has in its first layer. One channel a group would be instance norm, which forgets contrast."""
-    at_most = max(1, min(32, channels // 2))
-    return max(groups for groups in range(1, at_most + 1) if channels % groups == 0)
+    """The largest divisor up to min(32, channels) (methods.md §1.2).
+
+    Narrow layers so become instance norm, which starts faster: ResNet9 of width 8 on MNIST (600 labels, 12
+    epochs, two seeds) tests at 92 % with it, at 77 % with two channels a group at least, at 26 % with four;
+    after 36 epochs (one seed) it is 97.3 % against 96.8 % with two."""
+    return max(groups for groups in range(1, min(32, channels) + 1) if channels % groups == 0)
 
 
 def refresh_statistics(model: nn.Module, batches: Iterable[Tensor]) -> None:

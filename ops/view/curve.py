@@ -74,5 +74,5 @@ def squeeze(values: Sequence[float], width: int) -> list[float]:
 
 def stretch(points: Sequence[float], width: int) -> list[float]:
     """A short run is widened, but not so much that it becomes a staircase."""
-    times = max(1, min(4, width // len(points)))
+    times = max(1, min(8, width // len(points)))
     return [point for point in points for _ in range(times)]

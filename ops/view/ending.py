@@ -1,13 +1,14 @@
 """The last screen of a run: how good, against what, where it is, what to do next."""
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
+from ops.history import read_history
 from ops.invocation import brief_path, shell_line
+from ops.run_dir import RunDir
 from ops.summary import Summary
 from ops.view.curve import curve
 
@@ -52,7 +53,7 @@ def duration(seconds: float) -> str:
 
 
 def curve_lines(summary: Summary, width: int) -> list[str]:
-    by_round = accuracy_by_round(summary.run_dir / "history.jsonl")
+    by_round = accuracy_by_round(RunDir(summary.run_dir).history)
     if len(by_round) < 2:
         return []
     return curve(list(by_round.values()), list(by_round), summary.baseline_accuracy, width, CURVE_HEIGHT)
@@ -60,10 +61,7 @@ def curve_lines(summary: Summary, width: int) -> list[str]:
 
 def accuracy_by_round(history: Path) -> dict[int, float]:
     """θ′ by round, from the file, so that a resumed run shows the whole curve."""
-    if not history.exists():
-        return {}
-    records = [json.loads(line) for line in history.read_text(encoding="utf-8").splitlines() if line]
-    known = {record["round"]: record["accuracy"].get("global") for record in records}
+    known = {record["round"]: record["accuracy"].get("global") for record in read_history(history)}
     return {number: known[number] for number in sorted(known) if known[number] is not None}
 
 
@@ -72,9 +70,9 @@ def facts(summary: Summary) -> Iterator[tuple[str, str]]:
     if summary.baseline_accuracy is not None:
         yield "", comparison(summary.accuracy, summary.baseline_accuracy)
     yield "verdict", VERDICTS.get(summary.verdict, summary.verdict)
-    yield "digests", f"θ′      {summary.model_digest}"
-    yield "", f"ledgers {summary.ledger_digest}"
-    yield "", f"split   {summary.split_digest}"
+    yield "digest θ′", summary.model_digest
+    yield "ledgers", summary.ledger_digest
+    yield "split", summary.split_digest
     yield "saved in", brief_path(summary.run_dir)
 
 

@@ -5,6 +5,7 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console, Group, RenderableType
+from rich.constrain import Constrain
 from rich.live import Live
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.table import Table
@@ -25,6 +26,9 @@ PHASES = {
 }
 LINES_AROUND_THE_TABLE = 10
 MOST_ROWS = 15
+MARGIN = (
+    3  # a terminal echoes ^C where the cursor is; in the last column that would wrap, and shift the frame
+)
 
 
 class TailColumn(ProgressColumn):
@@ -114,13 +118,17 @@ class LiveView:
         parts += [Text(note, style="dim", overflow="ellipsis", no_wrap=True) for note in self._notes]
         if self._stopping and not self._ended:
             parts.append(Text(STOPPING, style="bold yellow"))
-        return Group(*parts)
+        return Constrain(Group(*parts), self._width)
+
+    @property
+    def _width(self) -> int:
+        return self._console.width - MARGIN
 
     def _heading(self) -> Text:
         return Text.assemble(("FedIL ", "bold"), (self._title, "dim"), overflow="ellipsis", no_wrap=True)
 
     def _table(self) -> Table:
-        columns = columns_that_fit(self._console.width, with_average="ema" in self._records[-1].accuracy)
+        columns = columns_that_fit(self._width, with_average="ema" in self._records[-1].accuracy)
         table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
         for column in columns:
             table.add_column(column.title, width=column.width, justify="right", no_wrap=True)
@@ -142,7 +150,7 @@ class LiveView:
         if not values:
             return Text()
         ends = f" {100 * values[0]:.1f} → {100 * values[-1]:.1f} %"
-        width = max(1, self._console.width - len(ends) - len("θ′ ") - 1)
+        width = max(1, self._width - len(ends) - len("θ′ ") - 1)
         return Text.assemble("θ′ ", (sparkline(values, width), "cyan"), ends, no_wrap=True)
 
     def _accuracies(self) -> list[float]:

@@ -65,7 +65,7 @@ def log_line(record: RoundRecord) -> str:
             f"round {record.round:{digits}}/{record.rounds}",
             f"θ′ {GLOBAL.cell(record):>5}",
             f"θ₀ {SERVER.cell(record):>5}",
-            f"‖Δθ‖ {STEP.cell(record):>6}",
+            f"‖Δθ‖ {STEP.cell(record):>7}",
             f"accepted {ACCEPTED.cell(record)}",
             f"pseudo {record.pseudo_labels:5}",
             f"pure {PURITY.cell(record):>5}",

@@ -264,11 +264,14 @@ def test_a_message_that_outlives_too_many_consumers_is_dead_lettered(
 
 
 def test_giving_back_politely_does_not_count_towards_the_delivery_limit(
-    transport: Transport, queue: str
+    connect: Connect, transport: Transport, queue: str
 ) -> None:
     transport.publish(queue, [b"task"])
     for _ in range(2 * DELIVERY_LIMIT):
         take(transport, queue).requeue()
+    lost = connect()
+    take(lost, queue)
+    lost.close()
     assert bytes(take(transport, queue).body) == b"task"
 
 
@@ -403,6 +406,14 @@ def test_writing_a_version_again_does_not_push_another_out(transport: Transport,
     for _ in range(3):
         transport.append_model(run, 2, [b"two"])
     assert bytes(transport.read_model(first)) == b"one"
+
+
+def test_a_version_written_again_is_as_young_as_its_last_writing(transport: Transport, run: str) -> None:
+    for version in (1, 2):
+        transport.append_model(run, version, [b"before the crash"])
+    restored = transport.append_model(run, 1, [b"restored"])
+    transport.append_model(run, 3, [b"later"])
+    assert bytes(transport.read_model(restored)) == b"restored"
 
 
 def test_an_old_version_leaves_the_log(transport: Transport, run: str) -> None:

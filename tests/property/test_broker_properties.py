@@ -63,6 +63,18 @@ class BrokerMachine(RuleBasedStateMachine):
         assert message not in [held.message for held in self.held]
         self.held.append(Held(message, consumer, delivery))
 
+    @rule(dies=st.booleans(), times=st.integers(1, DELIVERY_LIMIT))
+    def receive_and_return(self, dies: bool, times: int) -> None:
+        """What chance alone would rarely do often enough to reach the delivery limit."""
+        for _ in range(times):
+            consumer = self.connect()
+            num_held = len(self.held)
+            self.receive(consumer)
+            if dies:
+                self.lose(consumer)
+            elif len(self.held) > num_held:
+                self._give_back(self.held.pop())
+
     @rule(data=st.data())
     def acknowledge(self, data: st.DataObject) -> None:
         if held := self._any_held(data):
@@ -72,8 +84,7 @@ class BrokerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def give_back(self, data: st.DataObject) -> None:
         if held := self._any_held(data):
-            held.delivery.requeue()
-            self._return(held.message)
+            self._give_back(held)
 
     @rule(data=st.data())
     def reject(self, data: st.DataObject) -> None:
@@ -119,6 +130,10 @@ class BrokerMachine(RuleBasedStateMachine):
         if not self.held:
             return None
         return self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
+
+    def _give_back(self, held: Held) -> None:
+        held.delivery.requeue()
+        self._return(held.message)
 
     def _return(self, message: int) -> None:
         self.waiting.insert(0, message)

@@ -156,6 +156,26 @@ def test_lies_in_a_well_formed_header_are_rejected_and_nothing_else(
     assert isinstance(meta, dict)
 
 
+@pytest.mark.parametrize(
+    "spec",
+    [
+        ["w", "float64", [0, 2**61, 2**61]],
+        ["w", "float64", [2**61]],
+        ["w", "float64", [-1]],
+        ["w", "float64", [True]],
+        ["w", "float64", [0] * 17],
+        ["w", "object", [0]],
+        ["w" * 300, "int8", [0]],
+        ["w", "int8", [1]],
+        ["w", "int8"],
+    ],
+)
+def test_an_array_that_cannot_be_is_rejected(spec: list[object]) -> None:
+    header = wire.pack_fields({"kind": "model", "meta": {}, "arrays": [spec]})
+    with pytest.raises(MessageRejected, match="schema"):
+        wire.decode_arrays(sealed(header), "model")
+
+
 def sealed(header: bytes) -> bytes:
     prelude = (
         b"FedIL\0\1\0" + (20 + len(header) + 16).to_bytes(8, "little") + len(header).to_bytes(4, "little")

@@ -9,7 +9,6 @@ from fedil_model.errors import DataError, NetworkError, SettingError
 from fedil_model.hyperparameters import NetworkSettings
 from fedil_model.networks import NETWORKS, build_network, refresh_statistics
 from fedil_model.networks.normalisation import StaticBatchNorm2d, make_norm, num_groups
-from fedil_model.networks.resnet9 import pad_to_full_side
 
 Norm = Literal["none", "bn", "sbn", "gn"]
 NORMS: list[Norm] = ["none", "bn", "sbn", "gn"]
@@ -70,13 +69,6 @@ def test_the_probe_of_a_new_network_leaves_mode_and_buffers_alone() -> None:
     assert all(value == 0 for value in tracked.values())
 
 
-def test_28_pixels_become_32_with_zeros_around() -> None:
-    padded = pad_to_full_side(torch.ones(1, 1, 28, 28))
-    assert padded.shape == (1, 1, 32, 32)
-    assert padded[:, :, 2:30, 2:30].min() == 1
-    assert padded.sum() == 28 * 28
-
-
 def test_resnet9_takes_larger_pictures_too() -> None:
     network = build_network(NetworkSettings(width=2, norm="gn"), (3, 64, 48), 4, seed=0)
     assert network(torch.zeros(1, 3, 64, 48)).shape == (1, 4)
@@ -106,14 +98,17 @@ def test_an_option_that_a_network_does_not_have_is_refused() -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 6, 7, 8, 12, 24, 48, 64, 96, 128, 256, 512])
-def test_groups_divide_the_channels_and_hold_two_at_least(channels: int) -> None:
+def test_groups_divide_the_channels_and_are_32_at_full_width(channels: int) -> None:
     groups = num_groups(channels)
     assert channels % groups == 0
-    assert groups <= 32
-    assert channels == groups == 1 or channels // groups >= 2
-    if channels >= 64 and channels % 64 == 0:
-        assert groups == 32
+    assert groups == min(32, channels) or channels % 32
     make_norm("gn", channels)(torch.randn(2, channels, 4, 4))
+
+
+def test_group_norm_of_flat_features_keeps_more_than_their_signs() -> None:
+    features_BC = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+    normalised_BC = make_norm("gn", 8, spatial=False)(features_BC)
+    assert torch.allclose(normalised_BC, torch.nn.functional.layer_norm(features_BC, (8,)), atol=1e-5)
 
 
 def test_static_batch_norm_trains_on_the_batch_and_leaves_its_buffers() -> None:

@@ -28,8 +28,8 @@ def test_a_long_run_is_squeezed_into_the_width_and_keeps_its_last_value() -> Non
 def test_a_rising_curve_starts_at_the_bottom_left_and_ends_at_the_top_right() -> None:
     lines = curve(RISING, [1, 2, 3, 4, 5], None, width=40, height=5)
     assert lines[0].startswith(" 90.0 % ┤")
-    assert lines[0].endswith("╭───")
-    assert lines[4].startswith(" 50.0 % ┤────")
+    assert lines[0].endswith(" ╭─────")
+    assert lines[4].startswith(" 50.0 % ┤──────")
     assert lines[-1].split() == ["round", "1", "5"]
 
 

@@ -1,0 +1,137 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from fedil_model.augment import ImageViews
+from fedil_model.datasets.interface import Dataset, Samples
+from fedil_model.errors import DataError, SettingError
+from ops.commands.predict import files_in, text_line
+from ops.predict import BATCH, Prediction, Unreadable, predict_files, read_picture, write_csv
+
+GRAY = (1, 8, 8)
+
+
+def nothing() -> Samples:
+    raise AssertionError("predict must not read the dataset")
+
+
+def bright_or_dark(shape: tuple[int, ...] = GRAY) -> Dataset:
+    channels = shape[0]
+    return Dataset(
+        ("dark", "bright"), shape, ImageViews((0.5,) * channels, (0.5,) * channels), nothing, nothing
+    )
+
+
+class Brightness(nn.Module):
+    """A network whose answer can be worked out by looking: logits −8·mean and 8·mean of what it is shown."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = x.flatten(1).mean(dim=1)
+        return torch.stack([-8 * mean, 8 * mean], dim=1)
+
+
+def labels_of(files: list[Path], dataset: Dataset) -> dict[str, str]:
+    answers = predict_files(Brightness(), dataset, files)
+    return {answer.file.name: answer.label for answer in answers if isinstance(answer, Prediction)}
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 16, 12)])
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16", "I", "F"])
+def test_pictures_of_every_mode_and_size_are_read(
+    mode: str, shape: tuple[int, int, int], tmp_path: Path
+) -> None:
+    files = []
+    for name, size, level in [("dark", (31, 50), 20), ("bright", (4, 3), 235)]:
+        gray = np.full(size, level, dtype=np.uint8)
+        if mode == "I;16":
+            picture = Image.fromarray(gray.astype(np.uint16) * 257)
+        else:
+            picture = Image.fromarray(gray).convert(mode)
+        file = tmp_path / f"{name}.tif"
+        picture.save(file)
+        files.append(file)
+    assert labels_of(files, bright_or_dark(shape)) == {"dark.tif": "dark", "bright.tif": "bright"}
+
+
+def test_a_picture_of_the_right_size_reaches_the_network_unchanged(tmp_path: Path) -> None:
+    pixels = np.arange(64, dtype=np.uint8).reshape(8, 8)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    picture = read_picture(tmp_path / "a.png", GRAY)
+    assert isinstance(picture, Tensor)
+    assert torch.equal(picture, torch.from_numpy(pixels)[None])
+
+
+def test_colours_reach_their_own_channels(tmp_path: Path) -> None:
+    Image.new("RGB", (5, 5), (255, 100, 7)).save(tmp_path / "a.png")
+    picture = read_picture(tmp_path / "a.png", (3, 2, 4))
+    assert isinstance(picture, Tensor)
+    assert picture.shape == (3, 2, 4)
+    assert picture[:, 0, 0].tolist() == [255, 100, 7]
+
+
+def test_a_photograph_is_turned_upright(tmp_path: Path) -> None:
+    pixels = np.zeros((8, 8), dtype=np.uint8)
+    pixels[:4] = 255
+    upside_down = Image.Exif()
+    upside_down[0x0112] = 3
+    Image.fromarray(pixels).save(tmp_path / "a.png", exif=upside_down)
+    picture = read_picture(tmp_path / "a.png", GRAY)
+    assert isinstance(picture, Tensor)
+    assert picture[0, :4].max() == 0
+    assert picture[0, 4:].min() == 255
+
+
+def test_what_cannot_be_read_is_named_with_its_reason_and_the_rest_is_labelled(tmp_path: Path) -> None:
+    Image.effect_noise((64, 64), 90).save(tmp_path / "good.png")
+    (tmp_path / "half.png").write_bytes((tmp_path / "good.png").read_bytes()[:500])
+    (tmp_path / "notes.txt").write_text("not a picture")
+    (tmp_path / "empty.jpg").write_bytes(b"")
+    answers = list(predict_files(Brightness(), bright_or_dark(), files_in(tmp_path)))
+    unreadable = {answer.file.name: answer.reason for answer in answers if isinstance(answer, Unreadable)}
+    assert sorted(unreadable) == ["empty.jpg", "half.png", "notes.txt"]
+    assert unreadable["notes.txt"] == "not an image"
+    assert "truncated" in unreadable["half.png"]
+    assert [answer.file.name for answer in answers if isinstance(answer, Prediction)] == ["good.png"]
+
+
+def test_more_pictures_than_a_batch_are_all_labelled_in_order(tmp_path: Path) -> None:
+    files = [tmp_path / f"{index:04}.png" for index in range(BATCH + 3)]
+    for file in files:
+        Image.new("L", (2, 2), 255).save(file)
+    assert list(labels_of(files, bright_or_dark())) == [file.name for file in files]
+
+
+def test_confidence_is_the_probability_of_the_label(tmp_path: Path) -> None:
+    Image.new("L", (8, 8), 255).save(tmp_path / "white.png")
+    (answer,) = predict_files(Brightness(), bright_or_dark(), [tmp_path / "white.png"])
+    assert isinstance(answer, Prediction)
+    assert answer.confidence == pytest.approx(1 / (1 + np.exp(-16)))
+    assert text_line(answer, 6) == f"bright  100.0 %  {tmp_path / 'white.png'}"
+
+
+def test_a_model_of_something_else_than_pictures_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="trained on samples of 13"):
+        list(predict_files(Brightness(), bright_or_dark((13,)), [tmp_path]))
+
+
+def test_a_folder_is_searched_with_its_subfolders_but_not_hidden_files(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    for name in ("b.png", "sub/a.png", ".DS_Store"):
+        (tmp_path / name).touch()
+    assert files_in(tmp_path) == [tmp_path / "b.png", tmp_path / "sub" / "a.png"]
+
+
+def test_an_empty_or_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no files in"):
+        files_in(tmp_path)
+    with pytest.raises(SettingError, match="is not a folder"):
+        files_in(tmp_path / "missing")
+
+
+def test_the_csv_quotes_what_needs_it(tmp_path: Path) -> None:
+    write_csv(tmp_path / "out.csv", [Prediction(Path("a,b.png"), "cat", 0.5)])
+    assert (tmp_path / "out.csv").read_text() == 'file,label,confidence\n"a,b.png",cat,0.500000\n'

@@ -1,0 +1,240 @@
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from broker_config.errors import CheckpointDamaged, FedILError
+from broker_config.messages import Refusal, Update
+from broker_config.topology import DEAD_LETTERS, tasks_queue, updates_queue
+from broker_config.transports.interface import Buffers
+from broker_config.transports.memory import MemoryTransport
+from broker_config.wire import decode_message, encode_message
+from server_worker.coordinator import Stopped
+from tests.federation import RUN, SITE, Diary, Federation, blobs_recipe
+
+QUEUE = updates_queue(RUN)
+
+
+def fake_update(federation: Federation, **changes: object) -> Update:
+    """An honest-looking answer of a client selected in round 1; `changes` make it bad."""
+    delta = np.zeros(1, np.float32)
+    base = Update(RUN, 1, 0, 1, 1, 10, 5, {"delta.params": delta, "delta.buffers": delta[:0]})
+    return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
+
+
+def publish(federation: Federation, body: Buffers) -> None:
+    transport = MemoryTransport(federation.broker)
+    transport.declare(QUEUE)
+    transport.publish(QUEUE, body)
+    transport.close()
+
+
+def dead_letter_reasons(federation: Federation) -> list[str | None]:
+    transport, reasons = MemoryTransport(federation.broker), []
+    while (delivery := transport.receive(DEAD_LETTERS, 0.0)) is not None:
+        reasons.append(delivery.reason)
+        delivery.acknowledge()
+    return reasons
+
+
+def test_a_run_learns_and_explains_every_client(tmp_path: Path) -> None:
+    federation = Federation(blobs_recipe(rounds=4), tmp_path)
+    progress = federation.play()
+    assert progress is not None
+    assert progress.round == 4
+    assert [record.round for record in federation.diary.records] == [1, 2, 3, 4]
+    for record in federation.diary.records:
+        assert len(record.outcomes) == record.selected == 3
+        assert record.accepted == sum(outcome.outcome == "accepted" for outcome in record.outcomes)
+    assert federation.diary.records[-1].pseudo_labels > 0
+    assert progress.activations == tuple(
+        sum(outcome.client == client for r in federation.diary.records for outcome in r.outcomes)
+        for client in range(6)
+    )
+
+
+def test_the_same_recipe_gives_the_same_bits_and_another_seed_does_not(tmp_path: Path) -> None:
+    runs = [Federation(blobs_recipe(seed=seed), tmp_path / str(n)) for n, seed in enumerate((0, 0, 1))]
+    for run in runs:
+        run.play()
+    assert runs[0].fingerprint() == runs[1].fingerprint()
+    assert runs[0].fingerprint()[0] != runs[2].fingerprint()[0]
+
+
+@pytest.mark.parametrize("moment", [(1, 1), (1, 3), (2, 2), (3, 1)])
+def test_a_run_stopped_at_any_moment_resumes_to_the_same_bits(tmp_path: Path, moment: tuple[int, int]) -> None:
+    undisturbed = Federation(blobs_recipe(), tmp_path / "undisturbed")
+    undisturbed.play()
+
+    stopped = Federation(blobs_recipe(), tmp_path / "stopped")
+    stopped.diary.on_update = lambda number, answered: (
+        stopped.stop.set() if (number, answered) == moment else None
+    )
+    first = stopped.play()
+    # A new broker: everything that was in a queue is gone, as when the machine died.
+    resumed = Federation(blobs_recipe(), tmp_path / "stopped")
+    resumed.play()
+    assert first is None or moment[0] == 3
+    assert resumed.fingerprint() == undisturbed.fingerprint()
+
+
+def test_a_restarted_server_counts_the_updates_that_wait_in_the_queue_once(tmp_path: Path) -> None:
+    undisturbed = Federation(blobs_recipe(), tmp_path / "undisturbed")
+    undisturbed.play()
+    first = Federation(blobs_recipe(), tmp_path / "stopped")
+    first.diary.on_update = lambda number, answered: first.stop.set() if (number, answered) == (2, 2) else None
+    assert first.play() is None
+    # The broker lives on, with the round's unacknowledged updates in it.
+    second = Federation(blobs_recipe(), tmp_path / "stopped", broker=first.broker)
+    second.play()
+    assert second.fingerprint() == undisturbed.fingerprint()
+    assert any(note.endswith(("duplicate", "late")) for note in second.diary.notes)
+
+
+def test_garbage_on_the_update_queue_is_dead_lettered_and_changes_nothing(tmp_path: Path) -> None:
+    clean = Federation(blobs_recipe(), tmp_path / "clean")
+    clean.play()
+    federation = Federation(blobs_recipe(), tmp_path / "dirty")
+    whole = b"".join(encode_message(fake_update(federation)))
+    publish(federation, [b"hello"])
+    publish(federation, [whole[:-3]])
+    publish(federation, [whole[:40] + b"\xff" + whole[41:]])
+    publish(federation, encode_message(fake_update(federation, run="another")))
+    publish(federation, encode_message(fake_update(federation, round=7)))
+    publish(federation, encode_message(fake_update(federation, client=99)))
+    federation.play()
+    assert federation.fingerprint() == clean.fingerprint()
+    reasons = dead_letter_reasons(federation)
+    assert len(reasons) == 6
+    assert {"other_run", "not_asked"} <= set(reasons)
+    assert sum("message refused" in note for note in federation.diary.notes) == 6
+
+
+@pytest.mark.parametrize(
+    ("tensors", "detail"),
+    [
+        ({"delta.params": np.zeros(3, np.float32), "delta.buffers": np.zeros(0, np.float32)}, "parameters"),
+        ({"weights": np.zeros(3, np.float32)}, "instead of"),
+        ({"delta.params": np.zeros(3, np.float64), "delta.buffers": np.zeros(0, np.float32)}, "float32"),
+    ],
+)
+def test_an_update_that_does_not_fit_is_invalid_and_says_why(
+    tmp_path: Path, tensors: dict[str, np.ndarray], detail: str
+) -> None:
+    federation = Federation(blobs_recipe(rounds=1), tmp_path)
+    client = federation.coordinator()._select(1)[0]
+    publish(federation, encode_message(fake_update(federation, client=client, tensors=tensors)))
+    federation.play()
+    outcome = next(o for o in federation.diary.records[0].outcomes if o.client == client)
+    assert outcome.outcome == "invalid"
+    assert detail in outcome.detail
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, 1e6])
+def test_poison_never_reaches_the_global_model(tmp_path: Path, poison: float) -> None:
+    federation = Federation(blobs_recipe(rounds=1), tmp_path)
+    client = federation.coordinator()._select(1)[0]
+    size = federation.coordinator()._method.initial_state(_labelled(federation))["global.params"].numel()
+    delta = np.full(size, poison, np.float32)
+    tensors = {"delta.params": delta, "delta.buffers": np.zeros(0, np.float32)}
+    publish(federation, encode_message(fake_update(federation, client=client, tensors=tensors)))
+    progress = federation.play()
+    assert progress is not None
+    assert bool(torch.isfinite(progress.state["global.params"]).all())
+    assert federation.diary.records[0].outcomes[0].outcome == "invalid"
+
+
+def _labelled(federation: Federation):  # type: ignore[no-untyped-def]
+    return federation.coordinator()._labelled
+
+
+def test_a_refusal_is_recorded_with_its_reason(tmp_path: Path) -> None:
+    federation = Federation(blobs_recipe(rounds=1), tmp_path)
+    client = federation.coordinator()._select(1)[0]
+    publish(federation, encode_message(Refusal(RUN, 1, client, 1, "NumericError", "it diverged")))
+    federation.play()
+    outcome = federation.diary.records[0].outcomes[0]
+    assert (outcome.client, outcome.outcome) == (client, "refused")
+    assert "it diverged" in outcome.detail
+
+
+def test_when_every_client_refuses_the_run_ends_with_their_reason(tmp_path: Path) -> None:
+    federation = Federation(blobs_recipe(client={"lr": 1e30, "clip_norm": 0.0}), tmp_path)
+    with pytest.raises(FedILError, match=r"every client refused.*client\.lr"):
+        federation.play()
+
+
+def test_without_a_quorum_at_the_deadline_the_run_ends_and_says_what_to_do(tmp_path: Path) -> None:
+    federation = Federation(blobs_recipe(federation={"deadline_seconds": 0.3}), tmp_path)
+    with pytest.raises(FedILError, match="start more workers"):
+        federation.coordinator().run()
+
+
+def test_a_quorum_closes_the_round_at_the_deadline_and_names_who_is_missing(tmp_path: Path) -> None:
+    settings = {"deadline_seconds": 0.5, "quorum": 0.3}
+    federation = Federation(blobs_recipe(rounds=1, federation=settings), tmp_path)
+    coordinator = federation.coordinator()
+    answered, *silent = coordinator._select(1)
+    publish(federation, encode_message(Refusal(RUN, 1, answered, 1, "x", "y")))
+    with pytest.raises(FedILError, match="every client refused"):
+        coordinator.run()
+    assert len(silent) == 2
+
+
+def test_a_late_update_is_named_and_not_counted(tmp_path: Path) -> None:
+    federation = Federation(blobs_recipe(), tmp_path)
+    federation.diary.on_update = lambda number, answered: (
+        publish(federation, encode_message(fake_update(federation, client=0)))
+        if (number, answered) == (2, 1)
+        else None
+    )
+    federation.play()
+    assert any(note == "round 1, client 0: late" for note in federation.diary.notes)
+    assert dead_letter_reasons(federation) == []
+
+
+def test_a_damaged_checkpoint_is_named_with_what_to_do(tmp_path: Path) -> None:
+    Federation(blobs_recipe(), tmp_path).play()
+    newest = sorted((tmp_path / "checkpoints").iterdir())[-1]
+    body = bytearray(newest.read_bytes())
+    body[len(body) // 2] ^= 1
+    newest.write_bytes(body)
+    with pytest.raises(CheckpointDamaged, match=rf"{newest.name}.*delete it to continue from round-00000002"):
+        Federation(blobs_recipe(), tmp_path).play()
+
+
+def test_a_checkpoint_of_another_recipe_is_refused(tmp_path: Path) -> None:
+    Federation(blobs_recipe(rounds=1), tmp_path).play()
+    with pytest.raises(CheckpointDamaged, match="another recipe"):
+        Federation(blobs_recipe(rounds=1, client={"lr": 0.5}), tmp_path).play()
+
+
+def test_more_rounds_can_be_added_to_a_finished_run(tmp_path: Path) -> None:
+    Federation(blobs_recipe(rounds=2), tmp_path / "a").play()
+    longer = Federation(blobs_recipe(rounds=3), tmp_path / "a")
+    longer.play()
+    straight = Federation(blobs_recipe(rounds=3), tmp_path / "b")
+    straight.play()
+    assert longer.fingerprint() == straight.fingerprint()
+
+
+def test_the_model_log_is_written_once_a_round_and_each_selected_client_gets_one_small_task(tmp_path: Path) -> None:
+    federation = Federation(blobs_recipe(federation={"deadline_seconds": 0.2}), tmp_path)
+    with pytest.raises(FedILError):
+        federation.coordinator().run()
+    transport, clients = MemoryTransport(federation.broker), []
+    while (delivery := transport.receive(tasks_queue(SITE), 0.0)) is not None:
+        task = decode_message(delivery.body)
+        assert len(delivery.body) < 4096
+        clients.append(task.client)
+    assert sorted(clients) == sorted(federation.coordinator()._select(1))
+
+
+def test_stopping_keeps_what_was_saved(tmp_path: Path) -> None:
+    federation = Federation(blobs_recipe(), tmp_path, diary=Diary())
+    federation.stop.set()
+    with pytest.raises(Stopped):
+        federation.coordinator().run()
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["round-00000000.ckpt"]

@@ -1,0 +1,89 @@
+from pathlib import Path
+
+import pytest
+
+from fedil_model.errors import SettingError
+from fedil_model.hyperparameters import Learning
+from server_worker.recipe import load_recipe, make_recipe, parse_override
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"client": {"lrr": 1.0}}, "unknown setting client.lrr; did you mean lr?"),
+        ({"methd": {}}, "unknown setting methd; did you mean method?"),
+        ({"client": {"lr": -1}}, "client.lr: Input should be greater than 0"),
+        ({"split": {"labelled": 5, "labelled_fraction": 0.1}}, "give exactly one of"),
+        ({"split": {"labelled": 5, "clients": 3}}, "clients_per_round + over_select is 5, but split.clients is 3"),
+        ({"client": {"momentum": 0.0}}, "nesterov needs momentum"),
+        ({"profile": "papr"}, "profile: Input should be 'paper' or 'fedil'"),
+        ({"client": {"lr": float("nan")}}, "client.lr"),
+    ],
+)
+def test_a_bad_setting_is_named_with_what_to_do(values: dict[str, object], message: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        make_recipe(values)
+    assert message in str(caught.value)
+
+
+def test_every_mistake_is_listed_not_only_the_first() -> None:
+    with pytest.raises(SettingError) as caught:
+        make_recipe({"client": {"lrr": 1}, "server": {"epochs": 0}})
+    assert len(str(caught.value).splitlines()) == 2
+
+
+def test_the_paper_profile_switches_every_improvement_off() -> None:
+    paper = make_recipe({"profile": "paper"})
+    assert paper.network.norm == "bn"
+    assert paper.server.pretrain_epochs == 0
+    assert paper.server.strong_weight == 0.0
+    method = paper.method
+    assert (method.client_init, method.pseudo_source, method.cosine_reference) == ("global", "live", "global")
+    assert (method.on_reject, method.normalise, method.soft_cosine) == ("drop", "none", False)
+    assert (method.server_momentum, method.ema_decay, method.demote_after) == (0.0, 0.0, 0)
+    assert (method.threshold, method.credibility) == (0.95, 7)
+    assert (method.weight_pseudo, method.weight_consistency, method.weight_credible) == (1.0, 1.0, 1.0)
+
+
+def test_a_key_in_the_recipe_wins_over_the_profile() -> None:
+    assert make_recipe({}).method.client_init == "server"
+    assert make_recipe({"method": {"client_init": "global"}}).method.client_init == "global"
+
+
+def test_the_part_that_tasks_carry_survives_json() -> None:
+    recipe = make_recipe({"profile": "paper", "seed": 3})
+    assert Learning.model_validate_json(recipe.learning().model_dump_json()) == recipe.learning()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("client.lr=0.1", {"client": {"lr": 0.1}}),
+        ("profile=paper", {"profile": "paper"}),
+        ('profile="paper"', {"profile": "paper"}),
+        ("client.nesterov=false", {"client": {"nesterov": False}}),
+        ("data.root=/a=b", {"data": {"root": "/a=b"}}),
+    ],
+)
+def test_overrides_are_toml_values_or_plain_words(text: str, expected: dict[str, object]) -> None:
+    assert parse_override(text) == expected
+
+
+@pytest.mark.parametrize("text", ["client.lr", "=3", "a..b=1", "a b=1"])
+def test_an_override_that_is_none_says_how_to_write_one(text: str) -> None:
+    with pytest.raises(SettingError, match="key=value"):
+        parse_override(text)
+
+
+def test_a_file_that_is_missing_or_not_toml_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"cannot read recipe .*nowhere\.toml"):
+        load_recipe(tmp_path / "nowhere.toml")
+    (tmp_path / "bad.toml").write_text("a = = 1")
+    with pytest.raises(SettingError, match=r"bad\.toml is not valid TOML"):
+        load_recipe(tmp_path / "bad.toml")
+
+
+def test_overrides_apply_on_top_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text("rounds = 7\n[client]\nlr = 0.5\nepochs = 2\n")
+    recipe = load_recipe(tmp_path / "r.toml", ["client.lr=0.25", "seed=9"])
+    assert (recipe.rounds, recipe.seed, recipe.client.lr, recipe.client.epochs) == (7, 9, 0.25, 2)

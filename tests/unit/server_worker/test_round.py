@@ -1,0 +1,79 @@
+import numpy as np
+import pytest
+
+from broker_config.messages import Refusal, Update
+from server_worker.events import ClientOutcome
+from server_worker.round import OpenRound
+from server_worker.selection import select_clients
+
+OPEN = OpenRound(
+    run="r", number=4, activations={1: 2, 5: 1, 9: 3}, needed=3, quorum=2, deadline=100.0
+)
+
+
+def answer(client: int, activation: int, number: int = 4, run: str = "r", base_version: int = 4) -> Update:
+    return Update(run, number, client, activation, base_version, 10, 5, {"x": np.zeros(1)})
+
+
+@pytest.mark.parametrize(
+    ("given", "objection"),
+    [
+        (answer(1, 2), None),
+        (Refusal("r", 4, 5, 1, "why", "because"), None),
+        (answer(1, 2, run="q"), "other_run"),
+        (answer(1, 1, number=3), "late"),
+        (answer(1, 2, number=5), "not_asked"),
+        (answer(1, 1), "not_asked"),
+        (answer(2, 2), "not_asked"),
+        (answer(1, 2, base_version=3), "stale"),
+    ],
+)
+def test_an_answer_belongs_to_the_round_or_the_objection_has_a_name(
+    given: Update | Refusal, objection: str | None
+) -> None:
+    assert OPEN.objection(given) == objection
+
+
+def test_a_client_counts_once() -> None:
+    once = OPEN.record(ClientOutcome(1, "accepted"))
+    assert once.objection(answer(1, 2)) == "duplicate"
+    assert once.record(ClientOutcome(1, "invalid")) is once
+    assert once.record(ClientOutcome(77, "accepted")) is once
+
+
+def test_it_closes_when_all_have_answered_or_the_quorum_has_at_the_deadline() -> None:
+    one = OPEN.record(ClientOutcome(1, "accepted"))
+    two = one.record(ClientOutcome(5, "rejected_cosine"))
+    three = two.record(ClientOutcome(9, "invalid"))
+    assert not one.may_close(100.0)
+    assert one.overdue(100.0)
+    assert not two.may_close(99.9)
+    assert two.may_close(100.0)
+    assert not two.overdue(100.0)
+    assert three.may_close(0.0)
+
+
+def test_with_over_selection_it_closes_when_enough_have_answered() -> None:
+    over = OpenRound("r", 1, {client: 1 for client in range(5)}, needed=2, quorum=2, deadline=9.0)
+    over = over.record(ClientOutcome(3, "accepted")).record(ClientOutcome(4, "accepted"))
+    assert over.may_close(0.0)
+
+
+def test_the_silent_are_explained_too() -> None:
+    outcomes = OPEN.record(ClientOutcome(5, "accepted")).outcomes()
+    assert [(o.client, o.outcome) for o in outcomes] == [(1, "missing"), (5, "accepted"), (9, "missing")]
+    assert "no answer" in outcomes[0].detail
+
+
+def test_selection_repeats_itself_and_changes_with_round_and_seed() -> None:
+    chosen = select_clients(0, 1, range(100), 5)
+    assert chosen == select_clients(0, 1, range(100), 5)
+    assert len(set(chosen)) == 5
+    assert chosen != select_clients(0, 2, range(100), 5)
+    assert chosen != select_clients(1, 1, range(100), 5)
+
+
+def test_over_many_rounds_everybody_is_asked_about_equally_often() -> None:
+    counts = np.bincount(np.concatenate([select_clients(3, t, range(20), 5) for t in range(400)]), minlength=20)
+    assert counts.min() > 60
+    assert counts.max() < 140
