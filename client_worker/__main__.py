@@ -16,10 +16,13 @@ def main() -> int:
     parser.add_argument("--site", required=True, help="whose task queue to serve")
     parser.add_argument("--shards", required=True, type=Path, help="folder with the site's unlabelled samples")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda:N")
+    parser.add_argument(
+        "--plugin", action="append", default=[], help="module:callable that tasks may name (repeat for more)"
+    )
     options = parser.parse_args()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     try:
-        _serve(options.broker, options.store, options.site, options.shards, options.device)
+        _serve(options)
     except BrokerUnavailable as error:
         print(f"client_worker: {error}", file=sys.stderr)
         return 75  # EX_TEMPFAIL: try again later
@@ -37,7 +40,7 @@ def _is_ours(error: Exception) -> bool:
     return isinstance(error, FedILError | LearningError)
 
 
-def _serve(broker: str, store: str, site: str, shards: Path, device_name: str) -> None:
+def _serve(options: argparse.Namespace) -> None:
     # Here, not above: wrong arguments are answered before torch is loaded.
     from broker_config.stores import connect_store
     from broker_config.transports import connect_transport
@@ -46,10 +49,11 @@ def _serve(broker: str, store: str, site: str, shards: Path, device_name: str) -
     from client_worker.training import Trainer
     from fedil_model.precision import choose_device, one_thread_on
 
-    device = choose_device(device_name)
+    device = choose_device(options.device)
     one_thread_on(device)
-    transport, ledgers = connect_transport(broker), connect_store(store)
-    participant = Participant(transport, Trainer(transport, ledgers, ShardFolder(shards), device), site)
+    transport, ledgers = connect_transport(options.broker), connect_store(options.store)
+    trainer = Trainer(transport, ledgers, ShardFolder(options.shards), device, options.plugin)
+    participant = Participant(transport, trainer, options.site)
     signal.signal(signal.SIGTERM, lambda *_: participant.give_back())
     signal.signal(signal.SIGINT, lambda *_: participant.give_back())
     try:

@@ -12,6 +12,7 @@ from broker_config.errors import (
     LedgerMissing,
     MessageRejected,
     ModelMissing,
+    QueueMissing,
 )
 from broker_config.messages import Refusal, TrainTask, Update
 from broker_config.topology import tasks_queue, updates_queue
@@ -34,6 +35,7 @@ class Participant:
         self._queue = tasks_queue(site)
         self._stop = threading.Event()
         self._training = False
+        self._waiting = False
 
     def finish(self) -> None:
         """Stop after the task at hand."""
@@ -48,9 +50,20 @@ class Participant:
 
     def serve(self) -> None:
         while not self._stop.is_set():
-            delivery = self._transport.receive(self._queue, _POLL_SECONDS)
+            delivery = self._next()
             if delivery is not None:
                 self._handle(delivery)
+
+    def _next(self) -> Delivery | None:
+        try:
+            return self._transport.receive(self._queue, _POLL_SECONDS)
+        except QueueMissing:
+            # Workers may be up before the server has declared anything.
+            if not self._waiting:
+                _log.info("waiting for the queue %s", self._queue)
+            self._waiting = True
+            self._stop.wait(_POLL_SECONDS)
+            return None
 
     def _handle(self, delivery: Delivery) -> None:
         try:

@@ -1,7 +1,7 @@
 """From a task to an update: Algorithm 2 with what it needs fetched before and kept after."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from pydantic import ValidationError
@@ -14,10 +14,12 @@ from broker_config.transports.interface import Transport
 from broker_config.wire import decode_arrays, digest, encode_arrays
 from client_worker.shards import Shards
 from fedil_model.datasets import open_dataset
+from fedil_model.errors import SettingError
 from fedil_model.hyperparameters import Learning
 from fedil_model.methods import make_method
 from fedil_model.methods.interface import Method
 from fedil_model.parameters import from_arrays, to_arrays
+from fedil_model.plugins import is_plugin
 
 LEDGER_KIND = "ledger"
 
@@ -26,8 +28,16 @@ class Trainer:
     """Keeps the last method and the last model version, so that a worker builds a network once per run and
     reads a model once per round, however many clients it serves."""
 
-    def __init__(self, transport: Transport, store: Store, shards: Shards, device: torch.device) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        store: Store,
+        shards: Shards,
+        device: torch.device,
+        plugins: Collection[str] = (),
+    ) -> None:
         self._transport, self._store, self._shards, self._device = transport, store, shards, device
+        self._plugins = frozenset(plugins)
         self._method: tuple[str, Method] | None = None
         self._model: tuple[str, Mapping[str, Tensor]] | None = None
 
@@ -62,8 +72,15 @@ class Trainer:
                 learning = Learning.model_validate_json(task.learning)
             except ValidationError as error:
                 raise MessageRejected("schema", f"hyperparameters: {error}") from error
+            self._check_plugins(learning)
             self._method = (task.learning, make_method(learning, open_dataset(learning.data), self._device))
         return self._method[1]
+
+    def _check_plugins(self, learning: Learning) -> None:
+        """A task names code to run; only what the site's owner has allowed is imported."""
+        for name in (learning.data.name, learning.network.name):
+            if is_plugin(name) and name not in self._plugins:
+                raise SettingError(f"this worker does not run {name}: start it with --plugin {name} to allow it")
 
     def _model_for(self, task: TrainTask) -> Mapping[str, Tensor]:
         if self._model is None or self._model[0] != task.model_digest:

@@ -99,7 +99,8 @@ class Gauge:
 
     def _multiply(self, x: Tensor) -> tuple[np.ndarray, float]:
         """⟨x, ·⟩ with g₀_D, θ′_D and g₀_R, and ⟨x, x⟩."""
-        for part, rows, (out, square) in zip(torch.split(x, self._sizes), self._blocks, self._outs, strict=True):
+        parts = torch.split(x, self._sizes)
+        for part, rows, (out, square) in zip(parts, self._blocks, self._outs, strict=True):
             # The last bits that BLAS returns depend on the alignment of what it is given.
             if part.data_ptr() % 64:
                 part = self._aligned[: len(part)].copy_(part)

@@ -8,6 +8,7 @@ p̂ = −slope of log ‖Δ‖ against log t: a series is summable only if it de
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -21,6 +22,8 @@ VERDICTS = (
     "consistent with a summable series",
 )
 MIN_ROUNDS = 8
+ROUNDING = 1e-6
+"""A series without noise has a standard error of 0; its rounding must not decide."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,8 @@ def judge(norms: Sequence[float], window: int = 10) -> tuple[str, float | None, 
     """(verdict, p̂, its standard error) for one series."""
     if len(norms) < MIN_ROUNDS:
         return "too early to say", None, None
+    if not all(map(math.isfinite, norms)):
+        return "diverging", None, None
     if sum(1 for n in norms[-window:] if n <= 0.0) * 2 > min(window, len(norms)):
         return "stalled", None, None
     first = len(norms) // 2
@@ -98,12 +103,12 @@ def judge(norms: Sequence[float], window: int = 10) -> tuple[str, float | None, 
 
 
 def _verdict(exponent: float, error: float) -> str:
-    low, high = exponent - 2 * error, exponent + 2 * error
-    if high < 0:
+    margin = 2 * error + ROUNDING
+    if exponent + margin < 0:
         return "diverging"
-    if low <= 0:
+    if exponent - margin <= 0:
         return "plateau"
-    return "consistent with a summable series" if low > 1 + 1e-6 else "decaying, not summable"
+    return "consistent with a summable series" if exponent - margin > 1 else "decaying, not summable"
 
 
 def _slope(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
@@ -129,5 +134,5 @@ def _straightness(last: Increment | None, recent: Sequence[float]) -> float | No
 
 
 def _share_decreasing(norms: Sequence[float], window: int) -> float | None:
-    pairs = list(zip(norms, norms[1:], strict=False))[-window:]
+    pairs = list(pairwise(norms))[-window:]
     return sum(1 for before, after in pairs if after <= before) / len(pairs) if pairs else None

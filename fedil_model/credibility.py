@@ -77,8 +77,11 @@ class Ledger:
         if missing:
             raise StateError(f"a ledger lacks {', '.join(sorted(missing))}")
         streaks, labels, credible = arrays["streaks"], arrays["labels"], arrays["credible"]
-        if len(streaks) != num_samples or len(labels) != num_samples or len(credible) != -(-num_samples // 8):
-            raise StateError(f"a ledger of {len(streaks)} samples does not fit a shard of {num_samples}")
+        sizes = (streaks.shape, labels.shape, credible.shape)
+        if sizes != ((num_samples,), (num_samples,), (-(-num_samples // 8),)):
+            raise StateError(f"a ledger of {streaks.size} samples does not fit a shard of {num_samples}")
+        if any(array.dtype.kind != "u" for array in (streaks, labels)) or credible.dtype != np.uint8:
+            raise StateError("a ledger holds something other than small whole numbers")
         return Ledger(
             streaks.astype(np.uint8),
             (labels.astype(np.int32) - 1).astype(np.int16),

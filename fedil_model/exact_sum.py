@@ -41,8 +41,9 @@ class ExactSum:
     ) -> None:
         """Adds scale·x + by·along, no entry of which may exceed `largest`."""
         self._make_room(largest)
-        others = [None] * len(self._blocks) if along is None else torch.split(along, BLOCK)
-        for part, other, (value, bits, total) in zip(torch.split(x, BLOCK), others, self._blocks, strict=True):
+        parts = torch.split(x, BLOCK)
+        others = [None] * len(parts) if along is None else torch.split(along, BLOCK)
+        for part, other, (value, bits, total) in zip(parts, others, self._blocks, strict=True):
             value[...] = _native(part)
             if scale != 1.0:
                 value *= scale

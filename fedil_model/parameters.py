@@ -58,7 +58,9 @@ class FlatModel:
     def _check_types(self, trainable: list[tuple[str, nn.Parameter]]) -> None:
         for name, parameter in trainable:
             if parameter.dtype != torch.float32:
-                raise NetworkError(f"parameter {name} is {parameter.dtype}; only float32 weights are supported")
+                raise NetworkError(
+                    f"parameter {name} is {parameter.dtype}; only float32 weights are supported"
+                )
 
     def _point_into_the_vectors(self, parameters: list[nn.Parameter]) -> None:
         offset = 0

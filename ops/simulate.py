@@ -24,6 +24,7 @@ from fedil_model.evaluate import accuracy
 from fedil_model.methods import make_method
 from fedil_model.networks import build_network
 from fedil_model.parameters import FlatModel
+from fedil_model.plugins import is_plugin
 from fedil_model.precision import choose_device, one_thread_on, seeded
 from fedil_model.seeding import derive_seed
 from fedil_model.split import Split, make_split
@@ -70,6 +71,8 @@ def simulate(
         with serve(broker, store, Path(short) / "broker") as server:
             arguments = ["--broker", server.url, "--store", server.url, "--site", _SITE]
             arguments += ["--shards", str(where.shards), "--device", str(chosen)]
+            for name in filter(is_plugin, (recipe.data.name, recipe.network.name)):
+                arguments += ["--plugin", name]
             with WorkerPool(arguments, workers, where.logs, watcher, stop) as pool:
                 baseline = _baseline(where, recipe, dataset, labelled, chosen)
                 around = Surroundings(

@@ -126,7 +126,9 @@ class Federation:
     def participant(self) -> Participant:
         transport = MemoryTransport(self.broker)
         shards = ArrayShards(self.train.inputs, self.split.clients)
-        return Participant(transport, Trainer(transport, self.store, shards, torch.device("cpu")), SITE)
+        plugins = [self.recipe.data.name, self.recipe.network.name]
+        trainer = Trainer(transport, self.store, shards, torch.device("cpu"), plugins)
+        return Participant(transport, trainer, SITE)
 
     def coordinator(self, transport: MemoryTransport | None = None) -> Coordinator:
         chosen = torch.from_numpy(self.split.labelled)

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ops.invocation import brief_path
 from ops.view.interface import View
 from ops.view.lines import JsonView, PlainView, QuietView
 
@@ -24,5 +25,5 @@ def make_view(recipe: "Recipe", run_dir: Path, workers: int, *, as_json: bool, q
     from ops.view.live import LiveView
 
     asked = recipe.federation.clients_per_round + recipe.federation.over_select
-    title = f"{recipe.name} · {recipe.split.clients} clients, {asked} a round · {workers} workers · {run_dir}"
-    return LiveView(title, expected=asked)
+    parts = [recipe.name, f"{recipe.split.clients} clients, {asked} a round", f"{workers} workers"]
+    return LiveView(" · ".join([*parts, brief_path(run_dir)]), expected=asked)

@@ -92,10 +92,9 @@ def next_steps(summary: Summary, resume_line: str) -> Text:
     if summary.stopped:
         return Text(f"\nGo on with\n  {resume_line}")
     run_dir = brief_path(summary.run_dir)
-    model = str(Path(run_dir) / "model.onnx")
     steps = [
         shell_line("evaluate", run_dir),
-        shell_line("export", run_dir, "--format", "onnx", "--output", model),
+        shell_line("export", run_dir, "--format", "onnx"),
         shell_line("predict", run_dir) + " FOLDER",
     ]
     return Text("\nNext\n" + "\n".join(f"  {step}" for step in steps))

@@ -80,9 +80,8 @@ def exclusions(outcomes: Sequence[ClientOutcome]) -> list[str]:
 
 
 def excluded(outcome: ClientOutcome) -> str:
-    words = [f"client {outcome.client}: {outcome.outcome.replace('_', ' ')}"]
-    if outcome.cosine is not None:
-        words.append(f"({outcome.cosine:+.3f})")
-    if outcome.detail:
-        words.append(outcome.detail)
-    return " ".join(words)
+    why = outcome.detail
+    if not why and outcome.cosine is not None:
+        why = f"{outcome.cosine:+.3f}"
+    words = f"client {outcome.client}: {outcome.outcome.replace('_', ' ')}"
+    return f"{words} ({why})" if why else words

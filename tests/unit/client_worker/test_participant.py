@@ -1,4 +1,3 @@
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +8,7 @@ from torch import Tensor, nn
 from broker_config.messages import Refusal, TrainTask, Update
 from broker_config.topology import DEAD_LETTERS, tasks_queue, updates_queue
 from broker_config.transports.interface import Delivery, ModelAddress
-from broker_config.transports.memory import MemoryTransport
+from broker_config.transports.memory import EmbeddedBroker, MemoryTransport
 from broker_config.wire import decode_message, digest, encode_arrays, encode_message
 from client_worker.participant import Participant
 from client_worker.shards import ShardFolder, write_shards
@@ -73,14 +72,6 @@ class Bench:
 
     def put(self, task: TrainTask) -> None:
         self.transport.publish(TASKS, encode_message(task))
-
-    def work(self, participant: Participant | None = None) -> None:
-        """Serve until the queue is empty."""
-        participant = participant or self.federation.participant()
-        thread = threading.Thread(target=participant.serve)
-        thread.start()
-        participant.finish()
-        thread.join()
 
     def receive(self, queue: str) -> Delivery | None:
         return self.transport.receive(queue, 0.0)
@@ -189,12 +180,31 @@ def test_a_bug_in_a_users_network_is_refused_and_the_worker_lives_on(tmp_path: P
     assert "a bug in the user's network" in refusal.detail
 
 
+def test_code_that_the_site_has_not_allowed_is_not_imported(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.put(bench.task(learning=blobs_recipe(data={"name": "os:abort"}).learning().model_dump_json()))
+    serve_one(bench)
+    refusal = bench.answer()
+    assert isinstance(refusal, Refusal)
+    assert "does not run os:abort: start it with --plugin" in refusal.detail
+
+
+def test_a_worker_that_is_up_before_the_queue_waits_for_it(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    early = Participant(MemoryTransport(EmbeddedBroker()), bench.federation.participant()._trainer, SITE)
+    assert early._next() is None
+    early._transport.declare(TASKS)
+    early._transport.publish(TASKS, [b"x"])
+    assert early._next() is not None
+
+
 def test_a_client_without_data_here_is_refused(tmp_path: Path) -> None:
     write_shards(tmp_path / "shards", torch.zeros(4, 8), (np.array([0, 1]), np.array([2, 3])))
     bench = Bench(tmp_path)
     transport = MemoryTransport(bench.federation.broker)
     shards = ShardFolder(tmp_path / "shards")
-    trainer = Trainer(transport, bench.federation.store, shards, torch.device("cpu"))
+    plugins = [bench.federation.recipe.data.name]
+    trainer = Trainer(transport, bench.federation.store, shards, torch.device("cpu"), plugins)
     bench.put(bench.task(client=5))
     serve_one(bench, Participant(transport, trainer, SITE))
     refusal = bench.answer()

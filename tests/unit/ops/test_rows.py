@@ -58,11 +58,13 @@ def test_everyone_who_did_not_count_is_named_with_the_reason() -> None:
         ClientOutcome(1, "accepted", 0.4),
         ClientOutcome(2, "projected", -0.1),
         ClientOutcome(17, "rejected_cosine", -0.0214),
+        ClientOutcome(9, "rejected_cosine", -0.031, detail="cosine -0.0311 is negative"),
         ClientOutcome(4, "invalid", detail="norm 9e9"),
         ClientOutcome(5, "missing"),
     ]
     assert exclusions(outcomes) == [
         "client 17: rejected cosine (-0.021)",
-        "client 4: invalid norm 9e9",
+        "client 9: rejected cosine (cosine -0.0311 is negative)",
+        "client 4: invalid (norm 9e9)",
         "client 5: missing",
     ]

@@ -139,7 +139,7 @@ def test_paths_and_commands_are_never_cut_by_the_width_of_the_terminal(tmp_path:
     console = terminal(40)
     LiveView("digits", expected=5, console=console).finish(make_summary(run_dir), RESUME)
     assert isinstance(console.file, io.StringIO)
-    assert f"export {run_dir} --format onnx --output {run_dir}/model.onnx" in console.file.getvalue()
+    assert f"export {run_dir} --format onnx" in console.file.getvalue()
 
 
 def test_the_summary_of_a_stopped_run_gives_the_exact_command_to_go_on(
