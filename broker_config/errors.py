@@ -7,7 +7,6 @@
 ├── LedgerMissing       the store lost what it had confirmed: restore it or start a new run
 └── CheckpointDamaged   the file it names cannot be read: the text says how to go on
 """
-# ruff: noqa: N818 - the names say what happened, as in httpx; "Error" on each would add nothing.
 
 
 class FedILError(Exception):

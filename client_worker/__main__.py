@@ -14,7 +14,9 @@ def main() -> int:
     parser.add_argument("--broker", required=True, help="such as memory:///tmp/fedil.sock")
     parser.add_argument("--store", required=True, help="where the ledgers are")
     parser.add_argument("--site", required=True, help="whose task queue to serve")
-    parser.add_argument("--shards", required=True, type=Path, help="folder with the site's unlabelled samples")
+    parser.add_argument(
+        "--shards", required=True, type=Path, help="folder with the site's unlabelled samples"
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda:N")
     parser.add_argument(
         "--plugin", action="append", default=[], help="module:callable that tasks may name (repeat for more)"

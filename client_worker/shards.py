@@ -31,7 +31,9 @@ class ShardFolder:
 
     def inputs(self, client: int) -> Tensor:
         if not 0 <= client < len(self._offsets) - 1:
-            raise DataError(f"client {client} is not in {self._directory}, which has {len(self._offsets) - 1}")
+            raise DataError(
+                f"client {client} is not in {self._directory}, which has {len(self._offsets) - 1}"
+            )
         return torch.from_numpy(np.array(self._inputs[self._offsets[client] : self._offsets[client + 1]]))
 
 

@@ -80,13 +80,17 @@ class Trainer:
         """A task names code to run; only what the site's owner has allowed is imported."""
         for name in (learning.data.name, learning.network.name):
             if is_plugin(name) and name not in self._plugins:
-                raise SettingError(f"this worker does not run {name}: start it with --plugin {name} to allow it")
+                raise SettingError(
+                    f"this worker does not run {name}: start it with --plugin {name} to allow it"
+                )
 
     def _model_for(self, task: TrainTask) -> Mapping[str, Tensor]:
         if self._model is None or self._model[0] != task.model_digest:
             body = self._transport.read_model(task.model)
             found = digest([body])
             if found != task.model_digest:
-                raise MessageRejected("digest", f"model {task.model.version} is {found}, not {task.model_digest}")
+                raise MessageRejected(
+                    "digest", f"model {task.model.version} is {found}, not {task.model_digest}"
+                )
             self._model = (task.model_digest, from_arrays(decode_arrays(body, "model")[1], self._device))
         return self._model[1]

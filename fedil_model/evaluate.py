@@ -24,7 +24,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def predict_logits(model: nn.Module, inputs: Tensor, views: Views, batch_size: int = 500) -> Tensor:
     """Logits of the plain view of every sample, on the device that the inputs are on."""
     with evaluating(model):
-        return torch.cat([model(views.plain(batch)).float() for batch in inputs.split(batch_size)])
+        return torch.cat([model(views.plain(batch)).float() for batch in torch.split(inputs, batch_size)])
 
 
 def accuracy(model: nn.Module, samples: Samples, views: Views) -> float:

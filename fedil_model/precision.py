@@ -24,7 +24,9 @@ def choose_device(name: str) -> torch.device:
     except RuntimeError as error:
         raise SettingError(f"unknown device {name!r}: use auto, cpu or cuda:N") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise SettingError(f"device {name} asked for, but {torch.cuda.device_count()} CUDA devices are visible")
+        raise SettingError(
+            f"device {name} asked for, but {torch.cuda.device_count()} CUDA devices are visible"
+        )
     return device
 
 

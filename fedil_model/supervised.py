@@ -38,14 +38,14 @@ def train_supervised(
     for _ in range(epochs):
         epoch_loss = torch.zeros((), device=model.device)
         order = torch.randperm(len(samples.labels), generator=generator).to(model.device)
-        for batch in order.split(settings.batch_size):
+        for batch in torch.split(order, settings.batch_size):
             raw, labels_B = samples.inputs[batch], samples.labels[batch]
             inputs, weights = [views.weak(raw, generator)], [1.0]
             if settings.strong_weight > 0.0:
                 inputs.append(views.strong(raw, generator))
                 weights.append(settings.strong_weight)
             with autocast(model.device, precision):
-                parts = model.module(torch.cat(inputs)).float().split(len(batch))
+                parts = torch.split(model.module(torch.cat(inputs)).float(), len(batch))
             losses = [w * F.cross_entropy(part, labels_B) for w, part in zip(weights, parts, strict=True)]
             loss = torch.stack(losses).sum()
             optimiser.zero_grad()

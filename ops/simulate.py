@@ -5,7 +5,7 @@ import json
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -62,36 +62,40 @@ def simulate(
     train = dataset.load_train()
     split = _prepare(where, recipe, dataset, train, resume)
     labelled = _on_device(train, split.labelled, chosen)
-    store = MemoryStore(where.ledgers)
-    truth = LedgerDiagnostics(store, recipe.name, train.labels.numpy(), split.clients)
-    broker = EmbeddedBroker()
-    evaluator = BackgroundEvaluator(_network(recipe, dataset, chosen), dataset.load_test, dataset.views)
-    # A socket's path may have about 100 characters; a run's folder may have more.
-    with tempfile.TemporaryDirectory(prefix="fedil-") as short:
-        with serve(broker, store, Path(short) / "broker") as server:
-            arguments = ["--broker", server.url, "--store", server.url, "--site", _SITE]
-            arguments += ["--shards", str(where.shards), "--device", str(chosen)]
-            for name in filter(is_plugin, (recipe.data.name, recipe.network.name)):
-                arguments += ["--plugin", name]
-            with WorkerPool(arguments, workers, where.logs, watcher, stop) as pool:
-                baseline = _baseline(where, recipe, dataset, labelled, chosen)
-                around = Surroundings(
-                    transport=MemoryTransport(broker),
-                    store=store,
-                    checkpoints=CheckpointFolder(where.checkpoints),
-                    evaluator=evaluator,
-                    watcher=HistoryWriter(where.history, watcher),
-                    clock=time.monotonic,
-                    stop=stop,
-                    site_of=lambda _: _SITE,
-                    purity=truth.purity,
-                )
-                method = make_method(recipe.learning(), dataset, chosen)
-                progress = _run(Coordinator(recipe.name, recipe, method, labelled, around))
-                if pool.failure:
-                    raise pool.failure
-    evaluator.close()
+    store, broker = MemoryStore(where.ledgers), EmbeddedBroker()
+    with ExitStack() as stack:
+        # A socket's path may have about 100 characters; a run's folder may have more.
+        short = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedil-")))
+        url = stack.enter_context(serve(broker, store, short / "broker")).url
+        arguments = _worker_arguments(recipe, url, where, chosen)
+        pool = stack.enter_context(WorkerPool(arguments, workers, where.logs, watcher, stop))
+        baseline = _baseline(where, recipe, dataset, labelled, chosen)
+        evaluator = BackgroundEvaluator(_network(recipe, dataset, chosen), dataset.load_test, dataset.views)
+        stack.callback(evaluator.close)
+        around = Surroundings(
+            transport=MemoryTransport(broker),
+            store=store,
+            checkpoints=CheckpointFolder(where.checkpoints),
+            evaluator=evaluator,
+            watcher=HistoryWriter(where.history, watcher),
+            clock=time.monotonic,
+            stop=stop,
+            site_of=lambda _: _SITE,
+            purity=LedgerDiagnostics(store, recipe.name, train.labels.numpy(), split.clients).purity,
+        )
+        method = make_method(recipe.learning(), dataset, chosen)
+        progress = _run(Coordinator(recipe.name, recipe, method, labelled, around))
+        if pool.failure:
+            raise pool.failure
     return _summary(where, recipe, store, progress, split, baseline, time.monotonic() - began)
+
+
+def _worker_arguments(recipe: Recipe, url: str, where: RunDir, device: torch.device) -> list[str]:
+    arguments = ["--broker", url, "--store", url, "--site", _SITE]
+    arguments += ["--shards", str(where.shards), "--device", str(device)]
+    for name in filter(is_plugin, (recipe.data.name, recipe.network.name)):
+        arguments += ["--plugin", name]
+    return arguments
 
 
 def _run(coordinator: Coordinator) -> Progress | None:
@@ -161,7 +165,7 @@ def _summary(
     baseline: float | None,
     seconds: float,
 ) -> Summary:
-    rounds: list[Mapping[str, object]] = list(read_history(where.history))
+    rounds = list(read_history(where.history))
     accuracies = [r["accuracy"] for r in rounds if r["accuracy"]]
     checkpoint = CheckpointFolder(where.checkpoints).latest()
     return Summary(

@@ -52,7 +52,9 @@ class Surroundings:
 
 
 class Coordinator:
-    def __init__(self, run: str, recipe: Recipe, method: Method, labelled: Samples, around: Surroundings) -> None:
+    def __init__(
+        self, run: str, recipe: Recipe, method: Method, labelled: Samples, around: Surroundings
+    ) -> None:
         self._run, self._recipe, self._method, self._labelled = run, recipe, method, labelled
         self._around = around
         self._learning = recipe.learning().model_dump_json()
@@ -220,7 +222,12 @@ class Coordinator:
             return ClientOutcome(answer.client, "refused", detail=f"{answer.reason}: {answer.detail}")
         verdict = fold.add(from_arrays(answer.tensors), answer.num_steps)
         return ClientOutcome(
-            answer.client, verdict.outcome, verdict.cosine, verdict.detail, dict(answer.metrics), answer.num_samples
+            answer.client,
+            verdict.outcome,
+            verdict.cosine,
+            verdict.detail,
+            dict(answer.metrics),
+            answer.num_samples,
         )
 
     def _refuse(self, delivery: Delivery, reason: str, detail: str) -> None:
@@ -234,7 +241,9 @@ class Coordinator:
     ) -> Progress:
         outcomes = closed.outcomes()
         if all(outcome.outcome in ("refused", "missing") for outcome in outcomes):
-            raise FedILError(f"round {closed.number}: every client refused; the first says {outcomes[0].detail}")
+            raise FedILError(
+                f"round {closed.number}: every client refused; the first says {outcomes[0].detail}"
+            )
         activations, labelled = list(progress.activations), list(progress.labelled)
         for client, activation in closed.activations.items():
             activations[client] = activation

@@ -51,7 +51,9 @@ class Watcher(Protocol):
     def phase(self, round_number: int, name: str) -> None:
         """server_step, broadcast, wait, close: what is happening now."""
 
-    def update_arrived(self, round_number: int, outcome: ClientOutcome, answered: int, selected: int) -> None: ...
+    def update_arrived(
+        self, round_number: int, outcome: ClientOutcome, answered: int, selected: int
+    ) -> None: ...
 
     def round_closed(self, record: RoundRecord) -> None:
         """Comes in order, once a round's evaluation is known."""

@@ -54,7 +54,9 @@ def from_checkpoint(checkpoint: Checkpoint, recipe_digest: str) -> Progress:
     meta, tensors = checkpoint.meta, from_arrays(checkpoint.arrays)
     try:
         if meta["recipe_digest"] != recipe_digest:
-            raise CheckpointDamaged("the checkpoint belongs to another recipe: give the run a folder of its own")
+            raise CheckpointDamaged(
+                "the checkpoint belongs to another recipe: give the run a folder of its own"
+            )
         return Progress(
             round=checkpoint.round,
             state={key[6:]: tensor for key, tensor in tensors.items() if key.startswith("state/")},

@@ -56,6 +56,8 @@ class OpenRound:
     def outcomes(self) -> tuple[ClientOutcome, ...]:
         """One for every selected client, in order; the silent ones are "missing"."""
         return tuple(
-            self.arrived.get(client, ClientOutcome(client, "missing", detail="no answer before the round closed"))
+            self.arrived.get(
+                client, ClientOutcome(client, "missing", detail="no answer before the round closed")
+            )
             for client in sorted(self.activations)
         )

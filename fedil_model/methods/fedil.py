@@ -79,7 +79,9 @@ class FedIL:
         self._refresh(labelled)
         tensors = global_.tensors("global") | self._student.weights().tensors("server")
         # What decay alone did to θ₀, which the cosine must not take for agreement.
-        tensors["server_decay"] = torch.tensor(decay_factor(settings, lr, done.num_steps), dtype=torch.float64)
+        tensors["server_decay"] = torch.tensor(
+            decay_factor(settings, lr, done.num_steps), dtype=torch.float64
+        )
         return ServerStep(tensors, {"loss_server": done.loss})
 
     def _train_supervised(self, labelled: Samples, epochs: int, lr: float, seed: int) -> Supervised:
@@ -98,7 +100,7 @@ class FedIL:
     def _refresh(self, labelled: Samples) -> None:
         if self._learning.network.norm == "sbn":
             refresh_statistics(
-                self._student.module, (self._views.plain(part) for part in labelled.inputs.split(500))
+                self._student.module, (self._views.plain(part) for part in torch.split(labelled.inputs, 500))
             )
 
     def open_fold(self, state: State, broadcast: Mapping[str, Tensor], round_number: int) -> "FedILFold":
@@ -208,7 +210,9 @@ class FedIL:
         zero = logits.new_zeros(())
         return torch.stack(
             [
-                pseudo_label_loss(strong_SC, labels_B, mask_B) * (len(strong) / len(weak)) if len(strong) else zero,
+                pseudo_label_loss(strong_SC, labels_B, mask_B) * (len(strong) / len(weak))
+                if len(strong)
+                else zero,
                 consistency_loss(logits_server_BC, weak_BC) if len(weak) else zero,
                 credible_loss(credible_LC, credible.labels) if len(credible.labels) else zero,
             ]
@@ -219,7 +223,9 @@ class FedIL:
             raise NumericError(f"training of client {client} diverged: lower client.lr or client.clip_norm")
 
 
-def _view(view: Callable[[Tensor, torch.Generator], Tensor], raw: Tensor, generator: torch.Generator) -> Tensor:
+def _view(
+    view: Callable[[Tensor, torch.Generator], Tensor], raw: Tensor, generator: torch.Generator
+) -> Tensor:
     """User's views need not cope with empty batches."""
     return view(raw, generator) if len(raw) else raw
 
@@ -262,7 +268,8 @@ class _Plan:
         """Positions in U, shuffled. With everything promoted: empty batches, as many as D^l has."""
         device = self.unlabelled_U.device
         if len(self.unlabelled_U):
-            return torch.randperm(len(self.unlabelled_U), generator=generator).to(device).split(batch_size)
+            order_U = torch.randperm(len(self.unlabelled_U), generator=generator).to(device)
+            return torch.split(order_U, batch_size)
         steps = -(-len(self.credible.labels) // batch_size)
         return (torch.zeros(0, dtype=torch.int64, device=device),) * steps
 
@@ -270,7 +277,9 @@ class _Plan:
         num_credible = len(self.credible.labels)
         if num_credible <= batch_size:
             return self.credible
-        chosen = torch.randint(num_credible, (batch_size,), generator=generator).to(self.credible.labels.device)
+        chosen = torch.randint(num_credible, (batch_size,), generator=generator).to(
+            self.credible.labels.device
+        )
         return _Credible(self.credible.indices[chosen], self.credible.labels[chosen])
 
 
@@ -297,7 +306,9 @@ class FedILFold:
 
     def add(self, update: Mapping[str, Tensor], num_steps: int) -> Verdict:
         if set(update) != {"delta.params", "delta.buffers"}:
-            return Verdict("invalid", detail=f"tensors {sorted(update)} instead of delta.params, delta.buffers")
+            return Verdict(
+                "invalid", detail=f"tensors {sorted(update)} instead of delta.params, delta.buffers"
+            )
         if any(tensor.dtype != torch.float32 or tensor.ndim != 1 for tensor in update.values()):
             return Verdict("invalid", detail="delta is not a float32 vector")
         verdict = self._fold.add(
@@ -309,7 +320,9 @@ class FedILFold:
         return verdict
 
     def close(self) -> Folded:
-        notes = ("the server's step has faded: no update was filtered",) if self._fold.faded else ()
+        notes: tuple[str, ...] = (
+            ("the server's step has faded: no update was filtered",) if self._fold.faded else ()
+        )
         delta = self._fold.mean()
         empty = 0 if delta is not None else int(self._state["empty_rounds"]) + 1
         self._state["empty_rounds"] = torch.tensor(empty, dtype=torch.int64)
@@ -331,7 +344,9 @@ class FedILFold:
         """Nobody accepted: θ′ stays as it is, bit for bit, momentum or not."""
         if delta is None or "momentum" not in self._state:
             return delta
-        velocity = self._state["momentum"].to(delta.params.device) * self._settings.server_momentum + delta.params
+        velocity = (
+            self._state["momentum"].to(delta.params.device) * self._settings.server_momentum + delta.params
+        )
         self._state["momentum"] = velocity
         return Weights(velocity, delta.buffers)
 

@@ -80,7 +80,9 @@ class Simulation:
         return lambda: f"round-{number:08d}.ckpt" in self.checkpoints()
 
     def history(self) -> list[int]:
-        return [json.loads(line)["round"] for line in (self.run_dir / "history.jsonl").read_text().splitlines()]
+        return [
+            json.loads(line)["round"] for line in (self.run_dir / "history.jsonl").read_text().splitlines()
+        ]
 
 
 def digests(summary: dict[str, Any]) -> tuple[str, str, str]:
@@ -114,11 +116,17 @@ def test_one_worker_and_two_give_the_same_digests(tmp_path: Path, undisturbed: d
     assert digests(simulation.finish(simulation.start("--workers", "1"))) == digests(undisturbed)
 
 
-def test_killed_again_and_again_it_resumes_to_the_same_digests(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
+def test_killed_again_and_again_it_resumes_to_the_same_digests(
+    tmp_path: Path, undisturbed: dict[str, Any]
+) -> None:
     simulation = Simulation(tmp_path)
     orphans: list[int] = []
     # Before any round, in the middle of one, and between two.
-    for condition, pause in ((simulation.has_round(0), 0.0), (simulation.has_round(1), 0.05), (simulation.has_round(3), 0.2)):
+    for condition, pause in (
+        (simulation.has_round(0), 0.0),
+        (simulation.has_round(1), 0.05),
+        (simulation.has_round(3), 0.2),
+    ):
         process = simulation.start("--workers", "2", "--resume")
         simulation.wait_until(condition, process)
         time.sleep(pause)
@@ -175,7 +183,9 @@ def test_a_full_disk_is_one_clear_line_and_loses_nothing(tmp_path: Path, undistu
     assert digests(simulation.finish(simulation.start("--resume"))) == digests(undisturbed)
 
 
-def test_a_damaged_checkpoint_is_named_and_deleting_it_helps(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
+def test_a_damaged_checkpoint_is_named_and_deleting_it_helps(
+    tmp_path: Path, undisturbed: dict[str, Any]
+) -> None:
     simulation = Simulation(tmp_path)
     simulation.finish(simulation.start())
     newest = simulation.run_dir / "checkpoints" / simulation.checkpoints()[-1]

@@ -145,7 +145,7 @@ def too_long(source: str, path: str) -> list[str]:
     return [f"{path} has {len(lines)} lines of code"] if len(lines) > LONGEST_FILE else []
 
 
-def untelling_name(source: str, path: str) -> list[str]:  # noqa: ARG001
+def untelling_name(source: str, path: str) -> list[str]:
     return [f"{path}: name it after what it does"] if Path(path).name in UNTELLING_NAMES else []
 
 

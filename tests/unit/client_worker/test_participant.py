@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,8 +59,8 @@ class Bench:
         self.address = self.transport.append_model(RUN, 1, body)
         self.digest = digest(body)
 
-    def task(self, client: int = 0, activation: int = 1, **changes: object) -> TrainTask:
-        fields = {
+    def task(self, client: int = 0, activation: int = 1, **changes: Any) -> TrainTask:
+        fields: dict[str, Any] = {
             "run": RUN,
             "round": 1,
             "client": client,
@@ -68,7 +69,7 @@ class Bench:
             "model_digest": self.digest,
             "learning": self.federation.recipe.learning().model_dump_json(),
         }
-        return TrainTask(**(fields | changes))  # type: ignore[arg-type]
+        return TrainTask(**(fields | changes))
 
     def put(self, task: TrainTask) -> None:
         self.transport.publish(TASKS, encode_message(task))
@@ -140,7 +141,7 @@ def test_a_model_that_has_left_the_log_is_no_reason_to_die(tmp_path: Path) -> No
     [({"model_digest": "0" * 32}, "digest"), ({"learning": '{"client": {"lrr": 1}}'}, "schema")],
 )
 def test_a_task_that_contradicts_itself_is_dead_lettered(
-    tmp_path: Path, changes: dict[str, object], reason: str
+    tmp_path: Path, changes: dict[str, Any], reason: str
 ) -> None:
     bench = Bench(tmp_path)
     bench.put(bench.task(**changes))
@@ -235,7 +236,12 @@ def test_a_worker_reads_a_model_once_for_all_its_clients(tmp_path: Path) -> None
     bench = Bench(tmp_path)
     participant = bench.federation.participant()
     reads, read = [], participant._transport.read_model
-    participant._transport.read_model = lambda a: (reads.append(a), read(a))[1]  # type: ignore[method-assign]
+
+    def counted(address: ModelAddress) -> memoryview:
+        reads.append(address)
+        return read(address)
+
+    participant._transport.read_model = counted  # type: ignore[method-assign]
     for client in (0, 1, 2):
         bench.put(bench.task(client=client))
         serve_one(bench, participant)

@@ -48,7 +48,9 @@ def broadcast_of(fedil: FedIL) -> Mapping[str, Tensor]:
     return fedil.server_step(fedil.initial_state(LABELLED), LABELLED, 1).broadcast
 
 
-def client(fedil: FedIL, broadcast: Mapping[str, Tensor], ledger: Mapping[str, np.ndarray] | None = None) -> ClientResult:
+def client(
+    fedil: FedIL, broadcast: Mapping[str, Tensor], ledger: Mapping[str, np.ndarray] | None = None
+) -> ClientResult:
     return fedil.client_step(broadcast, UNLABELLED, ledger, 1, 0)
 
 
@@ -81,8 +83,8 @@ def test_torchs_global_random_state_is_left_alone() -> None:
 
 def test_without_consistency_no_label_can_flow_from_an_unsure_start() -> None:
     """Algorithm §8.11: ξb is what carries labels to θ′; with its weight at 0 round 1 does not move."""
-    still = {"client": {"weight_decay": 0.0}, "method": {"weight_consistency": 0.0, "threshold": 0.999}}
-    fedil = method(**still)
+    still = {"weight_consistency": 0.0, "threshold": 0.999}
+    fedil = method(client={"weight_decay": 0.0}, method=still)
     broadcast = broadcast_of(fedil)
     result = client(fedil, broadcast)
     assert float(result.update["delta.params"].norm()) == 0.0
@@ -104,11 +106,11 @@ def test_the_pseudo_label_term_teaches_through_the_strong_view() -> None:
 
 
 def test_paper_clients_start_from_the_global_model_and_ours_from_the_servers() -> None:
-    frozen = {"client": {"lr": 1e-12, "weight_decay": 0.0}}
-    paper = method(**frozen)
+    frozen = {"lr": 1e-12, "weight_decay": 0.0}
+    paper = method(client=frozen)
     broadcast = broadcast_of(paper)
     assert float(client(paper, broadcast).update["delta.params"].norm()) < 1e-6
-    ours = client(method("fedil", **frozen), broadcast)
+    ours = client(method("fedil", client=frozen), broadcast)
     expected = broadcast["server.params"] - broadcast["global.params"]
     assert torch.allclose(ours.update["delta.params"], expected, atol=1e-6)
 
@@ -174,7 +176,9 @@ def folded(fedil: FedIL, deltas: list[Tensor], broadcast: Mapping[str, Tensor] |
 
 
 def test_when_all_are_rejected_the_global_model_stays_bit_for_bit() -> None:
-    fedil = method(client={"weight_decay": 0.0}, server={"weight_decay": 0.0}, method={"server_momentum": 0.5})
+    fedil = method(
+        client={"weight_decay": 0.0}, server={"weight_decay": 0.0}, method={"server_momentum": 0.5}
+    )
     broadcast = broadcast_of(fedil)
     against = broadcast["global.params"] - broadcast["server.params"]
     state, verdicts, result = folded(fedil, [against, against * 0.5], broadcast)
@@ -244,7 +248,9 @@ def test_static_batch_norm_gets_its_statistics_from_the_servers_data() -> None:
     fedil = method(network={"norm": "sbn"})
     state = fedil.initial_state(LABELLED)
     step = fedil.server_step(state, LABELLED, 1)
-    assert not torch.equal(step.broadcast["server.buffers"], torch.zeros_like(step.broadcast["server.buffers"]))
+    assert not torch.equal(
+        step.broadcast["server.buffers"], torch.zeros_like(step.broadcast["server.buffers"])
+    )
     assert not torch.equal(step.broadcast["server.buffers"], state["global.buffers"])
     result = client(fedil, step.broadcast)
     assert float(result.update["delta.buffers"].norm()) == pytest.approx(0.0, abs=1e-6)

@@ -64,7 +64,9 @@ def test_the_same_recipe_gives_the_same_bits_and_another_seed_does_not(tmp_path:
 
 
 @pytest.mark.parametrize("moment", [(1, 1), (1, 3), (2, 2), (3, 1)])
-def test_a_run_stopped_at_any_moment_resumes_to_the_same_bits(tmp_path: Path, moment: tuple[int, int]) -> None:
+def test_a_run_stopped_at_any_moment_resumes_to_the_same_bits(
+    tmp_path: Path, moment: tuple[int, int]
+) -> None:
     undisturbed = Federation(blobs_recipe(), tmp_path / "undisturbed")
     undisturbed.play()
 
@@ -84,7 +86,9 @@ def test_a_restarted_server_counts_the_updates_that_wait_in_the_queue_once(tmp_p
     undisturbed = Federation(blobs_recipe(), tmp_path / "undisturbed")
     undisturbed.play()
     first = Federation(blobs_recipe(), tmp_path / "stopped")
-    first.diary.on_update = lambda number, answered: first.stop.set() if (number, answered) == (2, 2) else None
+    first.diary.on_update = lambda number, answered: (
+        first.stop.set() if (number, answered) == (2, 2) else None
+    )
     assert first.play() is None
     # The broker lives on, with the round's unacknowledged updates in it.
     second = Federation(blobs_recipe(), tmp_path / "stopped", broker=first.broker)
@@ -220,7 +224,9 @@ def test_more_rounds_can_be_added_to_a_finished_run(tmp_path: Path) -> None:
     assert longer.fingerprint() == straight.fingerprint()
 
 
-def test_the_model_log_is_written_once_a_round_and_each_selected_client_gets_one_small_task(tmp_path: Path) -> None:
+def test_the_model_log_is_written_once_a_round_and_each_selected_client_gets_one_small_task(
+    tmp_path: Path,
+) -> None:
     federation = Federation(blobs_recipe(federation={"deadline_seconds": 0.2}), tmp_path)
     with pytest.raises(FedILError):
         federation.coordinator().run()

@@ -14,7 +14,10 @@ from server_worker.recipe import load_recipe, make_recipe, parse_override
         ({"methd": {}}, "unknown setting methd; did you mean method?"),
         ({"client": {"lr": -1}}, "client.lr: Input should be greater than 0"),
         ({"split": {"labelled": 5, "labelled_fraction": 0.1}}, "give exactly one of"),
-        ({"split": {"labelled": 5, "clients": 3}}, "clients_per_round + over_select is 5, but split.clients is 3"),
+        (
+            {"split": {"labelled": 5, "clients": 3}},
+            "clients_per_round + over_select is 5, but split.clients is 3",
+        ),
         ({"client": {"momentum": 0.0}}, "nesterov needs momentum"),
         ({"profile": "papr"}, "profile: Input should be 'paper' or 'fedil'"),
         ({"client": {"lr": float("nan")}}, "client.lr"),

@@ -6,9 +6,7 @@ from server_worker.events import ClientOutcome
 from server_worker.round import OpenRound
 from server_worker.selection import select_clients
 
-OPEN = OpenRound(
-    run="r", number=4, activations={1: 2, 5: 1, 9: 3}, needed=3, quorum=2, deadline=100.0
-)
+OPEN = OpenRound(run="r", number=4, activations={1: 2, 5: 1, 9: 3}, needed=3, quorum=2, deadline=100.0)
 
 
 def answer(client: int, activation: int, number: int = 4, run: str = "r", base_version: int = 4) -> Update:
@@ -54,7 +52,7 @@ def test_it_closes_when_all_have_answered_or_the_quorum_has_at_the_deadline() ->
 
 
 def test_with_over_selection_it_closes_when_enough_have_answered() -> None:
-    over = OpenRound("r", 1, {client: 1 for client in range(5)}, needed=2, quorum=2, deadline=9.0)
+    over = OpenRound("r", 1, dict.fromkeys(range(5), 1), needed=2, quorum=2, deadline=9.0)
     over = over.record(ClientOutcome(3, "accepted")).record(ClientOutcome(4, "accepted"))
     assert over.may_close(0.0)
 
@@ -74,6 +72,8 @@ def test_selection_repeats_itself_and_changes_with_round_and_seed() -> None:
 
 
 def test_over_many_rounds_everybody_is_asked_about_equally_often() -> None:
-    counts = np.bincount(np.concatenate([select_clients(3, t, range(20), 5) for t in range(400)]), minlength=20)
+    counts = np.bincount(
+        np.concatenate([select_clients(3, t, range(20), 5) for t in range(400)]), minlength=20
+    )
     assert counts.min() > 60
     assert counts.max() < 140
