@@ -58,6 +58,7 @@ def simulate(
     began = time.monotonic()
     where, chosen = RunDir(run_dir), choose_device(device)
     one_thread_on(chosen)
+    watcher.phase(0, "load_data")
     dataset = open_dataset(recipe.data)
     train = dataset.load_train()
     split = _prepare(where, recipe, dataset, train, resume)
@@ -69,7 +70,7 @@ def simulate(
         url = stack.enter_context(serve(broker, store, short / "broker")).url
         arguments = _worker_arguments(recipe, url, where, chosen)
         pool = stack.enter_context(WorkerPool(arguments, workers, where.logs, watcher, stop))
-        baseline = _baseline(where, recipe, dataset, labelled, chosen)
+        baseline = _baseline(where, recipe, dataset, labelled, chosen, watcher)
         evaluator = BackgroundEvaluator(_network(recipe, dataset, chosen), dataset.load_test, dataset.views)
         stack.callback(evaluator.close)
         around = Surroundings(
@@ -130,13 +131,19 @@ def _network(recipe: Recipe, dataset: Dataset, device: torch.device) -> FlatMode
 
 
 def _baseline(
-    where: RunDir, recipe: Recipe, dataset: Dataset, labelled: Samples, device: torch.device
+    where: RunDir,
+    recipe: Recipe,
+    dataset: Dataset,
+    labelled: Samples,
+    device: torch.device,
+    watcher: Watcher,
 ) -> float | None:
     """The floor: the same network trained on the same labels and nothing else."""
     if recipe.baseline_epochs == 0:
         return None
     if where.baseline.exists():
         return float(json.loads(where.baseline.read_text(encoding="utf-8"))["accuracy"])
+    watcher.phase(0, "baseline")
     model, seed = _network(recipe, dataset, device), derive_seed(recipe.seed, "baseline")
     with seeded(seed, device):
         train_supervised(

@@ -81,6 +81,8 @@ class Coordinator:
 
     def _begin(self) -> Progress:
         clients = self._recipe.split.clients
+        if self._recipe.server.pretrain_epochs:
+            self._enter(0, "pretrain")
         progress = Progress(
             round=0,
             state=self._method.initial_state(self._labelled),

@@ -49,7 +49,8 @@ class Watcher(Protocol):
     def run_started(self, first_round: int, rounds: int) -> None: ...
 
     def phase(self, round_number: int, name: str) -> None:
-        """server_step, broadcast, wait, close: what is happening now."""
+        """What is happening now: server_step, broadcast, wait, close; before round 1 (numbered 0) load_data,
+        baseline, pretrain."""
 
     def update_arrived(
         self, round_number: int, outcome: ClientOutcome, answered: int, selected: int

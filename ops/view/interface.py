@@ -6,6 +6,11 @@ from typing import Protocol, Self
 from ops.summary import Summary
 from server_worker.events import Watcher
 
+BEFORE_ROUNDS = {
+    "load_data": "reading the data",
+    "baseline": "server-only training, for comparison",
+    "pretrain": "server learns from the labels first",
+}
 STOPPING = "stopping once what is under way is safe; press Ctrl-C again to stop at once"
 
 

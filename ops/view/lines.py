@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ops.summary import Summary
-from ops.view.interface import STOPPING
+from ops.view.interface import BEFORE_ROUNDS, STOPPING
 from ops.view.rows import exclusions, log_line
 from server_worker.events import ClientOutcome, RoundRecord
 
@@ -60,6 +60,11 @@ class PlainView(QuietView):
 
     def run_started(self, first_round: int, rounds: int) -> None:
         self.note(f"rounds {first_round} to {rounds}")
+
+    def phase(self, round_number: int, name: str) -> None:
+        """Within a round there is a line soon; before the first, minutes may pass."""
+        if round_number == 0 and name in BEFORE_ROUNDS:
+            self.note(BEFORE_ROUNDS[name])
 
     def round_closed(self, record: RoundRecord) -> None:
         self.note(log_line(record))

@@ -14,11 +14,12 @@ from rich.text import Text
 from ops.summary import Summary
 from ops.view.curve import sparkline
 from ops.view.ending import duration, print_summary
-from ops.view.interface import STOPPING
+from ops.view.interface import BEFORE_ROUNDS, STOPPING
 from ops.view.rows import ACCEPTED, GAP, GLOBAL, Column, columns_that_fit, exclusions
 from server_worker.events import ClientOutcome, RoundRecord
 
 PHASES = {
+    **BEFORE_ROUNDS,
     "server_step": "server learns",
     "broadcast": "model goes out",
     "wait": "clients learn",
@@ -81,7 +82,7 @@ class LiveView:
         # A bar without a total pulses: the server's own phases have no parts to count.
         total = self._expected if name == "wait" else None
         self._progress.remove_task(self._round)
-        self._round = self._new_bar(f"round {round_number}: {words}", total)
+        self._round = self._new_bar(f"round {round_number}: {words}" if round_number else words, total)
 
     def _new_bar(self, description: str, total: int | None) -> TaskID:
         return self._progress.add_task(description, total=total, unit=" answered")

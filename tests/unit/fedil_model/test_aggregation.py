@@ -284,11 +284,11 @@ def test_a_projected_update_is_orthogonal_to_the_servers_step_in_many_dimensions
 def test_a_soft_cosine_is_the_weight_of_an_update_and_of_its_buffers() -> None:
     theta = Weights(vector(3, 4), vector(1))
     fold = IncrementalFold(theta, Weights(vector(4, 4), vector(1)), FedILSettings(soft_cosine=True), 0, 1.0)
-    fold.add(Weights(vector(1, 0), vector(1)), 1.0)
-    fold.add(Weights(vector(3, 4), vector(0)), 1.0)
+    fold.add(Weights(vector(1, 0), vector(0)), 1.0)
+    fold.add(Weights(vector(3, 4), vector(1)), 1.0)
     mean = mean_of(fold)
     assert mean.params.tolist() == pytest.approx([(1 + 0.6 * 3) / 1.6, 0.6 * 4 / 1.6], rel=1e-5)
-    assert mean.buffers.tolist() == pytest.approx([1 / 1.6], rel=1e-5)
+    assert mean.buffers.tolist() == pytest.approx([0.6 / 1.6], rel=1e-5)
 
 
 @pytest.mark.parametrize("knobs", [{"cosine_filter": False}, {"on_reject": "project"}])
@@ -314,7 +314,9 @@ def test_normalising_gives_every_update_the_length_of_the_servers_step() -> None
 
 
 def test_normalising_to_a_faded_step_would_stop_the_run_so_it_does_not() -> None:
-    fold = new_fold(vector(3, 4), vector(1e-7, 0), normalise="reference")
+    fold = new_fold(vector(3, 4), vector(3e-6, 0), normalise="reference")
+    assert fold.faded
+    assert fold.reference_norm > 0
     fold.add(weights(vector(0, 2)), 1.0)
     assert mean_of(fold).params.tolist() == [0.0, 2.0]
 
@@ -369,6 +371,18 @@ def test_any_order_gives_the_same_bits(knobs: dict[str, Any], order: list[int]) 
     assert torch.equal(straight.params, shuffled.params)
     assert torch.equal(straight.buffers, shuffled.buffers)
     assert [verdicts[i] for i in order] == others
+
+
+def test_soft_weights_add_up_to_the_same_bits_in_any_order() -> None:
+    angles = np.random.default_rng(0).uniform(0, math.pi / 2, 60).tolist()
+    totals, cosines = [], []
+    for order in (angles, angles[::-1]):
+        fold = plane(soft_cosine=True)
+        found = [fold.add(weights(vector(math.cos(a), math.sin(a))), 1.0).cosine or 0.0 for a in order]
+        totals.append(fold._weight)
+        cosines.append(sum(found))
+    assert cosines[0] != cosines[1]
+    assert totals[0] == totals[1] == pytest.approx(cosines[0], abs=1e-4)
 
 
 def at_offset(x: Tensor, num_floats: int) -> Tensor:

@@ -62,7 +62,7 @@ def test_a_series_that_always_decreases_meets_the_papers_criterion_and_is_still_
 
 
 def test_noise_around_a_constant_is_a_plateau() -> None:
-    """At two standard errors one such series in twenty is taken for a slow trend, but none for a summable one."""
+    """At two standard errors, one such series in twenty looks like a slow trend, but none like a summable one."""
     noises = [np.random.default_rng(seed).standard_normal(400) for seed in range(100)]
     verdicts = [assessed(1 + 0.1 * noise).verdict for noise in noises]
     assert verdicts[0] == PLATEAU
