@@ -20,7 +20,7 @@ from server_worker.events import ClientOutcome, RoundRecord
 from server_worker.recipe import Recipe, make_recipe
 
 BAR, BAR_SHARE = 1.6, 0.05
-ROUNDS = 6
+ROUNDS = 4
 REPEATS = 3
 CLIENTS_PER_ROUND = 4
 CLIENTS, SAMPLES_PER_CLIENT, LABELLED = 20, 300, 100
