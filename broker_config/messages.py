@@ -51,3 +51,8 @@ class Refusal:
 
 
 Message = TrainTask | Update | Refusal
+
+MODEL_KIND = "model"
+"""What a body of the model log is called on the wire"""
+LEDGER_KIND = "ledger"
+"""What a ledger is called in the store"""

@@ -11,8 +11,3 @@ def tasks_queue(site: str) -> str:
 def updates_queue(run: str) -> str:
     """Where one run's server collects what clients learned."""
     return f"fedil.updates.{run}"
-
-
-def model_log(run: str) -> str:
-    """The log that holds each model version once, whatever the number of readers."""
-    return f"fedil.models.{run}"

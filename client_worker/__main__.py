@@ -49,10 +49,10 @@ def _serve(options: argparse.Namespace) -> None:
     from client_worker.participant import Participant
     from client_worker.shards import ShardFolder
     from client_worker.training import Trainer
-    from fedil_model.precision import choose_device, one_thread_on
+    from fedil_model.precision import choose_device, repeatable_on
 
     device = choose_device(options.device)
-    one_thread_on(device)
+    repeatable_on(device)
     transport, ledgers = connect_transport(options.broker), connect_store(options.store)
     trainer = Trainer(transport, ledgers, ShardFolder(options.shards), device, options.plugin)
     participant = Participant(transport, trainer, options.site)

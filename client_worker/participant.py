@@ -70,18 +70,29 @@ class Participant:
             task = decode_message(delivery.body)
             if not isinstance(task, TrainTask):
                 raise MessageRejected("schema", "not a task")
-            answer = self._answer(task)
         except MessageRejected as error:
-            _log.warning("task refused (%s): %s", error.reason, error)
+            _log.warning("no task (%s): %s", error.reason, error)
             delivery.reject(error.reason)
             return
+        try:
+            self._do(task)
+        except MessageRejected as error:
+            # The server is told, so that it does not wait for this client; the task is kept for people to see.
+            self._publish(_refusal(task, error.reason, str(error)))
+            delivery.reject(error.reason)
         except Interrupted:
             _log.info("asked to stop: the task goes back")
             delivery.requeue()
-            return
+        else:
+            delivery.acknowledge()
+
+    def _do(self, task: TrainTask) -> None:
+        answer = self._answer(task)
         if answer is not None:
-            self._transport.publish(updates_queue(task.run), encode_message(answer))
-        delivery.acknowledge()
+            self._publish(answer)
+
+    def _publish(self, answer: Update | Refusal) -> None:
+        self._transport.publish(updates_queue(answer.run), encode_message(answer))
 
     def _answer(self, task: TrainTask) -> Update | Refusal | None:
         """None: a later task has overtaken this one, and nobody waits for it."""

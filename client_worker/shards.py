@@ -4,6 +4,7 @@
 The array is memory-mapped: any number of workers on a machine share one copy.
 """
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from broker_config.durable import make_directory, write_atomically
 from fedil_model.errors import DataError
 
 
@@ -41,9 +43,12 @@ def write_shards(directory: Path, inputs: Tensor, clients: Sequence[np.ndarray])
     """`offsets.npy` comes last: a folder that has it is whole."""
     if (directory / "offsets.npy").exists():
         return
-    directory.mkdir(parents=True, exist_ok=True)
-    np.save(directory / "inputs.npy", inputs[torch.from_numpy(np.concatenate(clients))].numpy())
-    offsets = np.cumsum([0, *(len(client) for client in clients)])
-    unfinished = directory / "offsets.part.npy"
-    np.save(unfinished, offsets)
-    unfinished.replace(directory / "offsets.npy")
+    make_directory(directory)
+    _save(directory / "inputs.npy", inputs[torch.from_numpy(np.concatenate(clients))].numpy())
+    _save(directory / "offsets.npy", np.cumsum([0, *(len(client) for client in clients)]))
+
+
+def _save(path: Path, array: np.ndarray) -> None:
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
+    write_atomically(path, [header.getvalue(), np.ascontiguousarray(array).data.cast("B")])

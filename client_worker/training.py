@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from broker_config.errors import MessageRejected
-from broker_config.messages import TrainTask, Update
+from broker_config.messages import LEDGER_KIND, MODEL_KIND, TrainTask, Update
 from broker_config.stores.interface import Store
 from broker_config.transports.interface import Transport
 from broker_config.wire import decode_arrays, digest, encode_arrays
@@ -20,8 +20,6 @@ from fedil_model.methods import make_method
 from fedil_model.methods.interface import Method
 from fedil_model.parameters import from_arrays, to_arrays
 from fedil_model.plugins import is_plugin
-
-LEDGER_KIND = "ledger"
 
 
 class Trainer:
@@ -92,5 +90,5 @@ class Trainer:
                 raise MessageRejected(
                     "digest", f"model {task.model.version} is {found}, not {task.model_digest}"
                 )
-            self._model = (task.model_digest, from_arrays(decode_arrays(body, "model")[1], self._device))
+            self._model = (task.model_digest, from_arrays(decode_arrays(body, MODEL_KIND)[1], self._device))
         return self._model[1]

@@ -43,8 +43,6 @@ class Convergence:
     """Windowed geometric rate q̂"""
     path: float
     """Σ ‖Δ‖"""
-    straightness: float | None
-    """Net displacement / path over the window: 1 straight, 0 wandering."""
     share_decreasing: float | None
     """The paper's own criterion: share of the window with r_t ≤ 1."""
 
@@ -57,8 +55,6 @@ class Increment:
     effort: float
     """η × steps of one client, by which a decaying learning rate shrinks every increment"""
     model_norm: float
-    displacement: float | None = None
-    """‖θ′(t+1) − θ′(t+1−W)‖, where the caller still has the older weights"""
 
 
 def assess(increments: Sequence[Increment], window: int = 10) -> Convergence:
@@ -79,7 +75,6 @@ def assess(increments: Sequence[Increment], window: int = 10) -> Convergence:
         lr_normalised=normalised[-1] if normalised else None,
         rate=_geometric_rate(norms, window),
         path=math.fsum(norms),
-        straightness=_straightness(last, recent),
         share_decreasing=_share_decreasing(norms, window),
     )
 
@@ -124,13 +119,6 @@ def _geometric_rate(norms: Sequence[float], window: int) -> float | None:
     if len(norms) <= window or norms[-1] <= 0 or norms[-1 - window] <= 0:
         return None
     return float((norms[-1] / norms[-1 - window]) ** (1.0 / window))
-
-
-def _straightness(last: Increment | None, recent: Sequence[float]) -> float | None:
-    path = math.fsum(recent)
-    if last is None or last.displacement is None or path <= 0:
-        return None
-    return last.displacement / path
 
 
 def _share_decreasing(norms: Sequence[float], window: int) -> float | None:

@@ -78,8 +78,12 @@ class ServerSettings(OptimiserSettings):
     epochs: PositiveInt = 10
     pretrain_epochs: int = Field(default=0, ge=0)
     """Epochs on the labelled data before round 1."""
+    pretrain_lr: PositiveFloat | None = None
+    """Learning rate for them, where it should not be `lr`."""
+    pretrain_strong_weight: float = Field(default=0.0, ge=0.0)
+    """Weight of an additional cross-entropy on the strong view of labelled samples, before round 1 …"""
     strong_weight: float = Field(default=0.0, ge=0.0)
-    """Weight of an additional cross-entropy on the strong view of labelled samples."""
+    """… and in the rounds."""
 
 
 class ClientSettings(OptimiserSettings):
@@ -96,6 +100,9 @@ class FedILSettings(Settings):
     """T: activations in a row with the same confident, agreed label before a sample is promoted."""
     weight_pseudo: float = Field(default=1.0, ge=0.0)
     """ξa"""
+    weight_pseudo_weak: float = Field(default=0.0, ge=0.0)
+    """The same labels on the weak view too, where they are known beforehand (`pseudo_source` not "live"): the
+    credible set, which does this in the paper, needs `credibility` activations to begin."""
     weight_consistency: float = Field(default=1.0, ge=0.0)
     """ξb"""
     weight_credible: float = Field(default=1.0, ge=0.0)
@@ -143,9 +150,8 @@ class Learning(Settings):
     @model_validator(mode="before")
     @classmethod
     def _profile_fills_what_the_recipe_leaves_out(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        return merge(PROFILES.get(values.get("profile", "fedil"), {}), values)
+        profile = values.get("profile", "fedil") if isinstance(values, dict) else None
+        return merge(PROFILES.get(profile, {}), values) if isinstance(profile, str) else values
 
 
 PROFILES: dict[str, dict[str, dict[str, Any]]] = {

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -52,14 +53,14 @@ class FlatSGD:
 
 def decay_factor(settings: OptimiserSettings, lr: float, num_steps: int) -> float:
     """What multiplies a decayed starting weight after `num_steps` steps in which every gradient is zero.
+    The number may come from a stranger, so it costs the same whatever it is.
 
     SGD is linear in (weight, velocity, gradients), so a trained weight is exactly this factor × its start +
     what the gradients contributed; subtracting the first part makes an update free of decay (algorithm §5.3).
     """
-    weight, velocity = 1.0, 0.0
-    for _ in range(num_steps):
-        pull = settings.weight_decay * weight
-        velocity = settings.momentum * velocity + pull
-        step = pull + settings.momentum * velocity if settings.nesterov else velocity
-        weight -= lr * step
-    return weight
+    # In terms of this weight and this velocity, with the pull of decay as the only gradient:
+    pull = np.array([settings.weight_decay, 0.0])
+    velocity = pull + np.array([0.0, settings.momentum])
+    step = pull + settings.momentum * velocity if settings.nesterov else velocity
+    transition = np.array([np.array([1.0, 0.0]) - lr * step, velocity])
+    return float(np.linalg.matrix_power(transition, num_steps)[0, 0])

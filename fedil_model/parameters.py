@@ -54,6 +54,9 @@ class FlatModel:
         self.grads = torch.zeros_like(self.params)
         self._point_into_the_vectors([p for _, p in trainable])
         self._buffers = [b for _, b in module.named_buffers() if b.is_floating_point()]
+        # Counters (BatchNorm's num_batches_tracked) are not sent, so every load begins with them as built;
+        # otherwise one client's training would show in the next one's.
+        self._counters = [(b, b.clone()) for _, b in module.named_buffers() if not b.is_floating_point()]
 
     def _check_types(self, trainable: list[tuple[str, nn.Parameter]]) -> None:
         for name, parameter in trainable:
@@ -84,6 +87,8 @@ class FlatModel:
                 f"do not fit a network of {self.params.numel()} and {num_buffers}"
             )
         self.params.copy_(weights.params)
+        for counter, as_built in self._counters:
+            counter.copy_(as_built)
         offset = 0
         for buffer in self._buffers:
             end = offset + buffer.numel()

@@ -30,11 +30,16 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def one_thread_on(device: torch.device) -> None:
-    """On a CPU, several processes with one thread each beat one process with several threads, and a fixed
-    number of threads keeps results the same on every machine."""
+def repeatable_on(device: torch.device) -> None:
+    """The same task gives the same bits. On a CPU that takes a fixed number of threads: one, since several
+    processes with one thread each also beat one process with several. On a GPU it takes slower kernels; cuBLAS
+    needs CUBLAS_WORKSPACE_CONFIG in the environment too, which is for whoever starts the process."""
     if device.type == "cpu":
         torch.set_num_threads(1)
+    else:
+        torch.backends.cudnn.benchmark = False
+        torch.backends.cudnn.deterministic = True
+        torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
+from fedil_model.batches import shuffled_batches
 from fedil_model.datasets.interface import Samples, Views
 from fedil_model.errors import NumericError
 from fedil_model.hyperparameters import ServerSettings
@@ -28,6 +29,7 @@ def train_supervised(
     *,
     epochs: int,
     lr: float,
+    strong_weight: float,
     generator: torch.Generator,
     precision: Autocast = "off",
 ) -> Supervised:
@@ -37,13 +39,12 @@ def train_supervised(
     epoch_loss = torch.zeros((), device=model.device)
     for _ in range(epochs):
         epoch_loss = torch.zeros((), device=model.device)
-        order = torch.randperm(len(samples.labels), generator=generator).to(model.device)
-        for batch in torch.split(order, settings.batch_size):
+        for batch in shuffled_batches(len(samples.labels), settings.batch_size, generator, model.device):
             raw, labels_B = samples.inputs[batch], samples.labels[batch]
             inputs, weights = [views.weak(raw, generator)], [1.0]
-            if settings.strong_weight > 0.0:
+            if strong_weight > 0.0:
                 inputs.append(views.strong(raw, generator))
-                weights.append(settings.strong_weight)
+                weights.append(strong_weight)
             with autocast(model.device, precision):
                 parts = torch.split(model.module(torch.cat(inputs)).float(), len(batch))
             losses = [w * F.cross_entropy(part, labels_B) for w, part in zip(weights, parts, strict=True)]

@@ -3,10 +3,11 @@
 import dataclasses
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from broker_config.durable import write_atomically
 from server_worker.events import ClientOutcome, RoundRecord, Watcher
 
 
@@ -22,25 +23,25 @@ def read_history(path: Path) -> Iterator[dict[str, Any]]:
 
 
 class HistoryWriter:
-    """Hands every event on to another watcher, and keeps each round once."""
+    """Hands every event on to another watcher, and keeps each round once. `on_answer` is called for every
+    answer of a client."""
 
-    def __init__(self, path: Path, watcher: Watcher) -> None:
-        self._path, self._watcher = path, watcher
+    def __init__(self, path: Path, watcher: Watcher, on_answer: Callable[[], None] = lambda: None) -> None:
+        self._path, self._watcher, self._on_answer = path, watcher, on_answer
         self._written = 0
 
     def run_started(self, first_round: int, rounds: int) -> None:
         """Rounds after the checkpoint that the run resumes from will be played again."""
         kept = [fields for fields in read_history(self._path) if fields["round"] < first_round]
         self._written = kept[-1]["round"] if kept else 0
-        unfinished = self._path.with_suffix(".part")
-        unfinished.write_text("".join(json.dumps(fields) + "\n" for fields in kept), encoding="utf-8")
-        unfinished.replace(self._path)
+        write_atomically(self._path, [json.dumps(fields).encode() + b"\n" for fields in kept])
         self._watcher.run_started(first_round, rounds)
 
     def phase(self, round_number: int, name: str) -> None:
         self._watcher.phase(round_number, name)
 
     def update_arrived(self, round_number: int, outcome: ClientOutcome, answered: int, selected: int) -> None:
+        self._on_answer()
         self._watcher.update_arrived(round_number, outcome, answered, selected)
 
     def round_closed(self, record: RoundRecord) -> None:

@@ -47,19 +47,16 @@ def with_data_root(data: "DataSettings") -> "DataSettings":
     return data.model_copy(update={"root": Path(default)})
 
 
-# Where the data lies and what the run is called do not change what is learned.
-MAY_DIFFER = frozenset({"data.root", "data.download", "name", "description"})
-
-
 def differences(saved: "Recipe", asked: "Recipe") -> list[str]:
-    """Why a saved run cannot go on with this recipe, one phrase per key; empty when it can."""
-    before, after = flatten(saved.model_dump(mode="json")), flatten(asked.model_dump(mode="json"))
+    """Why a saved run cannot go on with this recipe, one phrase per key; empty when it can. What may differ is
+    the coordinator's to say, which refuses the checkpoint by the same rule; fewer rounds are refused only here."""
+    from server_worker.recipe import numbers_depend_on
+
+    before, after = numbers_depend_on(saved), numbers_depend_on(asked)
+    if "rounds" in before | after or asked.rounds < saved.rounds:
+        before, after = before | {"rounds": saved.rounds}, after | {"rounds": asked.rounds}
     changed = [key for key in sorted(before | after) if before.get(key) != after.get(key)]
-    return [
-        f"{key} was {before.get(key)!r}, is {after.get(key)!r}"
-        for key in changed
-        if key not in MAY_DIFFER and not (key == "rounds" and asked.rounds > saved.rounds)
-    ]
+    return [f"{key} was {before.get(key)!r}, is {after.get(key)!r}" for key in changed]
 
 
 def flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,28 +1,33 @@
 """The folder of a run: is it free, is it ours, and how to replace it without losing the old one too early."""
 
+import fcntl
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from broker_config.errors import FedILError
 from fedil_model.errors import SettingError
+from ops.run_dir import RunDir
 
-OURS = ("recipe", "split", "history", "baseline", "checkpoints", "ledgers", "shards", "logs")
+OURS = tuple(
+    getattr(RunDir(Path()), name).name for name, value in vars(RunDir).items() if isinstance(value, property)
+)
 
 
 def is_run(run_dir: Path) -> bool:
-    return (run_dir / "recipe.json").is_file()
+    return RunDir(run_dir).recipe.is_file()
 
 
 def has_checkpoint(run_dir: Path) -> bool:
-    folder = run_dir / "checkpoints"
-    return folder.is_dir() and any(folder.iterdir())
+    return any(RunDir(run_dir).checkpoints.glob("*.ckpt"))
 
 
 def refuse_if_taken(run_dir: Path, *, resume: bool, overwrite: bool) -> None:
     if run_dir.exists() and not run_dir.is_dir():
         raise SettingError(f"{run_dir} is a file: choose another --run-dir")
-    if not run_dir.exists() or not any(run_dir.iterdir()):
+    if not run_dir.exists() or not entries(run_dir):
         return
     if not is_run(run_dir) and not only_beginnings_of_a_run(run_dir):
         raise SettingError(f"{run_dir} holds files that are not of a run: choose another --run-dir")
@@ -34,26 +39,80 @@ def refuse_if_taken(run_dir: Path, *, resume: bool, overwrite: bool) -> None:
 
 def only_beginnings_of_a_run(run_dir: Path) -> bool:
     """A run that was killed in its first moments leaves files that are half written, under such names."""
-    return all(entry.name.lstrip(".").startswith(OURS) for entry in run_dir.iterdir())
+    return all(name.lstrip(".").startswith(OURS) for name in entries(run_dir))
+
+
+def entries(run_dir: Path) -> set[str]:
+    return {entry.name for entry in run_dir.iterdir()} - {lock_file(run_dir.resolve()).name}
+
+
+@contextmanager
+def sole_use(run_dir: Path) -> Iterator[None]:
+    """One fedil at a time. The kernel lets go of the lock when the process ends, however it ends."""
+    place = run_dir.resolve()
+    place.parent.mkdir(parents=True, exist_ok=True)
+    path = lock_file(place)
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            lock(descriptor, run_dir)
+            if not is_at(descriptor, path):
+                continue  # whoever had it has deleted it meanwhile: it locks nothing any more
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+            return
+        finally:
+            os.close(descriptor)
+
+
+def lock_file(place: Path) -> Path:
+    """Beside the folder, which `replacing` renames; inside where only the folder itself can be written to, as
+    in a mounted volume, which cannot be renamed anyway."""
+    only_inside = place.is_dir() and not os.access(place.parent, os.W_OK)
+    return (place if only_inside else place.parent) / f".{place.name}.lock"
+
+
+def lock(descriptor: int, run_dir: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = os.pread(descriptor, 20, 0).decode() or "unknown"
+        raise FedILError(
+            f"{run_dir} is in use by another fedil (pid {holder}): stop it or use another --run-dir"
+        ) from error
+
+
+def is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 @contextmanager
 def replacing(run_dir: Path) -> Iterator[None]:
-    """Moves the old run aside; it is deleted when the new one has ended or has something to go on from, and
-    comes back when the new one fails before that (a missing dataset, say)."""
+    """Moves the old run aside; it is deleted when the new one has something to go on from, and comes back when
+    the new one ends before that (a missing dataset or an early Ctrl-C, say)."""
     place = run_dir.resolve()
     aside = place.with_name(place.name + ".replaced")
-    if not place.exists():
-        yield
-        return
-    shutil.rmtree(aside, ignore_errors=True)
-    place.rename(aside)
+    keep_one(place, aside)  # a kill -9 may have left both
+    if place.exists():
+        place.rename(aside)
     try:
         yield
-    except BaseException:
-        if not has_checkpoint(place):
-            shutil.rmtree(place, ignore_errors=True)
-            aside.rename(place)
-        raise
     finally:
+        keep_one(place, aside)
+
+
+def keep_one(place: Path, aside: Path) -> None:
+    if not aside.exists():
+        return
+    if has_checkpoint(place):
         shutil.rmtree(aside, ignore_errors=True)
+    else:
+        shutil.rmtree(place, ignore_errors=True)
+        aside.rename(place)

@@ -22,16 +22,15 @@ from fedil_model.datasets.interface import Dataset, Samples
 from fedil_model.errors import DataError
 from fedil_model.evaluate import accuracy
 from fedil_model.methods import make_method
-from fedil_model.networks import build_network
 from fedil_model.parameters import FlatModel
 from fedil_model.plugins import is_plugin
-from fedil_model.precision import choose_device, one_thread_on, seeded
+from fedil_model.precision import choose_device, repeatable_on, seeded
 from fedil_model.seeding import derive_seed
 from fedil_model.split import Split, make_split
 from fedil_model.supervised import train_supervised
 from ops.diagnostics import LedgerDiagnostics
 from ops.history import HistoryWriter, read_history
-from ops.run_dir import RunDir
+from ops.run_dir import RunDir, network_of
 from ops.summary import Summary
 from ops.workers import WorkerPool
 from server_worker.checkpoint import CheckpointFolder
@@ -57,12 +56,12 @@ def simulate(
     """Blocks until the run is done or `stop` is set. With `resume`, goes on where a killed run was."""
     began = time.monotonic()
     where, chosen = RunDir(run_dir), choose_device(device)
-    one_thread_on(chosen)
+    repeatable_on(chosen)
     watcher.phase(0, "load_data")
     dataset = open_dataset(recipe.data)
-    train = dataset.load_train()
+    train, test = dataset.load_train(), _on_device(dataset.load_test(), chosen)
     split = _prepare(where, recipe, dataset, train, resume)
-    labelled = _on_device(train, split.labelled, chosen)
+    labelled = _on_device(_chosen(train, split.labelled), chosen)
     store, broker = MemoryStore(where.ledgers), EmbeddedBroker()
     with ExitStack() as stack:
         # A socket's path may have about 100 characters; a run's folder may have more.
@@ -70,15 +69,15 @@ def simulate(
         url = stack.enter_context(serve(broker, store, short / "broker")).url
         arguments = _worker_arguments(recipe, url, where, chosen)
         pool = stack.enter_context(WorkerPool(arguments, workers, where.logs, watcher, stop))
-        baseline = _baseline(where, recipe, dataset, labelled, chosen, watcher)
-        evaluator = BackgroundEvaluator(_network(recipe, dataset, chosen), dataset.load_test, dataset.views)
+        baseline = _baseline(where, recipe, dataset, labelled, test, watcher)
+        evaluator = BackgroundEvaluator(FlatModel(network_of(recipe, dataset), chosen), test, dataset.views)
         stack.callback(evaluator.close)
         around = Surroundings(
             transport=MemoryTransport(broker),
             store=store,
             checkpoints=CheckpointFolder(where.checkpoints),
             evaluator=evaluator,
-            watcher=HistoryWriter(where.history, watcher),
+            watcher=HistoryWriter(where.history, watcher, on_answer=pool.progress),
             clock=time.monotonic,
             stop=stop,
             site_of=lambda _: _SITE,
@@ -118,16 +117,13 @@ def _prepare(where: RunDir, recipe: Recipe, dataset: Dataset, train: Samples, re
     return split
 
 
-def _on_device(samples: Samples, positions: np.ndarray, device: torch.device) -> Samples:
-    chosen = torch.from_numpy(positions)
-    return Samples(samples.inputs[chosen].to(device), samples.labels[chosen].to(device))
+def _chosen(samples: Samples, positions: np.ndarray) -> Samples:
+    rows = torch.from_numpy(positions)
+    return Samples(samples.inputs[rows], samples.labels[rows])
 
 
-def _network(recipe: Recipe, dataset: Dataset, device: torch.device) -> FlatModel:
-    seed = derive_seed(recipe.seed, "network")
-    return FlatModel(
-        build_network(recipe.network, dataset.input_shape, len(dataset.class_names), seed), device
-    )
+def _on_device(samples: Samples, device: torch.device) -> Samples:
+    return Samples(samples.inputs.to(device), samples.labels.to(device))
 
 
 def _baseline(
@@ -135,16 +131,19 @@ def _baseline(
     recipe: Recipe,
     dataset: Dataset,
     labelled: Samples,
-    device: torch.device,
+    test: Samples,
     watcher: Watcher,
 ) -> float | None:
     """The floor: the same network trained on the same labels and nothing else."""
     if recipe.baseline_epochs == 0:
         return None
     if where.baseline.exists():
-        return float(json.loads(where.baseline.read_text(encoding="utf-8"))["accuracy"])
+        known = json.loads(where.baseline.read_text(encoding="utf-8"))
+        if known["epochs"] == recipe.baseline_epochs:
+            return float(known["accuracy"])
     watcher.phase(0, "baseline")
-    model, seed = _network(recipe, dataset, device), derive_seed(recipe.seed, "baseline")
+    device, seed = labelled.inputs.device, derive_seed(recipe.seed, "baseline")
+    model = FlatModel(network_of(recipe, dataset), device)
     with seeded(seed, device):
         train_supervised(
             model,
@@ -152,12 +151,12 @@ def _baseline(
             dataset.views,
             recipe.server,
             epochs=recipe.baseline_epochs,
-            lr=recipe.server.lr,
+            lr=recipe.server.pretrain_lr or recipe.server.lr,
+            strong_weight=recipe.server.pretrain_strong_weight,
             generator=torch.Generator().manual_seed(seed),
             precision=recipe.autocast,
         )
-    test = dataset.load_test()
-    found = accuracy(model.module, Samples(test.inputs.to(device), test.labels.to(device)), dataset.views)
+    found = accuracy(model.module, test, dataset.views)
     fields = {"accuracy": found, "epochs": recipe.baseline_epochs, "labels": len(labelled.labels)}
     write_atomically(where.baseline, [json.dumps(fields).encode()])
     return found

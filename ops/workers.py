@@ -15,7 +15,8 @@ _MAX_DEATHS = 6
 
 
 class WorkerPool:
-    """`failed` is set when workers die faster than they get anything done."""
+    """`failure` is set, and the run asked to stop, when workers die without getting anything done or cannot be
+    looked after any more."""
 
     def __init__(
         self, arguments: list[str], count: int, logs: Path, watcher: Watcher, stop: threading.Event
@@ -23,7 +24,7 @@ class WorkerPool:
         self._arguments, self._logs, self._watcher = arguments, logs, watcher
         self._stop_run = stop
         self._closing = threading.Event()
-        self.failure: FedILError | None = None
+        self.failure: Exception | None = None
         self._deaths = 0
         logs.mkdir(parents=True, exist_ok=True)
         self._processes = [self._start(number) for number in range(count)]
@@ -41,21 +42,28 @@ class WorkerPool:
                 start_new_session=True,
             )
 
+    def progress(self) -> None:
+        """A worker got something done, so the deaths until now were no reason to give up."""
+        self._deaths = 0
+
     def _watch(self) -> None:
-        while not self._closing.wait(_CHECK_SECONDS):
-            for number, process in enumerate(self._processes):
-                code = process.poll()
-                if code is not None and not self._closing.is_set():
-                    self._replace(number, code)
+        try:
+            while not self._closing.wait(_CHECK_SECONDS):
+                for number, process in enumerate(self._processes):
+                    code = process.poll()
+                    if code is not None and not self._closing.is_set():
+                        self._replace(number, code)
+        except (
+            Exception
+        ) as error:  # without this thread, the server would wait for workers that nobody starts
+            self.failure = error
+            self._stop_run.set()
 
     def _replace(self, number: int, code: int) -> None:
         self._deaths += 1
         log = self._logs / f"worker-{number}.log"
         if self._deaths >= _MAX_DEATHS:
-            self.failure = FedILError(f"workers keep dying (exit code {code}): {_last_line(log)} (see {log})")
-            self._closing.set()
-            self._stop_run.set()
-            return
+            raise FedILError(f"workers keep dying (exit code {code}): {_last_line(log)} (see {log})")
         self._watcher.note(
             f"worker {number} died (exit code {code}); its task goes to another, and it is replaced"
         )

@@ -44,7 +44,9 @@ class CheckpointFolder:
             meta, arrays = decode_arrays(bytearray(paths[-1].read_bytes()), _KIND)
             return Checkpoint(int(meta["round"]), meta, arrays)
         except (MessageRejected, KeyError, TypeError, ValueError) as error:
-            before = f"continue from {paths[-2].name}" if len(paths) > 1 else "start the run again"
+            before = (
+                f"continue from {paths[-2].name}" if len(paths) > 1 else "then start the run in a new folder"
+            )
             raise CheckpointDamaged(
                 f"checkpoint {paths[-1]} is damaged ({error}): delete it to {before}"
             ) from error

@@ -2,33 +2,36 @@
 `selection.py` and the method; what it remembers is in `progress.py`."""
 
 import dataclasses
+import json
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
 from broker_config.errors import FedILError, MessageRejected
-from broker_config.messages import Refusal, TrainTask, Update
+from broker_config.messages import MODEL_KIND, Refusal, TrainTask, Update
 from broker_config.stores.interface import Store
 from broker_config.topology import DEAD_LETTERS, tasks_queue, updates_queue
 from broker_config.transports.interface import Delivery, Transport
 from broker_config.wire import decode_message, digest, encode_arrays, encode_message
 from fedil_model.convergence import Increment, assess
 from fedil_model.datasets.interface import Samples
+from fedil_model.errors import LearningError
 from fedil_model.methods.interface import Fold, Folded, Method, ServerStep
 from fedil_model.parameters import from_arrays, to_arrays
 from server_worker.checkpoint import CheckpointFolder
 from server_worker.evaluation import Evaluator
 from server_worker.events import ClientOutcome, RoundRecord, Watcher
 from server_worker.progress import Progress, from_checkpoint, to_checkpoint
-from server_worker.recipe import Recipe
+from server_worker.recipe import Recipe, numbers_depend_on
 from server_worker.round import OpenRound
 from server_worker.selection import select_clients
 
 _POLL_SECONDS = 0.5
-MODEL_KIND = "model"
+_LETTERS_AT_A_TIME = 100
 
 
 class Stopped(Exception):
@@ -85,7 +88,7 @@ class Coordinator:
             self._enter(0, "pretrain")
         progress = Progress(
             round=0,
-            state=self._method.initial_state(self._labelled),
+            state=_named("pre-training", lambda: self._method.initial_state(self._labelled)),
             activations=(0,) * clients,
             selection=self._select(1),
             labelled=((0, 0),) * clients,
@@ -97,19 +100,7 @@ class Coordinator:
         return progress
 
     def _recipe_digest(self) -> str:
-        """Of what the numbers depend on; more rounds may be asked for later unless a schedule counts them."""
-        schedules = {self._recipe.client.lr_schedule, self._recipe.server.lr_schedule}
-        fields = self._recipe.model_dump_json(
-            exclude={
-                "data": {"root", "download"},
-                "name": True,
-                "description": True,
-                "evaluate_every": True,
-                "baseline_epochs": True,
-                "rounds": schedules == {"constant"},
-            }
-        )
-        return digest([fields.encode()])
+        return digest([json.dumps(numbers_depend_on(self._recipe), sort_keys=True).encode()])
 
     def _select(self, round_number: int) -> tuple[int, ...]:
         federation, clients = self._recipe.federation, range(self._recipe.split.clients)
@@ -121,7 +112,9 @@ class Coordinator:
     def _play(self, progress: Progress) -> Progress:
         number, stamps = progress.round + 1, _Stopwatch(self._around.clock)
         self._enter(number, "server_step")
-        step = self._method.server_step(progress.state, self._labelled, number)
+        step = _named(
+            "the server's step", lambda: self._method.server_step(progress.state, self._labelled, number)
+        )
         stamps.lap("server_step")
         self._enter(number, "broadcast")
         opened = self._open(progress, step, number)
@@ -133,6 +126,8 @@ class Coordinator:
         folded = fold.close()
         stamps.lap("fold")
         after = self._advance(progress, step, closed, folded, stamps)
+        # The checkpoint remembers one record; the one before it must be out by then.
+        self._report(wait=True)
         self._around.checkpoints.save(to_checkpoint(after, self._recipe_digest()))
         # Only now: an update that is not in a checkpoint must come back after a crash.
         for delivery in deliveries:
@@ -186,18 +181,38 @@ class Coordinator:
             delivery = self._around.transport.receive(queue, _POLL_SECONDS)
             self._report(wait=False)
             if delivery is None:
+                opened = self._give_up_on_dead_tasks(opened)
                 continue
             stamps.lap("wait")
             outcome = self._take(delivery, opened, fold)
             stamps.lap("fold")
             if outcome:
                 counted.append(delivery)
-                opened = opened.record(outcome)
-                self._around.watcher.update_arrived(
-                    opened.number, outcome, opened.answered, len(opened.activations)
-                )
+                opened = self._note_outcome(opened, outcome)
         stamps.lap("wait")
         return opened, counted
+
+    def _note_outcome(self, opened: OpenRound, outcome: ClientOutcome) -> OpenRound:
+        opened = opened.record(outcome)
+        self._around.watcher.update_arrived(opened.number, outcome, opened.answered, len(opened.activations))
+        return opened
+
+    def _give_up_on_dead_tasks(self, opened: OpenRound) -> OpenRound:
+        """A task that killed whoever took it lies among the dead letters; nobody will answer it. Letters are only
+        looked at: they stay for people to see."""
+        letters: list[Delivery] = []
+        while len(letters) < _LETTERS_AT_A_TIME:
+            letter = self._around.transport.receive(DEAD_LETTERS, 0.0)
+            if letter is None:
+                break
+            letters.append(letter)
+            client = _client_of_dead_task(letter, opened)
+            if client is not None:
+                detail = f"its task is a dead letter ({letter.reason})"
+                opened = self._note_outcome(opened, ClientOutcome(client, "refused", detail=detail))
+        for letter in letters:
+            letter.requeue()
+        return opened
 
     def _take(self, delivery: Delivery, opened: OpenRound, fold: Fold) -> ClientOutcome | None:
         """What one message amounts to; None if it does not count (it is settled then)."""
@@ -250,10 +265,10 @@ class Coordinator:
         for client, activation in closed.activations.items():
             activations[client] = activation
         for outcome in outcomes:
-            if "pseudo_labels" in outcome.metrics:
+            if outcome.outcome != "invalid" and {"pseudo_labels", "credible"} <= outcome.metrics.keys():
                 held = (int(outcome.metrics["pseudo_labels"]), int(outcome.metrics["credible"]))
                 labelled[outcome.client] = held
-        models = self._method.models(folded.state, step.broadcast)
+        models = self._method.models(folded.state, step.broadcast, self._labelled)
         model_norm = float(torch.linalg.vector_norm(models["global"].params))
         increments = (*progress.increments, Increment(folded.delta_norm, folded.effort, model_norm))
         record = self._record(closed, step, folded, increments, labelled, stamps)
@@ -282,7 +297,7 @@ class Coordinator:
             round=closed.number,
             rounds=self._recipe.rounds,
             selected=len(outcomes),
-            accepted=sum(outcome.outcome in ("accepted", "projected") for outcome in outcomes),
+            accepted=sum(outcome.counts for outcome in outcomes),
             outcomes=outcomes,
             delta_norm=folded.delta_norm,
             reference_norm=folded.reference_norm,
@@ -292,15 +307,15 @@ class Coordinator:
             losses=dict(step.losses) | _mean_losses(outcomes),
             pseudo_labels=sum(pseudo for pseudo, _ in labelled),
             credible=sum(credible for _, credible in labelled),
-            purity=dict(self._around.purity()),
+            purity={},
             seconds=stamps.seconds(),
         )
 
     def _announce(self, progress: Progress) -> None:
         """Hand the record on as soon as its accuracy is known, while the next round is already running."""
         self._report(wait=True)
-        record = progress.record
-        assert record is not None
+        assert progress.record is not None
+        record = dataclasses.replace(progress.record, purity=dict(self._around.purity()))
         due = record.round % self._recipe.evaluate_every == 0 or record.round == self._recipe.rounds
         self._pending = (record, self._around.evaluator.submit(progress.models) if due else None)
         self._report(wait=False)
@@ -314,6 +329,28 @@ class Coordinator:
         self._pending = None
         accuracy = future.result() if future is not None else {}
         self._around.watcher.round_closed(dataclasses.replace(record, accuracy=accuracy))
+
+
+_T = TypeVar("_T")
+
+
+def _named(what: str, step: Callable[[], _T]) -> _T:
+    """A user's own network or views may raise anything, at the server as at a client."""
+    try:
+        return step()
+    except (FedILError, LearningError):
+        raise
+    except Exception as error:
+        raise FedILError(f"{what} failed: {type(error).__name__}: {error}") from error
+
+
+def _client_of_dead_task(letter: Delivery, opened: OpenRound) -> int | None:
+    try:
+        task = decode_message(letter.body)
+    except MessageRejected:
+        return None
+    asked = isinstance(task, TrainTask) and (task.run, task.round) == (opened.run, opened.number)
+    return task.client if asked and task.client not in opened.arrived else None
 
 
 def _mean_losses(outcomes: tuple[ClientOutcome, ...]) -> dict[str, float]:

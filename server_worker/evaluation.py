@@ -1,6 +1,6 @@
 """Accuracy of a round's models, measured in the background: it decides nothing, so nothing waits for it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
@@ -16,20 +16,18 @@ class Evaluator(Protocol):
 
 
 class BackgroundEvaluator:
-    """One thread with a network and test data of its own; the data is read when first needed."""
+    """One thread with a network of its own. The test data is handed in, since reading it may run a user's code,
+    which has no business beside training."""
 
-    def __init__(self, model: FlatModel, load_test: Callable[[], Samples], views: Views) -> None:
-        self._model, self._load_test, self._views = model, load_test, views
-        self._test: Samples | None = None
+    def __init__(self, model: FlatModel, test: Samples, views: Views) -> None:
+        self._model, self._views = model, views
+        self._test = Samples(test.inputs.to(model.device), test.labels.to(model.device))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="fedil-evaluate")
 
     def submit(self, models: Mapping[str, Weights]) -> "Future[dict[str, float]]":
         return self._thread.submit(self._evaluate, dict(models))
 
     def _evaluate(self, models: Mapping[str, Weights]) -> dict[str, float]:
-        if self._test is None:
-            raw = self._load_test()
-            self._test = Samples(raw.inputs.to(self._model.device), raw.labels.to(self._model.device))
         found = {}
         for name, weights in models.items():
             self._model.load(weights.to(self._model.device))

@@ -11,11 +11,16 @@ class ClientOutcome:
 
     client: int
     outcome: str
-    """accepted, projected, rejected_cosine, late, invalid, refused, missing"""
+    """accepted, projected, rejected_cosine, invalid, refused, missing"""
     cosine: float | None = None
     detail: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
     num_samples: int = 0
+
+    @property
+    def counts(self) -> bool:
+        """It went into θ′."""
+        return self.outcome in ("accepted", "projected")
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import difflib
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,8 @@ def load_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise SettingError(f"cannot read recipe {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise SettingError(f"recipe {path} is not UTF-8 text: {error}") from error
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -63,6 +65,38 @@ def make_recipe(values: Mapping[str, Any], source: str = "recipe") -> Recipe:
         return Recipe.model_validate(dict(values))
     except ValidationError as error:
         raise SettingError(explain(error, source)) from error
+
+
+# What a run is for, where its data lies, how often it is looked at and how long it waits change no number.
+_NO_NUMBER = frozenset(
+    {
+        "description",
+        "data.root",
+        "data.download",
+        "evaluate_every",
+        "baseline_epochs",
+        "federation.deadline_seconds",
+        "federation.quorum",
+    }
+)
+
+
+def numbers_depend_on(recipe: Recipe) -> dict[str, Any]:
+    """Settings by dotted key, as JSON values, that a saved run must share to be gone on with. More rounds may be
+    asked for later, unless a schedule counts them."""
+    constant = {recipe.client.lr_schedule, recipe.server.lr_schedule} == {"constant"}
+    ignored = _NO_NUMBER | ({"rounds"} if constant else set())
+    flat = dict(_flatten(recipe.model_dump(mode="json")))
+    return {key: value for key, value in flat.items() if key not in ignored}
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        # A table of a user's own options counts as one value: it may be empty.
+        if isinstance(value, Mapping) and key != "options":
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
 
 
 def parse_override(text: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedil_model.aggregation import IncrementalFold, Verdict
+from fedil_model.batches import shuffled_batches
 from fedil_model.credibility import Ledger, Observation
 from fedil_model.datasets.interface import Samples, Views
 from fedil_model.errors import NumericError, StateError
@@ -58,7 +59,9 @@ class FedIL:
         self._student.load(FlatModel(self._build(), self.device).weights())
         epochs = self._learning.server.pretrain_epochs
         if epochs:
-            self._train_supervised(labelled, epochs, self._learning.server.lr, self._seed("pretrain"))
+            settings = self._learning.server
+            lr, strong_weight = settings.pretrain_lr or settings.lr, settings.pretrain_strong_weight
+            self._train_supervised(labelled, epochs, lr, strong_weight, self._seed("pretrain"))
         self._refresh(labelled)
         weights = self._student.weights()
         state.update(weights.tensors("global"))
@@ -71,11 +74,13 @@ class FedIL:
 
     def server_step(self, state: State, labelled: Samples, round_number: int) -> ServerStep:
         """Eq. 22: θ₀ is θ′ trained on the labelled data."""
-        global_ = Weights.named(state, "global").to(self.device)
-        self._student.load(global_)
+        self._student.load(Weights.named(state, "global").to(self.device))
+        self._refresh(labelled)
+        global_ = self._student.weights()
         settings = self._learning.server
         lr = learning_rate(settings, round_number, self._learning.rounds)
-        done = self._train_supervised(labelled, settings.epochs, lr, self._seed("server", round_number))
+        seed = self._seed("server", round_number)
+        done = self._train_supervised(labelled, settings.epochs, lr, settings.strong_weight, seed)
         self._refresh(labelled)
         tensors = global_.tensors("global") | self._student.weights().tensors("server")
         # What decay alone did to θ₀, which the cosine must not take for agreement.
@@ -84,7 +89,9 @@ class FedIL:
         )
         return ServerStep(tensors, {"loss_server": done.loss})
 
-    def _train_supervised(self, labelled: Samples, epochs: int, lr: float, seed: int) -> Supervised:
+    def _train_supervised(
+        self, labelled: Samples, epochs: int, lr: float, strong_weight: float, seed: int
+    ) -> Supervised:
         with seeded(seed, self.device):
             return train_supervised(
                 self._student,
@@ -93,6 +100,7 @@ class FedIL:
                 self._learning.server,
                 epochs=epochs,
                 lr=lr,
+                strong_weight=strong_weight,
                 generator=torch.Generator().manual_seed(seed),
                 precision=self._learning.autocast,
             )
@@ -106,9 +114,19 @@ class FedIL:
     def open_fold(self, state: State, broadcast: Mapping[str, Tensor], round_number: int) -> "FedILFold":
         return FedILFold(self._learning, state, broadcast, round_number, self._student.num_decayed)
 
-    def models(self, state: State, broadcast: Mapping[str, Tensor]) -> dict[str, Weights]:
-        found = {"global": Weights.named(state, "global"), "server": Weights.named(broadcast, "server")}
-        return found | ({"ema": Weights.named(state, "ema")} if "ema.params" in state else {})
+    def models(self, state: State, broadcast: Mapping[str, Tensor], labelled: Samples) -> dict[str, Weights]:
+        averages = {
+            name: Weights.named(state, name) for name in ("global", "ema") if f"{name}.params" in state
+        }
+        if self._learning.network.norm == "sbn":
+            averages = {name: self._refreshed(weights, labelled) for name, weights in averages.items()}
+        return averages | {"server": Weights.named(broadcast, "server")}
+
+    def _refreshed(self, weights: Weights, labelled: Samples) -> Weights:
+        """An average of weights has statistics of its own; those of its parts are not theirs."""
+        self._student.load(weights.to(self.device))
+        self._refresh(labelled)
+        return Weights(weights.params, self._student.weights().buffers)
 
     # ---- client ----------------------------------------------------------------------------------------------
 
@@ -134,7 +152,7 @@ class FedIL:
         with seeded(seed, self.device):
             lr = learning_rate(self._learning.client, round_number, self._learning.rounds)
             num_steps, losses = self._train(inputs, plan, lr, torch.Generator().manual_seed(seed))
-        self._check_finite(client)
+        self._check_finite(client, losses)
         trained = self._student.weights()
         delta = Weights(trained.params.sub_(global_.params), trained.buffers.sub_(global_.buffers))
         metrics = losses | {
@@ -168,26 +186,28 @@ class FedIL:
     ) -> tuple[int, dict[str, float]]:
         settings = self._learning.client
         optimiser = FlatSGD(self._student, settings, lr)
-        totals = torch.zeros(3, device=self.device)
+        weights = self._loss_weights()
+        totals = torch.zeros_like(weights)
         self._student.module.train()
         self._teacher.module.eval()
         for _ in range(settings.epochs):
             for batch_U in plan.batches(settings.batch_size, generator):
                 losses = self._losses(inputs, plan, batch_U, generator)
                 optimiser.zero_grad()
-                (losses @ self._loss_weights()).backward()  # type: ignore[no-untyped-call]
+                (losses @ weights).backward()  # type: ignore[no-untyped-call]
                 optimiser.step()
                 totals += losses.detach()
         means = (totals / max(optimiser.num_steps, 1)).tolist()
-        names = ("loss_pseudo", "loss_consistency", "loss_credible")
+        names = ("loss_pseudo", "loss_pseudo_weak", "loss_consistency", "loss_credible")
         return optimiser.num_steps, dict(zip(names, means, strict=True))
 
     def _loss_weights(self) -> Tensor:
         s = self._settings
-        return torch.tensor([s.weight_pseudo, s.weight_consistency, s.weight_credible], device=self.device)
+        weights = [s.weight_pseudo, s.weight_pseudo_weak, s.weight_consistency, s.weight_credible]
+        return torch.tensor(weights, device=self.device)
 
     def _losses(self, inputs: Tensor, plan: "_Plan", batch_U: Tensor, generator: torch.Generator) -> Tensor:
-        """ξa, ξb and ξc of one batch, from a single forward pass of all views."""
+        """ξa, its twin on the weak view, ξb and ξc of one batch, from a single forward pass of all views."""
         raw = inputs[plan.unlabelled_U[batch_U]]
         live = self._settings.pseudo_source == "live"
         # Labels known beforehand: a sample that is not sure adds nothing to ξa, so its strong view is not made.
@@ -202,24 +222,24 @@ class FedIL:
             with torch.no_grad():
                 logits_server_BC = self._teacher.module(weak).float() if len(weak) else logits[:0]
         weak_BC, strong_SC, credible_LC = logits.split([len(weak), len(strong), len(trusted)])
-        if live:
-            confidence_B, labels_B = weak_BC.detach().softmax(1).max(1)
-            mask_B = confidence_B >= self._settings.threshold
-        else:
-            labels_B, mask_B = plan.labels_U[batch_U][sure_B], torch.ones(len(strong), device=self.device)
         zero = logits.new_zeros(())
-        return torch.stack(
-            [
-                pseudo_label_loss(strong_SC, labels_B, mask_B) * (len(strong) / len(weak))
-                if len(strong)
-                else zero,
-                consistency_loss(logits_server_BC, weak_BC) if len(weak) else zero,
-                credible_loss(credible_LC, credible.labels) if len(credible.labels) else zero,
-            ]
-        )
+        pseudo, pseudo_weak = zero, zero
+        if live and len(weak):
+            confidence_B, labels_B = weak_BC.detach().softmax(1).max(1)
+            pseudo = pseudo_label_loss(strong_SC, labels_B, confidence_B >= self._settings.threshold)
+        elif len(strong):
+            labels_B, share = plan.labels_U[batch_U], len(strong) / len(weak)
+            pseudo = credible_loss(strong_SC, labels_B[sure_B]) * share
+            pseudo_weak = pseudo_label_loss(weak_BC, labels_B, sure_B)
+        consistency = consistency_loss(logits_server_BC, weak_BC) if len(weak) else zero
+        trust = credible_loss(credible_LC, credible.labels) if len(trusted) else zero
+        return torch.stack([pseudo, pseudo_weak, consistency, trust])
 
-    def _check_finite(self, client: int) -> None:
-        if not bool(torch.isfinite(self._student.params).all()):
+    def _check_finite(self, client: int, losses: Mapping[str, float]) -> None:
+        if (
+            not bool(torch.isfinite(self._student.params).all())
+            or not np.isfinite(list(losses.values())).all()
+        ):
             raise NumericError(f"training of client {client} diverged: lower client.lr or client.clip_norm")
 
 
@@ -268,8 +288,7 @@ class _Plan:
         """Positions in U, shuffled. With everything promoted: empty batches, as many as D^l has."""
         device = self.unlabelled_U.device
         if len(self.unlabelled_U):
-            order_U = torch.randperm(len(self.unlabelled_U), generator=generator).to(device)
-            return torch.split(order_U, batch_size)
+            return shuffled_batches(len(self.unlabelled_U), batch_size, generator, device)
         steps = -(-len(self.credible.labels) // batch_size)
         return (torch.zeros(0, dtype=torch.int64, device=device),) * steps
 

@@ -74,5 +74,5 @@ class Method(Protocol):
         client: int,
     ) -> ClientResult: ...
 
-    def models(self, state: State, broadcast: Mapping[str, Tensor]) -> dict[str, Weights]:
+    def models(self, state: State, broadcast: Mapping[str, Tensor], labelled: Samples) -> dict[str, Weights]:
         """What to evaluate after a round, by name; "global" is the one that ships."""

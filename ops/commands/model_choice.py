@@ -45,4 +45,4 @@ def load_trained(args: argparse.Namespace) -> TrainedModel:
 
     recipe = load_run(args.run_dir)
     dataset = open_dataset(with_data_root(recipe.data))
-    return TrainedModel(recipe, dataset, load_weights(args.run_dir, args.model), args.model)
+    return TrainedModel(recipe, dataset, load_weights(args.run_dir, args.model, dataset), args.model)

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from broker_config.errors import FedILError
-from fedil_model.errors import SettingError
+from fedil_model.errors import LearningError, SettingError
 from ops.interruption import interruptible
 from ops.invocation import resume_words, shell_line
 from ops.recipe_files import differences, read_recipe
-from ops.run_place import has_checkpoint, is_run, refuse_if_taken, replacing
+from ops.run_place import has_checkpoint, is_run, refuse_if_taken, replacing, sole_use
 
 if TYPE_CHECKING:
     from server_worker.recipe import Recipe
@@ -63,16 +63,20 @@ def device(text: str) -> str:
 def run(args: argparse.Namespace) -> int:
     recipe = chosen_recipe(args)
     run_dir: Path = args.run_dir or Path("runs") / recipe.name
-    refuse_if_taken(run_dir, resume=args.resume, overwrite=args.overwrite)
-    resume = args.resume and is_run(run_dir)
-    if resume:
-        refuse_if_different(run_dir, recipe)
-    replacing_or_not = replacing(run_dir) if args.overwrite else nullcontext()
+    with sole_use(run_dir):
+        refuse_if_taken(run_dir, resume=args.resume, overwrite=args.overwrite)
+        resume = args.resume and is_run(run_dir)
+        if resume:
+            recipe = going_on(run_dir, recipe)
+        with replacing(run_dir) if args.overwrite else nullcontext():
+            return train_or_say_how_to_go_on(args, recipe, run_dir, resume)
+
+
+def train_or_say_how_to_go_on(args: argparse.Namespace, recipe: "Recipe", run_dir: Path, resume: bool) -> int:
     resume_line = shell_line(*resume_words(args.words))
     try:
-        with replacing_or_not:
-            return train(args, recipe, run_dir, resume, resume_line)
-    except (KeyboardInterrupt, FedILError, OSError) as error:
+        return train(args, recipe, run_dir, resume, resume_line)
+    except (KeyboardInterrupt, FedILError, LearningError, OSError) as error:
         if has_checkpoint(run_dir):
             error.add_note(f"what was saved before is intact; go on with: {resume_line}")
         raise
@@ -96,7 +100,9 @@ def train(args: argparse.Namespace, recipe: "Recipe", run_dir: Path, resume: boo
             watcher=view,
             stop=interruption.stop,
         )
-    view.finish(summary, resume_line)
+    # With --overwrite and nothing saved, the old run is about to come back: that is not to be gone on with.
+    again = shell_line(*args.words) if args.overwrite and not has_checkpoint(run_dir) else resume_line
+    view.finish(summary, again)
     return interruption.exit_code if summary.stopped else 0
 
 
@@ -116,15 +122,20 @@ def chosen_recipe(args: argparse.Namespace) -> "Recipe":
     return make_recipe(values)
 
 
-def refuse_if_different(run_dir: Path, recipe: "Recipe") -> None:
+def going_on(run_dir: Path, recipe: "Recipe") -> "Recipe":
+    """The recipe to resume with, if it may: it finds the data where the run did, unless it says where."""
     from ops.run_dir import load_run
 
-    changes = differences(load_run(run_dir), recipe)
+    saved = load_run(run_dir)
+    changes = differences(saved, recipe)
     if changes:
         raise SettingError(
             f"{run_dir} was started with other settings: {'; '.join(changes)}. "
             "Use those, or --overwrite, or another --run-dir"
         )
+    if recipe.data.root is not None:
+        return recipe
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"root": saved.data.root})})
 
 
 def default_workers(recipe: "Recipe") -> int:

@@ -111,12 +111,13 @@ class LiveView:
         print_summary(summary, resume_line, self._console)
 
     def frame(self) -> RenderableType:
+        """Drawn in a thread of rich's own while others add notes and rounds, hence the copies."""
         parts: list[RenderableType] = [self._heading()]
         if self._records:
             parts += [self._table(), self._sparkline()]
         if not self._ended:
             parts.append(self._progress)
-        parts += [Text(note, style="dim", overflow="ellipsis", no_wrap=True) for note in self._notes]
+        parts += [Text(note, style="dim", overflow="ellipsis", no_wrap=True) for note in tuple(self._notes)]
         if self._stopping and not self._ended:
             parts.append(Text(STOPPING, style="bold yellow"))
         return Constrain(Group(*parts), self._width)

@@ -76,7 +76,7 @@ def log_line(record: RoundRecord) -> str:
 
 def exclusions(outcomes: Sequence[ClientOutcome]) -> list[str]:
     """Promise 8, for people: who did not count, and why."""
-    return [excluded(outcome) for outcome in outcomes if outcome.outcome not in {"accepted", "projected"}]
+    return [excluded(outcome) for outcome in outcomes if not outcome.counts]
 
 
 def excluded(outcome: ClientOutcome) -> str:

@@ -95,10 +95,12 @@ class Timed:
     server_step: float
     clients: float
     """Seconds in training steps, summed over clients."""
+    cores_of_others: float
+    """How many cores something else kept busy meanwhile: the figures are good where this is near zero."""
 
 
 def time_rounds(workers: int) -> Timed:
-    watch = Stopwatch()
+    watch, began, busy = Stopwatch(), time.monotonic(), busy_seconds_of_others()
     with tempfile.TemporaryDirectory(prefix="fedil-scaling-") as run_dir:
         simulate(
             recipe(),
@@ -114,11 +116,18 @@ def time_rounds(workers: int) -> Timed:
         wall=watch.began[ROUNDS] - watch.began[2],
         server_step=sum(record.seconds["server_step"] for record in counted),
         clients=sum(o.metrics["seconds_train"] for record in counted for o in record.outcomes),
+        cores_of_others=(busy_seconds_of_others() - busy) / (time.monotonic() - began),
     )
 
 
+def busy_seconds_of_others() -> float:
+    """Processor time of everything on this machine but this process and the children that it has waited for."""
+    user, nice, system = (int(jiffies) for jiffies in Path("/proc/stat").read_text().split()[1:4])
+    own = sum(os.times()[:4])
+    return (user + nice + system) / os.sysconf("SC_CLK_TCK") - own
+
+
 def run() -> dict[str, object]:
-    load = os.getloadavg()[0]
     runs: dict[int, list[Timed]] = {1: [], 2: []}
     for _ in range(REPEATS):
         for workers, timed in runs.items():
@@ -139,6 +148,6 @@ def run() -> dict[str, object]:
         "seconds_one_worker": round(one, 2),
         "seconds_two_workers": round(two, 2),
         "rounds": ROUNDS - 2,
-        "load_before": round(load, 1),
+        "cores_of_others": round(statistics.median(t.cores_of_others for ts in runs.values() for t in ts), 2),
         "config": f"resnet9 width 12, {CLIENTS_PER_ROUND} clients a round of {SAMPLES_PER_CLIENT} images 28×28",
     }

@@ -16,6 +16,8 @@ import onnxruntime
 import pytest
 from PIL import Image
 
+from tests.integration.test_simulation import workers_of
+
 ROOT = Path(__file__).parents[2]
 HEAVY = {"torch", "torchvision", "numpy", "rich", "pydantic"}
 SMALL = [
@@ -201,6 +203,14 @@ def test_resuming_with_other_settings_is_refused_and_names_them(run_dir: Path) -
     assert "client.lr was 0.05, is 0.5" in line
 
 
+def test_a_run_whose_schedule_counts_the_rounds_refuses_more_of_them_and_stays_resumable(tmp_path: Path) -> None:
+    command = ["simulate", "--run-dir", tmp_path / "run", *SMALL, "--set", "client.lr_schedule=cosine"]
+    assert fedil(*command, "--quiet").returncode == 0
+    line = complaint(fedil(*command, "--set", "rounds=3", "--resume"), 2)
+    assert "rounds was 2, is 3" in line
+    assert fedil(*command, "--resume", "--quiet").returncode == 0
+
+
 def test_evaluate_measures_the_accuracy_that_the_run_reported(run_dir: Path) -> None:
     result = fedil("evaluate", run_dir, "--json")
     quality = json.loads(result.stdout)
@@ -277,7 +287,7 @@ def test_ctrl_c_stops_cleanly_and_the_command_that_it_prints_goes_on(
     started: subprocess.Popen[str], tmp_path: Path
 ) -> None:
     wait_for_round(started, 1)
-    os.killpg(started.pid, signal.SIGINT)  # a terminal sends it to the workers as well
+    os.killpg(started.pid, signal.SIGINT)  # as a terminal does; the workers are in sessions of their own
     output, errors = started.communicate(timeout=120)
     assert started.returncode == 130, errors
     assert "Ctrl-C again" in errors
@@ -299,13 +309,24 @@ def test_ctrl_c_stops_cleanly_and_the_command_that_it_prints_goes_on(
     assert (summary["rounds_done"], summary["stopped"]) == (ROUNDS, False)
 
 
+def test_a_folder_in_use_is_refused_and_the_run_in_it_goes_on(
+    started: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    wait_for_round(started, 1)
+    for option in ("--resume", "--overwrite"):
+        line = complaint(fedil("simulate", *SMALL, "--run-dir", tmp_path / "run", option), 1)
+        assert f"{tmp_path / 'run'} is in use by another fedil (pid {started.pid})" in line
+    wait_for_round(started, 3)
+
+
 def test_a_second_ctrl_c_stops_at_once_and_leaves_no_worker_behind(started: subprocess.Popen[str]) -> None:
     wait_for_round(started, 1)
+    workers = workers_of(started)
+    assert workers
     for _ in range(2):
         os.killpg(started.pid, signal.SIGINT)
         time.sleep(0.05)
     _, errors = started.communicate(timeout=60)
     assert started.returncode == 130, errors
     assert "Traceback" not in errors
-    with pytest.raises(ProcessLookupError):
-        os.killpg(started.pid, 0)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)

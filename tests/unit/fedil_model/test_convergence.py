@@ -142,22 +142,20 @@ def test_the_exponents_error_is_that_of_ordinary_least_squares() -> None:
 
 def test_the_numbers_beside_the_verdict() -> None:
     norms = [2.0**-t for t in range(12)]
-    increments = [Increment(n, 0.5, 4.0, displacement=None) for n in norms[:-1]]
-    result = assess([*increments, Increment(norms[-1], 0.5, 4.0, displacement=0.001)], window=10)
+    result = assess([Increment(n, 0.5, 4.0) for n in norms], window=10)
     assert result.ratio == 0.5
     assert result.rate == pytest.approx(0.5)
     assert result.path == math.fsum(norms)
     assert result.moving_average == pytest.approx(math.fsum(norms[-10:]) / 10)
     assert result.relative == norms[-1] / 4.0
     assert result.lr_normalised == norms[-1] / 0.5
-    assert result.straightness == pytest.approx(0.001 / math.fsum(norms[-10:]))
     assert result.share_decreasing == 1.0
 
 
 def test_nothing_is_divided_by_zero() -> None:
-    result = assess([Increment(0.0, 0.0, 0.0, displacement=0.0)] * 12)
+    result = assess([Increment(0.0, 0.0, 0.0)] * 12)
     assert result.verdict == STALLED
-    assert (result.ratio, result.relative, result.rate, result.straightness) == (None, None, None, None)
+    assert (result.ratio, result.relative, result.rate) == (None, None, None)
     empty = assess([])
     assert (empty.verdict, empty.path, empty.moving_average, empty.share_decreasing) == (
         EARLY,

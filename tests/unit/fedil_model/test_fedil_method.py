@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedil_model.augment import TensorViews
+from fedil_model.batches import shuffled_batches
 from fedil_model.credibility import Ledger
 from fedil_model.datasets.interface import Samples
 from fedil_model.errors import NumericError, StateError
@@ -254,3 +255,44 @@ def test_static_batch_norm_gets_its_statistics_from_the_servers_data() -> None:
     assert not torch.equal(step.broadcast["server.buffers"], state["global.buffers"])
     result = client(fedil, step.broadcast)
     assert float(result.update["delta.buffers"].norm()) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_averaged_model_gets_static_statistics_of_its_own() -> None:
+    """Those of its parts belong to other weights."""
+    fedil = method(network={"norm": "sbn"})
+    state = fedil.initial_state(LABELLED)
+    step = fedil.server_step(state, LABELLED, 1)
+    fold = fedil.open_fold(state, step.broadcast, 1)
+    result = client(fedil, step.broadcast)
+    assert fold.add(result.update, result.num_steps).counts
+    after = fold.close().state
+    shipped = fedil.models(after, step.broadcast, LABELLED)["global"]
+    assert torch.equal(shipped.params, after["global.params"])
+    assert not torch.allclose(shipped.buffers, state["global.buffers"])
+    sent = fedil.server_step(after, LABELLED, 2).broadcast
+    assert torch.equal(sent["global.buffers"], shipped.buffers)
+
+
+def test_a_loss_that_is_not_finite_is_an_error_though_the_weights_still_are() -> None:
+    with pytest.raises(NumericError, match="diverged"):
+        method()._check_finite(0, {"loss_pseudo": float("nan")})
+
+
+def test_known_labels_can_teach_the_weak_view_too() -> None:
+    settings = {"server": {"pretrain_epochs": 30}, "client": {"weight_decay": 0.0}}
+    without, with_it = (
+        method("fedil", **settings, method={"weight_pseudo_weak": weight, "weight_consistency": 0.0})
+        for weight in (0.0, 1.0)
+    )
+    broadcast = broadcast_of(without)
+    a, b = client(without, broadcast), client(with_it, broadcast)
+    assert b.metrics["loss_pseudo_weak"] > 0.0
+    assert not torch.equal(a.update["delta.params"], b.update["delta.params"])
+
+
+def test_a_last_batch_of_one_joins_the_one_before_it() -> None:
+    sizes = [len(batch) for batch in shuffled_batches(21, 10, torch.Generator(), CPU)]
+    assert sizes == [10, 11]
+    assert [len(batch) for batch in shuffled_batches(1, 10, torch.Generator(), CPU)] == [1]
+    every = torch.cat(shuffled_batches(21, 10, torch.Generator(), CPU))
+    assert sorted(every.tolist()) == list(range(21))

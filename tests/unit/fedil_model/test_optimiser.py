@@ -148,3 +148,9 @@ def test_a_cosine_learning_rate_falls_from_lr_to_its_floor() -> None:
     assert rates[:11] == sorted(set(rates), reverse=True)
     # A run that is continued beyond its rounds stays at the floor.
     assert rates[10] == rates[11] == pytest.approx(0.02)
+
+
+def test_a_strangers_number_of_steps_costs_no_time() -> None:
+    settings = OptimiserSettings(weight_decay=5e-4)
+    assert decay_factor(settings, 0.03, 2**62) == pytest.approx(0.0, abs=1e-9)
+    assert decay_factor(settings, 0.03, 0) == 1.0

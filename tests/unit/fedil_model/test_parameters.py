@@ -157,3 +157,16 @@ def test_a_clone_does_not_follow_its_original() -> None:
     weights.buffers.zero_()
     assert twin.params.tolist() == [1.0, 1.0]
     assert twin.buffers.tolist() == [1.0]
+
+
+def test_counters_begin_as_built_with_every_load() -> None:
+    """They are not sent; one client's training must not show in the next one's."""
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=None))
+    model = FlatModel(module)
+    fresh = model.weights()
+    first = module(torch.ones(2, 3) * torch.tensor([[1.0], [2.0]]))
+    trained = model.weights()
+    model.load(fresh)
+    assert int(module[1].num_batches_tracked) == 0  # type: ignore[arg-type]
+    assert torch.equal(module(torch.ones(2, 3) * torch.tensor([[1.0], [2.0]])), first)
+    assert torch.equal(model.weights().buffers, trained.buffers)

@@ -1,4 +1,7 @@
 import dataclasses
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -8,16 +11,18 @@ import torch
 from broker_config.errors import CheckpointDamaged, FedILError
 from broker_config.messages import Refusal, Update
 from broker_config.topology import DEAD_LETTERS, tasks_queue, updates_queue
-from broker_config.transports.interface import Buffers
+from broker_config.transports.interface import Buffers, Delivery, ModelAddress
 from broker_config.transports.memory import MemoryTransport
 from broker_config.wire import decode_message, encode_message
+from fedil_model.parameters import Weights
+from server_worker.checkpoint import Checkpoint
 from server_worker.coordinator import Stopped
-from tests.federation import RUN, SITE, Diary, Federation, blobs_recipe
+from tests.federation import RUN, SITE, Diary, Federation, InlineEvaluator, blobs_recipe, working
 
 QUEUE = updates_queue(RUN)
 
 
-def fake_update(federation: Federation, **changes: object) -> Update:
+def fake_update(**changes: object) -> Update:
     """An honest-looking answer of a client selected in round 1; `changes` make it bad."""
     delta = np.zeros(1, np.float32)
     base = Update(RUN, 1, 0, 1, 1, 10, 5, {"delta.params": delta, "delta.buffers": delta[:0]})
@@ -101,13 +106,13 @@ def test_garbage_on_the_update_queue_is_dead_lettered_and_changes_nothing(tmp_pa
     clean = Federation(blobs_recipe(), tmp_path / "clean")
     clean.play()
     federation = Federation(blobs_recipe(), tmp_path / "dirty")
-    whole = b"".join(encode_message(fake_update(federation)))
+    whole = b"".join(encode_message(fake_update()))
     publish(federation, [b"hello"])
     publish(federation, [whole[:-3]])
     publish(federation, [whole[:40] + b"\xff" + whole[41:]])
-    publish(federation, encode_message(fake_update(federation, run="another")))
-    publish(federation, encode_message(fake_update(federation, round=7)))
-    publish(federation, encode_message(fake_update(federation, client=99)))
+    publish(federation, encode_message(fake_update(run="another")))
+    publish(federation, encode_message(fake_update(round=7)))
+    publish(federation, encode_message(fake_update(client=99)))
     federation.play()
     assert federation.fingerprint() == clean.fingerprint()
     reasons = dead_letter_reasons(federation)
@@ -129,7 +134,7 @@ def test_an_update_that_does_not_fit_is_invalid_and_says_why(
 ) -> None:
     federation = Federation(blobs_recipe(rounds=1), tmp_path)
     client = federation.coordinator()._select(1)[0]
-    publish(federation, encode_message(fake_update(federation, client=client, tensors=tensors)))
+    publish(federation, encode_message(fake_update(client=client, tensors=tensors)))
     federation.play()
     outcome = next(o for o in federation.diary.records[0].outcomes if o.client == client)
     assert outcome.outcome == "invalid"
@@ -143,7 +148,7 @@ def test_poison_never_reaches_the_global_model(tmp_path: Path, poison: float) ->
     size = federation.coordinator()._method.initial_state(_labelled(federation))["global.params"].numel()
     delta = np.full(size, poison, np.float32)
     tensors = {"delta.params": delta, "delta.buffers": np.zeros(0, np.float32)}
-    publish(federation, encode_message(fake_update(federation, client=client, tensors=tensors)))
+    publish(federation, encode_message(fake_update(client=client, tensors=tensors)))
     progress = federation.play()
     assert progress is not None
     assert bool(torch.isfinite(progress.state["global.params"]).all())
@@ -176,23 +181,10 @@ def test_without_a_quorum_at_the_deadline_the_run_ends_and_says_what_to_do(tmp_p
         federation.coordinator().run()
 
 
-def test_a_quorum_closes_the_round_at_the_deadline_and_names_who_is_missing(tmp_path: Path) -> None:
-    settings = {"deadline_seconds": 0.5, "quorum": 0.3}
-    federation = Federation(blobs_recipe(rounds=1, federation=settings), tmp_path)
-    coordinator = federation.coordinator()
-    answered, *silent = coordinator._select(1)
-    publish(federation, encode_message(Refusal(RUN, 1, answered, 1, "x", "y")))
-    with pytest.raises(FedILError, match="every client refused"):
-        coordinator.run()
-    assert len(silent) == 2
-
-
 def test_a_late_update_is_named_and_not_counted(tmp_path: Path) -> None:
     federation = Federation(blobs_recipe(), tmp_path)
     federation.diary.on_update = lambda number, answered: (
-        publish(federation, encode_message(fake_update(federation, client=0)))
-        if (number, answered) == (2, 1)
-        else None
+        publish(federation, encode_message(fake_update(client=0))) if (number, answered) == (2, 1) else None
     )
     federation.play()
     assert any(note == "round 1, client 0: late" for note in federation.diary.notes)
@@ -224,7 +216,22 @@ def test_more_rounds_can_be_added_to_a_finished_run(tmp_path: Path) -> None:
     assert longer.fingerprint() == straight.fingerprint()
 
 
-def test_the_model_log_is_written_once_a_round_and_each_selected_client_gets_one_small_task(
+def test_the_model_log_is_written_once_a_round_however_many_clients_there_are(tmp_path: Path) -> None:
+    federation, versions = Federation(blobs_recipe(), tmp_path), []
+    transport = MemoryTransport(federation.broker)
+    append = transport.append_model
+
+    def counted(run: str, version: int, body: Buffers) -> ModelAddress:
+        versions.append(version)
+        return append(run, version, body)
+
+    transport.append_model = counted  # type: ignore[method-assign]
+    with working(federation.broker, federation.participant()):
+        federation.coordinator(transport).run()
+    assert versions == [1, 2, 3]
+
+
+def test_each_selected_client_gets_one_small_task(
     tmp_path: Path,
 ) -> None:
     federation = Federation(blobs_recipe(federation={"deadline_seconds": 0.2}), tmp_path)
@@ -238,9 +245,114 @@ def test_the_model_log_is_written_once_a_round_and_each_selected_client_gets_one
     assert sorted(clients) == sorted(federation.coordinator()._select(1))
 
 
-def test_stopping_keeps_what_was_saved(tmp_path: Path) -> None:
+def test_stopped_before_anything_is_worth_keeping_it_leaves_nothing_half_done(tmp_path: Path) -> None:
     federation = Federation(blobs_recipe(), tmp_path, diary=Diary())
     federation.stop.set()
     with pytest.raises(Stopped):
         federation.coordinator().run()
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["round-00000000.ckpt"]
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_task_that_became_a_dead_letter_is_not_waited_for(tmp_path: Path) -> None:
+    federation = Federation(blobs_recipe(rounds=1), tmp_path)
+    poisoned = federation.coordinator()._select(1)[1]
+    participant = federation.participant()
+    handle = participant._handle
+
+    def die_of_it(delivery: Delivery) -> None:
+        task = decode_message(delivery.body)
+        if task.client == poisoned:
+            delivery.reject("delivery_limit")
+        else:
+            handle(delivery)
+
+    participant._handle = die_of_it  # type: ignore[method-assign]
+    with working(federation.broker, participant):
+        federation.coordinator().run()
+    outcome = federation.diary.records[0].outcomes[1]
+    assert (outcome.client, outcome.outcome) == (poisoned, "refused")
+    assert "dead letter (delivery_limit)" in outcome.detail
+    others = [o.outcome for o in federation.diary.records[0].outcomes if o.client != poisoned]
+    assert set(others) <= {"accepted", "rejected_cosine"}
+    assert dead_letter_reasons(federation) == ["delivery_limit"]
+
+
+def test_an_update_without_the_usual_metrics_or_with_absurd_ones_does_not_stop_the_server(
+    tmp_path: Path,
+) -> None:
+    federation = Federation(blobs_recipe(rounds=1), tmp_path)
+    first, second, _ = federation.coordinator()._select(1)
+    bad = {"delta.params": np.zeros(3, np.float32), "delta.buffers": np.zeros(0, np.float32)}
+    for client, metrics, steps in ((first, {"pseudo_labels": 1.0}, 5), (second, {}, 2**62)):
+        update = fake_update(client=client, metrics=metrics, num_steps=steps, tensors=bad)
+        publish(federation, encode_message(update))
+    assert federation.play() is not None
+    assert [o.outcome for o in federation.diary.records[0].outcomes[:2]] == ["invalid", "invalid"]
+
+
+def test_a_record_is_out_before_the_next_checkpoint_forgets_it(tmp_path: Path) -> None:
+    federation = Federation(blobs_recipe(), tmp_path)
+    coordinator = federation.coordinator()
+    waiting: list[Future[dict[str, float]]] = []
+
+    class SlowEvaluator(InlineEvaluator):
+        def submit(self, models: Mapping[str, Weights]) -> "Future[dict[str, float]]":
+            waiting.append(Future())
+            return waiting[-1]
+
+    save, seen = coordinator._around.checkpoints.save, []
+
+    def watch(checkpoint: Checkpoint) -> None:
+        seen.append((checkpoint.round, [record.round for record in federation.diary.records]))
+        save(checkpoint)
+
+    around = dataclasses.replace(coordinator._around, evaluator=SlowEvaluator())
+    around.checkpoints.save = watch  # type: ignore[method-assign]
+    coordinator._around = around
+
+    def answer_late() -> None:
+        while not finished.wait(0.05):
+            for future in [future for future in waiting if not future.done()]:
+                future.set_result({})
+
+    finished = threading.Event()
+    helper = threading.Thread(target=answer_late)
+    helper.start()
+    with working(federation.broker, federation.participant()):
+        coordinator.run()
+    finished.set()
+    helper.join()
+    assert seen == [(0, []), (1, []), (2, [1]), (3, [1, 2])]
+
+
+def test_a_bug_in_a_users_network_at_the_server_is_one_clear_error(tmp_path: Path) -> None:
+    name = "tests.unit.client_worker.test_participant:broken"
+    with pytest.raises(FedILError, match="pre-training failed: RuntimeError: a bug in the user's network"):
+        Federation(blobs_recipe(network={"name": name}), tmp_path).play()
+
+
+def test_a_run_can_be_resumed_with_a_longer_deadline_but_not_under_another_name(tmp_path: Path) -> None:
+    Federation(blobs_recipe(rounds=1), tmp_path).play()
+    longer = blobs_recipe(rounds=2, federation={"deadline_seconds": 77.0, "quorum": 0.5})
+    assert Federation(longer, tmp_path).play() is not None
+    with pytest.raises(CheckpointDamaged, match="another recipe"):
+        Federation(blobs_recipe(rounds=2, name="other"), tmp_path).play()
+
+
+def test_a_quorum_closes_the_round_at_the_deadline_and_names_who_is_missing(tmp_path: Path) -> None:
+    recipe = blobs_recipe(rounds=1, federation={"deadline_seconds": 3.0, "quorum": 0.3})
+    federation = Federation(recipe, tmp_path)
+    alone, *silent = federation.coordinator()._select(1)
+    participant = federation.participant()
+    handle = participant._handle
+
+    def ignore_others(delivery: Delivery) -> None:
+        if decode_message(delivery.body).client == alone:
+            handle(delivery)
+
+    participant._handle = ignore_others  # type: ignore[method-assign]
+    with working(federation.broker, participant):
+        federation.coordinator().run()
+    outcomes = {o.client: o.outcome for o in federation.diary.records[0].outcomes}
+    assert outcomes.pop(alone) in ("accepted", "rejected_cosine")
+    assert outcomes == dict.fromkeys(silent, "missing")

@@ -4,7 +4,7 @@ import pytest
 
 from fedil_model.errors import SettingError
 from fedil_model.hyperparameters import Learning
-from server_worker.recipe import load_recipe, make_recipe, parse_override
+from server_worker.recipe import load_recipe, make_recipe, numbers_depend_on, parse_override
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,7 @@ from server_worker.recipe import load_recipe, make_recipe, parse_override
             "clients_per_round + over_select is 5, but split.clients is 3",
         ),
         ({"client": {"momentum": 0.0}}, "nesterov needs momentum"),
+        ({"profile": [1]}, "profile: Input should be 'paper' or 'fedil'"),
         ({"profile": "papr"}, "profile: Input should be 'paper' or 'fedil'"),
         ({"client": {"lr": float("nan")}}, "client.lr"),
     ],
@@ -84,6 +85,38 @@ def test_a_file_that_is_missing_or_not_toml_is_named(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("a = = 1")
     with pytest.raises(SettingError, match=r"bad\.toml is not valid TOML"):
         load_recipe(tmp_path / "bad.toml")
+
+
+def test_a_recipe_that_is_no_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SettingError, match=r"bad\.toml is not UTF-8"):
+        load_recipe(tmp_path / "bad.toml")
+
+
+def test_what_changes_no_number_may_differ_between_a_run_and_its_resumption() -> None:
+    base = make_recipe({"rounds": 5})
+    free = make_recipe(
+        {
+            "rounds": 9,
+            "data": {"root": "/elsewhere", "download": True},
+            "evaluate_every": 3,
+            "baseline_epochs": 0,
+            "federation": {"deadline_seconds": 1.0, "quorum": 0.5},
+        }
+    )
+    assert numbers_depend_on(base) == numbers_depend_on(free)
+    for changes in (
+        {"name": "x"},
+        {"seed": 1},
+        {"client": {"lr": 0.5}},
+        {"federation": {"clients_per_round": 2}},
+    ):
+        assert numbers_depend_on(base) != numbers_depend_on(make_recipe({"rounds": 5, **changes}))
+
+
+def test_a_cosine_schedule_counts_the_rounds() -> None:
+    short, long = (make_recipe({"rounds": n, "client": {"lr_schedule": "cosine"}}) for n in (5, 9))
+    assert numbers_depend_on(short) != numbers_depend_on(long)
 
 
 def test_overrides_apply_on_top_of_the_file(tmp_path: Path) -> None:

@@ -1,0 +1,66 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ops.diagnostics
+from broker_config.stores.memory import MemoryStore
+from broker_config.wire import encode_arrays
+from fedil_model.credibility import Ledger
+from ops.diagnostics import LedgerDiagnostics
+
+LABELS = np.array([0, 1, 2, 0, 1, 2])
+CLIENTS = [np.array([0, 1, 2]), np.array([3, 4, 5])]
+
+
+def ledger(labels: list[int], credible: list[bool]) -> bytes:
+    held = Ledger(np.ones(len(labels), np.uint8), np.array(labels, np.int16), np.array(credible))
+    return b"".join(encode_arrays("ledger", {}, held.to_arrays()))
+
+
+ONE_RIGHT_OF_TWO = ledger([0, 2, -1], [True, False, False])
+ALL_RIGHT = ledger([0, 1, 2], [True, True, True])
+
+
+def test_purity_is_the_share_of_right_labels_over_all_clients() -> None:
+    store = MemoryStore()
+    diagnostics = LedgerDiagnostics(store, "run", LABELS, CLIENTS)
+    assert diagnostics.purity() == {"pseudo_labels": None, "credible": None}
+    store.commit("run", 0, 1, ONE_RIGHT_OF_TWO)
+    store.commit("run", 1, 1, ALL_RIGHT)
+    assert diagnostics.purity() == {"pseudo_labels": 4 / 5, "credible": 1.0}
+
+
+@pytest.mark.parametrize("damaged", [b"nonsense", ledger([0, 1], [True, True])], ids=["bytes", "size"])
+def test_a_ledger_that_makes_no_sense_is_left_out(damaged: bytes) -> None:
+    store = MemoryStore()
+    store.commit("run", 0, 1, ONE_RIGHT_OF_TWO)
+    store.commit("run", 1, 1, damaged)
+    diagnostics = LedgerDiagnostics(store, "run", LABELS, CLIENTS)
+    assert diagnostics.purity() == {"pseudo_labels": 1 / 2, "credible": 1.0}
+
+
+def test_a_damaged_file_costs_the_purity_and_not_the_run(tmp_path: Path) -> None:
+    store = MemoryStore(tmp_path)
+    store.commit("run", 0, 1, ONE_RIGHT_OF_TWO)
+    (tmp_path / "run" / "0" / "1.ledger").write_bytes(b"nonsense")
+    diagnostics = LedgerDiagnostics(store, "run", LABELS, CLIENTS)
+    assert diagnostics.purity() == {"pseudo_labels": None, "credible": None}
+
+
+def test_only_the_ledgers_of_clients_that_trained_are_decoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    decode, decoded = ops.diagnostics.decode_arrays, list[bytes]()
+
+    def counted(body: bytes, kind: str) -> object:
+        decoded.append(body)
+        return decode(body, kind)
+
+    monkeypatch.setattr(ops.diagnostics, "decode_arrays", counted)
+    store = MemoryStore()
+    for client in (0, 1):
+        store.commit("run", client, 1, ONE_RIGHT_OF_TWO)
+    diagnostics = LedgerDiagnostics(store, "run", LABELS, CLIENTS)
+    diagnostics.purity()
+    store.commit("run", 1, 2, ALL_RIGHT)
+    assert diagnostics.purity()["pseudo_labels"] == 4 / 5
+    assert decoded == [ONE_RIGHT_OF_TWO, ONE_RIGHT_OF_TWO, ALL_RIGHT]

@@ -1,0 +1,45 @@
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+
+from ops.history import HistoryWriter, read_history
+from ops.view import QuietView
+from server_worker.events import ClientOutcome
+from tests.unit.ops.records import make_record, write_history
+
+
+def test_rounds_that_will_be_played_again_are_forgotten_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_history(tmp_path, [make_record(number) for number in (1, 2, 3)])
+    path, fsync, forced = tmp_path / "history.jsonl", os.fsync, list[int]()
+
+    def remembered(descriptor: int) -> None:
+        forced.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", remembered)
+    HistoryWriter(path, QuietView()).run_started(3, 30)
+    assert [fields["round"] for fields in read_history(path)] == [1, 2]
+    assert forced == [path.stat().st_ino, tmp_path.stat().st_ino]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_every_round_is_kept_once(tmp_path: Path) -> None:
+    writer = HistoryWriter(tmp_path / "history.jsonl", QuietView())
+    writer.run_started(1, 30)
+    for number in (1, 2, 2, 3):
+        writer.round_closed(make_record(number))
+    kept = list(read_history(tmp_path / "history.jsonl"))
+    assert [fields["round"] for fields in kept] == [1, 2, 3]
+    assert kept[0]["outcomes"][0] == dataclasses.asdict(make_record(1).outcomes[0])
+
+
+def test_every_answer_of_a_client_is_told(tmp_path: Path) -> None:
+    answers = list[str]()
+    writer = HistoryWriter(tmp_path / "history.jsonl", QuietView(), on_answer=lambda: answers.append("one"))
+    for client in range(3):
+        writer.update_arrived(1, ClientOutcome(client, "accepted"), client + 1, 3)
+    assert len(answers) == 3
