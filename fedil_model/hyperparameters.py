@@ -158,8 +158,8 @@ PROFILES: dict[str, dict[str, dict[str, Any]]] = {
     "paper": {},
     "fedil": {
         "network": {"norm": "gn"},
-        "server": {"pretrain_epochs": 40},
-        "method": {"client_init": "server", "pseudo_source": "ensemble"},
+        "server": {"pretrain_epochs": 30, "pretrain_strong_weight": 1.0, "strong_weight": 1.0},
+        "method": {"client_init": "server", "pseudo_source": "ensemble", "weight_pseudo_weak": 1.0},
     },
 }
 

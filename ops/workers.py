@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -53,9 +54,8 @@ class WorkerPool:
                     code = process.poll()
                     if code is not None and not self._closing.is_set():
                         self._replace(number, code)
-        except (
-            Exception
-        ) as error:  # without this thread, the server would wait for workers that nobody starts
+        except Exception as error:
+            # Unseen, it would leave the server waiting for workers that nobody starts.
             self.failure = error
             self._stop_run.set()
 
@@ -76,14 +76,17 @@ class WorkerPool:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._closing.set()
-        self._thread.join()
-        for process in self._processes:
-            process.terminate()
-        for process in self._processes:
-            try:
-                process.wait(_GRACE_SECONDS)
-            except subprocess.TimeoutExpired:
+        try:
+            self._thread.join()
+            for process in self._processes:
+                process.terminate()
+            for process in self._processes:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_GRACE_SECONDS)
+        finally:  # also when a second Ctrl-C comes in here
+            for process in self._processes:
                 process.kill()
+            for process in self._processes:
                 process.wait()
 
 

@@ -1,8 +1,9 @@
 """The recipe mnist-iid-001 (600 labels, 100 clients, 5 a round): accuracy of θ′ and θ₀ by round, for the profiles
 `fedil` and `paper`, with server-only training beside them. FEDIL_DATA says where MNIST lies.
 
-`fedil` goes on until θ′ has reached both targets (or the recipe ends); `paper` plays as many rounds, with the same
-number of local epochs. One seed; accuracies are of the test set, which nothing is selected on during a run.
+`fedil` goes on until θ′ has reached both targets (or the recipe ends); `paper` plays PAPER_ROUNDS with the same budget
+of epochs and learning rates. One seed. The figures that `ok` is made of are the best of the evaluated rounds (every
+fifth) on the test set, since the bar is "within N rounds"; the last ones are given beside them.
 """
 
 import os
@@ -23,7 +24,7 @@ EARLY, EARLY_ROUNDS = 0.983, 15
 """The paper's figure after 2000 rounds"""
 LATE, LATE_ROUNDS = 0.990, 100
 MAX_PARAMETERS = 500_000
-EVERY = 5
+PAPER_ROUNDS = 20
 
 
 class Curve(QuietView):
@@ -53,7 +54,7 @@ class Curve(QuietView):
 
 
 def train(curve: Curve, run_dir: Path, *overrides: str) -> Summary:
-    recipe = read_recipe(RECIPE, [f"evaluate_every={EVERY}", *overrides])
+    recipe = read_recipe(RECIPE, list(overrides))
     return simulate(recipe, run_dir, workers=2, device="auto", resume=False, watcher=curve, stop=curve.stop)
 
 
@@ -66,7 +67,7 @@ def run() -> dict[str, Any]:
         ours = Curve("fedil", LATE_ROUNDS)
         summary = train(ours, Path(folder) / "fedil")
         parameters = sum(p.numel() for p in load_weights(Path(folder) / "fedil").parameters())
-        papers = Curve("paper", max(ours.points))
+        papers = Curve("paper", PAPER_ROUNDS)
         train(papers, Path(folder) / "paper", "profile=paper", "baseline_epochs=0")
     early, late = ours.best("global", EARLY_ROUNDS), ours.best("global", LATE_ROUNDS)
     assert summary.baseline_accuracy is not None
@@ -78,6 +79,7 @@ def run() -> dict[str, Any]:
         "parameters": parameters,
         "best_within_15_rounds": early,
         "best_within_100_rounds": late,
+        "last": ours.points[max(ours.points)],
         "first_round_at_99.0": {model: ours.first_round(model, LATE) for model in ("global", "server")},
         "server_only": round(100 * summary.baseline_accuracy, 2),
         "fedil": ours.points,

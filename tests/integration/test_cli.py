@@ -152,7 +152,8 @@ def test_a_missing_dataset_is_one_line_exit_code_1_and_leaves_an_older_run_alone
     run_dir = tmp_path / "run"
     (run_dir / "checkpoints").mkdir(parents=True)
     (run_dir / "recipe.json").write_text("{}")
-    result = fedil("simulate", "mnist-iid-001", "--overwrite", "--run-dir", run_dir, FEDIL_DATA=str(tmp_path))
+    options = ("--overwrite", "--quiet", "--run-dir", run_dir)
+    result = fedil("simulate", "mnist-iid-001", *options, FEDIL_DATA=str(tmp_path))
     assert "mnist" in complaint(result, 1).lower()
     assert (run_dir / "recipe.json").read_text() == "{}"
 
@@ -203,8 +204,10 @@ def test_resuming_with_other_settings_is_refused_and_names_them(run_dir: Path) -
     assert "client.lr was 0.05, is 0.5" in line
 
 
-def test_a_run_whose_schedule_counts_the_rounds_refuses_more_of_them_and_stays_resumable(tmp_path: Path) -> None:
-    command = ["simulate", "--run-dir", tmp_path / "run", *SMALL, "--set", "client.lr_schedule=cosine"]
+def test_a_run_whose_schedule_counts_the_rounds_refuses_more_of_them_and_stays_resumable(
+    tmp_path: Path,
+) -> None:
+    command = ["simulate", "--run-dir", str(tmp_path / "run"), *SMALL, "--set", "client.lr_schedule=cosine"]
     assert fedil(*command, "--quiet").returncode == 0
     line = complaint(fedil(*command, "--set", "rounds=3", "--resume"), 2)
     assert "rounds was 2, is 3" in line

@@ -5,7 +5,7 @@ import pytest
 
 import ops.diagnostics
 from broker_config.stores.memory import MemoryStore
-from broker_config.wire import encode_arrays
+from broker_config.wire import decode_arrays, encode_arrays
 from fedil_model.credibility import Ledger
 from ops.diagnostics import LedgerDiagnostics
 
@@ -49,11 +49,11 @@ def test_a_damaged_file_costs_the_purity_and_not_the_run(tmp_path: Path) -> None
 
 
 def test_only_the_ledgers_of_clients_that_trained_are_decoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    decode, decoded = ops.diagnostics.decode_arrays, list[bytes]()
+    decoded = list[bytes]()
 
     def counted(body: bytes, kind: str) -> object:
         decoded.append(body)
-        return decode(body, kind)
+        return decode_arrays(body, kind)
 
     monkeypatch.setattr(ops.diagnostics, "decode_arrays", counted)
     store = MemoryStore()

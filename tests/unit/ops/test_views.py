@@ -1,10 +1,13 @@
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
+import ops.view.live
 from ops.view import JsonView, PlainView, QuietView
 from ops.view.live import LiveView
 from server_worker.events import ClientOutcome
@@ -65,6 +68,20 @@ def test_a_live_frame_tells_exclusions_and_that_it_is_stopping() -> None:
     text = "\n".join(drawn(view, console))
     assert "round 4: client 17: rejected cosine (-0.021)" in text
     assert "Ctrl-C again" in text
+
+
+def test_a_live_frame_can_be_drawn_while_notes_come_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = terminal(80)
+    view = LiveView("digits", expected=5, console=console)
+    view.note("one")
+
+    def meanwhile(text: str = "", **style: Any) -> Text:
+        view.note("another")
+        return Text(text, **style)
+
+    meanwhile.assemble = Text.assemble  # type: ignore[attr-defined]
+    monkeypatch.setattr(ops.view.live, "Text", meanwhile)
+    assert "one" in drawn(view, console)
 
 
 def test_a_live_frame_before_the_first_evaluation_does_not_fail() -> None:

@@ -1,6 +1,10 @@
-"""With real processes, which end at once because their arguments are wrong."""
+"""With real processes, most of which end at once because their arguments are wrong."""
 
+import os
+import signal
+import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -72,3 +76,36 @@ def test_a_worker_that_cannot_be_replaced_ends_the_run_with_the_reason(tmp_path:
     with WorkerPool(WRONG, 1, logs, Listener(logs_are_gone), stop) as pool:
         assert stop.wait(PATIENCE)
     assert isinstance(pool.failure, FileNotFoundError)
+
+
+DEAF = """#!/bin/sh
+trap '' TERM
+echo $$
+exec sleep 60
+"""
+
+
+def pids_in(logs: Path) -> list[int]:
+    """Once both have said theirs."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        said = [log.read_text() for log in logs.glob("*.log")]
+        if len(said) == 2 and all(text.endswith("\n") for text in said):
+            return [int(text) for text in said]
+        time.sleep(0.01)
+    raise AssertionError("the workers did not start")
+
+
+def test_an_interruption_while_workers_are_asked_to_end_leaves_none_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "deaf"
+    script.write_text(DEAF)
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    pool = WorkerPool([], 2, tmp_path, QuietView(), threading.Event())
+    pids = pids_in(tmp_path)
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt), pool:
+        pass
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)

@@ -40,9 +40,10 @@ def test_the_paper_profile_switches_every_improvement_off() -> None:
     paper = make_recipe({"profile": "paper"})
     assert paper.network.norm == "bn"
     assert paper.server.pretrain_epochs == 0
-    assert paper.server.strong_weight == 0.0
+    assert (paper.server.strong_weight, paper.server.pretrain_strong_weight) == (0.0, 0.0)
     method = paper.method
     assert (method.client_init, method.pseudo_source, method.cosine_reference) == ("global", "live", "global")
+    assert method.weight_pseudo_weak == 0.0
     assert (method.on_reject, method.normalise, method.soft_cosine) == ("drop", "none", False)
     assert (method.server_momentum, method.ema_decay, method.demote_after) == (0.0, 0.0, 0)
     assert (method.threshold, method.credibility) == (0.95, 7)

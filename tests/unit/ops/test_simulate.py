@@ -1,0 +1,112 @@
+"""What surrounds the server's loop; the loop itself, with workers that work, is in tests/integration."""
+
+import json
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ops.simulate
+import ops.workers
+from broker_config.errors import FedILError
+from fedil_model.datasets.digits import digits
+from fedil_model.datasets.interface import Dataset, Samples
+from fedil_model.errors import DataError
+from ops.simulate import simulate
+from ops.view import QuietView
+from ops.workers import WorkerPool
+from server_worker.recipe import Recipe
+
+test_set_read_in: list[threading.Thread] = []
+
+
+def remembering() -> Dataset:
+    def load_test() -> Samples:
+        test_set_read_in.append(threading.current_thread())
+        return digits().load_test()
+
+    return replace(digits(), load_test=load_test)
+
+
+def without_test_set() -> Dataset:
+    def load_test() -> Samples:
+        raise DataError("the test set is missing")
+
+    return replace(digits(), load_test=load_test)
+
+
+def tiny(data: str = "digits", **more: Any) -> Recipe:
+    fields = {
+        "baseline_epochs": 0,
+        "data": {"name": data},
+        "network": {"name": "mlp", "width": 8},
+        "split": {"labelled": 20, "clients": 5},
+        "server": {"epochs": 1, "pretrain_epochs": 0},
+    }
+    return Recipe.model_validate(fields | more)
+
+
+def run(recipe: Recipe, run_dir: Path, watcher: QuietView | None = None) -> None:
+    stop = threading.Event()
+    simulate(
+        recipe, run_dir, workers=1, device="cpu", resume=False, watcher=watcher or QuietView(), stop=stop
+    )
+
+
+@pytest.fixture
+def _dying_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops.workers, "_CHECK_SECONDS", 0.02)
+    monkeypatch.setattr(ops.simulate, "_worker_arguments", lambda *_: ["--nonsense"])
+
+
+def test_a_test_set_that_cannot_be_read_is_told_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="the test set is missing"):
+        run(tiny(f"{__name__}:without_test_set"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("_dying_workers")
+def test_the_test_set_is_read_once_and_in_the_main_thread(tmp_path: Path) -> None:
+    test_set_read_in.clear()
+    with pytest.raises(FedILError):
+        run(tiny(f"{__name__}:remembering", baseline_epochs=1), tmp_path / "run")
+    assert test_set_read_in == [threading.main_thread()]
+
+
+@pytest.mark.usefixtures("_dying_workers")
+def test_workers_that_keep_dying_are_the_error_of_the_run(tmp_path: Path) -> None:
+    with pytest.raises(FedILError, match="workers keep dying"):
+        run(tiny(), tmp_path / "run")
+
+
+def test_every_answer_counts_as_progress_of_the_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[WorkerPool] = []
+    monkeypatch.setattr(WorkerPool, "progress", lambda pool: answers.append(pool))
+    run(tiny(rounds=1, federation={"clients_per_round": 2}), tmp_path / "run")
+    assert len(answers) == 2
+
+
+@pytest.mark.usefixtures("_dying_workers")
+def test_a_watcher_that_fails_beside_the_loop_is_the_error_of_the_run(tmp_path: Path) -> None:
+    class Closed(QuietView):
+        def note(self, text: str) -> None:
+            raise BrokenPipeError(32, "Broken pipe")
+
+    with pytest.raises(BrokenPipeError):
+        run(tiny(), tmp_path / "run", Closed())
+
+
+@pytest.mark.usefixtures("_dying_workers")
+@pytest.mark.parametrize(("epochs", "again"), [(3, False), (4, True)])
+def test_a_baseline_is_measured_again_only_if_it_is_another(tmp_path: Path, epochs: int, again: bool) -> None:
+    known = {"accuracy": 0.123, "epochs": 3, "labels": 20}
+    (tmp_path / "baseline.json").write_text(json.dumps(known))
+    with pytest.raises(FedILError):
+        run(tiny(baseline_epochs=epochs), tmp_path)
+    found = json.loads((tmp_path / "baseline.json").read_text())
+    assert (found != known) == again
+    assert found["epochs"] == epochs

@@ -1,0 +1,76 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ops.simulate
+from fedil_model.errors import NumericError, SettingError
+from ops.cli import main
+from ops.commands.simulate import going_on
+from ops.recipe_files import read_recipe
+from ops.run_dir import RunDir
+from ops.summary import Summary
+from server_worker.recipe import Recipe
+from tests.unit.ops.records import make_summary
+
+
+def save_run(run_dir: Path, recipe: Recipe) -> None:
+    run_dir.mkdir(parents=True, exist_ok=True)
+    RunDir(run_dir).recipe.write_text(recipe.model_dump_json())
+    RunDir(run_dir).checkpoints.mkdir()
+    (RunDir(run_dir).checkpoints / "round-00000050.ckpt").write_text("weights")
+
+
+@pytest.fixture(autouse=True)
+def _no_fedil_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FEDIL_DATA", raising=False)
+
+
+def test_a_resumed_run_finds_its_data_where_it_found_them_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_run(tmp_path, read_recipe("digits", ["data.root=/first"]))
+    assert going_on(tmp_path, read_recipe("digits", [])).data.root == Path("/first")
+    assert going_on(tmp_path, read_recipe("digits", ["data.root=/moved"])).data.root == Path("/moved")
+    monkeypatch.setenv("FEDIL_DATA", "/of/this/machine")
+    assert going_on(tmp_path, read_recipe("digits", [])).data.root == Path("/of/this/machine")
+
+
+def test_a_run_with_other_settings_is_not_gone_on_with(tmp_path: Path) -> None:
+    save_run(tmp_path, read_recipe("digits", []))
+    with pytest.raises(SettingError, match="name was 'digits', is 'mine'"):
+        going_on(tmp_path, read_recipe("digits", ["name=mine"]))
+
+
+def test_a_run_that_diverges_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def diverging(recipe: Recipe, run_dir: Path, **_: Any) -> Summary:
+        save_run(run_dir, recipe)
+        raise NumericError("the loss is not finite")
+
+    monkeypatch.setattr(ops.simulate, "simulate", diverging)
+    assert main(["simulate", "--quiet", "--run-dir", str(tmp_path / "run")]) == 1
+    complaint, how = capsys.readouterr().err.splitlines()
+    assert complaint == "fedil: the loss is not finite"
+    assert how.startswith("fedil: what was saved before is intact; go on with: ")
+    assert how.endswith(f"simulate --quiet --run-dir {tmp_path / 'run'} --resume")
+
+
+def test_an_overwrite_that_is_stopped_at_once_leaves_the_old_run_and_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = tmp_path / "run"
+    save_run(run_dir, read_recipe("digits", ["seed=1"]))
+
+    def stopped(recipe: Recipe, run_dir: Path, **_: Any) -> Summary:
+        run_dir.mkdir()
+        RunDir(run_dir).recipe.write_text(recipe.model_dump_json())
+        return make_summary(run_dir, stopped=True)
+
+    monkeypatch.setattr(ops.simulate, "simulate", stopped)
+    command = ["simulate", "--quiet", "--set", "seed=2", "--overwrite", "--run-dir", str(run_dir)]
+    main(command)
+    assert '"seed":1,' in RunDir(run_dir).recipe.read_text()
+    assert " ".join(command) in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == [run_dir]
