@@ -2,6 +2,7 @@
 embedded broker between them."""
 
 import json
+import os
 import tempfile
 import threading
 import time
@@ -56,6 +57,8 @@ def simulate(
     """Blocks until the run is done or `stop` is set. With `resume`, goes on where a killed run was."""
     began = time.monotonic()
     where, chosen = RunDir(run_dir), choose_device(device)
+    # For cuBLAS here and in the workers, which inherit it; see repeatable_on.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     repeatable_on(chosen)
     watcher.phase(0, "load_data")
     dataset = open_dataset(recipe.data)
