@@ -36,3 +36,7 @@ def test_every_file_that_the_tour_names_exists() -> None:
     for before, choices, after in (re.fullmatch(r"([^{]*)(?:\{(.*)\}(.*))?", row).groups("") for row in rows):  # type: ignore[union-attr]
         for choice in choices.split(","):
             assert (ROOT / f"{before}{choice}{after}").exists(), f"{before}{choice}{after}"
+
+
+def test_nothing_is_left_to_be_filled_in() -> None:
+    assert re.findall(r"@[A-Z]+@", README) == []
