@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedil_model.aggregation import Verdict
 from fedil_model.augment import TensorViews
 from fedil_model.batches import shuffled_batches
 from fedil_model.credibility import Ledger
@@ -15,7 +16,7 @@ from fedil_model.datasets.interface import Samples
 from fedil_model.errors import NumericError, StateError
 from fedil_model.hyperparameters import Learning, merge
 from fedil_model.methods.fedil import FedIL
-from fedil_model.methods.interface import ClientResult
+from fedil_model.methods.interface import ClientResult, Folded, State
 from fedil_model.parameters import Weights
 
 CPU = torch.device("cpu")
@@ -169,7 +170,9 @@ def test_divergence_is_an_error_not_an_update() -> None:
         broadcast_of(method(server={"lr": 1e30, "clip_norm": 0.0}))
 
 
-def folded(fedil: FedIL, deltas: list[Tensor], broadcast: Mapping[str, Tensor] | None = None):  # type: ignore[no-untyped-def]
+def folded(
+    fedil: FedIL, deltas: list[Tensor], broadcast: Mapping[str, Tensor] | None = None
+) -> tuple[State, list[Verdict], Folded]:
     state = fedil.initial_state(LABELLED)
     fold = fedil.open_fold(state, broadcast or fedil.server_step(state, LABELLED, 1).broadcast, 1)
     verdicts = [fold.add({"delta.params": d, "delta.buffers": d[:0]}, 1) for d in deltas]

@@ -145,7 +145,8 @@ def test_an_update_that_does_not_fit_is_invalid_and_says_why(
 def test_poison_never_reaches_the_global_model(tmp_path: Path, poison: float) -> None:
     federation = Federation(blobs_recipe(rounds=1), tmp_path)
     client = federation.coordinator()._select(1)[0]
-    size = federation.coordinator()._method.initial_state(_labelled(federation))["global.params"].numel()
+    coordinator = federation.coordinator()
+    size = coordinator._method.initial_state(coordinator._labelled)["global.params"].numel()
     delta = np.full(size, poison, np.float32)
     tensors = {"delta.params": delta, "delta.buffers": np.zeros(0, np.float32)}
     publish(federation, encode_message(fake_update(client=client, tensors=tensors)))
@@ -153,10 +154,6 @@ def test_poison_never_reaches_the_global_model(tmp_path: Path, poison: float) ->
     assert progress is not None
     assert bool(torch.isfinite(progress.state["global.params"]).all())
     assert federation.diary.records[0].outcomes[0].outcome == "invalid"
-
-
-def _labelled(federation: Federation):  # type: ignore[no-untyped-def]
-    return federation.coordinator()._labelled
 
 
 def test_a_refusal_is_recorded_with_its_reason(tmp_path: Path) -> None:
