@@ -52,7 +52,7 @@ class Measured:
 
 class Gauge:
     """Measures updates without weight decay, which moves server and clients alike and must not pass for
-    agreement (algorithm §5.3).
+    agreement.
 
     With s and c what decay alone leaves of the weights that server and client start from, the server has
     θ₀_D = s·θ′_D + g₀_D and θ₀_R = θ′_R + g₀_R. So d differs from θ* − θ′ by a combination of g₀_D, θ′_D and

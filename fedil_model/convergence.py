@@ -1,4 +1,4 @@
-"""What the increments' norms say of convergence, without saying more than they can (algorithm §5.4).
+"""What the increments' norms say of convergence, without saying more than they can.
 
 The paper calls a run convergent when ‖Δθ‖ decreases. A decreasing series need not be summable (1/t), and a
 summable one need not decrease, so that criterion is reported beside a verdict from the power-law exponent

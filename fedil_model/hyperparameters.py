@@ -1,6 +1,6 @@
 """Everything that a task's result depends on, besides the data: validated, frozen, free of torch.
 
-Field defaults are the paper's reading (`algorithm` profile "paper"); PROFILES["fedil"] lists, key by key,
+Field defaults are the paper's reading (profile "paper"); PROFILES["fedil"] lists, key by key,
 what our better default changes. A key written in a recipe wins over both.
 """
 
@@ -91,7 +91,7 @@ class ClientSettings(OptimiserSettings):
 
 
 class FedILSettings(Settings):
-    """Knobs of the method; the numbers in brackets are places in the paper or in the issue's literature."""
+    """Knobs of the method; the first lines name the paper's symbols."""
 
     name: Literal["fedil"] = "fedil"
     threshold: float = Field(default=0.95, ge=0.0, le=1.0)

@@ -56,7 +56,7 @@ def decay_factor(settings: OptimiserSettings, lr: float, num_steps: int) -> floa
     The number may come from a stranger, so it costs the same whatever it is.
 
     SGD is linear in (weight, velocity, gradients), so a trained weight is exactly this factor × its start +
-    what the gradients contributed; subtracting the first part makes an update free of decay (algorithm §5.3).
+    what the gradients contributed; subtracting the first part makes an update free of decay.
     """
     # In terms of this weight and this velocity, with the pull of decay as the only gradient:
     pull = np.array([settings.weight_decay, 0.0])

@@ -1,6 +1,6 @@
 """Who holds which training sample: the server's labelled set and the clients' unlabelled shards.
 
-A split can be kept beside the results: all methods of one table must share it (methods.md §3).
+A split can be kept beside the results: all methods of one table must share it.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""The strong view of digits (methods.md §2, MNIST: our choice): one mild affine map, then contrast and
+"""The strong view of digits (our own choice: no published one was found): one mild affine map, then contrast and
 brightness. No flips, and nothing that could turn one digit into another."""
 
 import torch

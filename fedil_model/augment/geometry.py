@@ -95,7 +95,7 @@ def warp_bilinear(images_BCHW: Tensor, affine: AffineMap) -> Tensor:
 
 
 def cutout(images_BCHW: Tensor, share: float, generator: torch.Generator) -> Tensor:
-    """A gray square at a uniform centre, clipped at the borders (methods.md §2)."""
+    """A gray square at a uniform centre, clipped at the borders."""
     height, width = images_BCHW.shape[-2:]
     in_rows_BH = _in_window(len(images_BCHW), height, round(share * height), generator)
     in_columns_BW = _in_window(len(images_BCHW), width, round(share * width), generator)

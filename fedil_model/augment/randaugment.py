@@ -1,4 +1,4 @@
-"""FixMatch's RandAugment (methods.md §2, [KK RandAugmentMC]): two operations out of fourteen, drawn with
+"""FixMatch's RandAugment (arXiv 2001.07685, appendix): two operations out of fourteen, drawn with
 replacement, each applied with probability one half at a level of 1..9.
 
 B images. The images that drew an operation are handled together. Of an image's two operations the moves are

@@ -21,7 +21,7 @@ UNREADABLE = (RuntimeError, OSError, EOFError, ValueError, AssertionError)
 
 
 def mnist(root: Path | None, download: bool = False) -> Dataset:
-    # methods.md §2: crops by 2 pixels; black around a digit is where it really goes on.
+    # Crops by 2 pixels; black around a digit is where it really goes on.
     views = ImageViews((0.1307,), (0.3081,), pad=2, pad_mode="zeros", strong_kind="affine")
     return _dataset("MNIST", DIGITS, (1, 28, 28), views, root, download)
 
@@ -32,17 +32,17 @@ def fashion_mnist(root: Path | None, download: bool = False) -> Dataset:
 
 
 def cifar10(root: Path | None, download: bool = False) -> Dataset:
-    views = ImageViews((0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616), flip=True)  # [KK]
+    views = ImageViews((0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616), flip=True)  # as FixMatch-pytorch has them
     return _dataset("CIFAR10", CIFAR10, (3, 32, 32), views, root, download)
 
 
 def cifar100(root: Path | None, download: bool = False) -> Dataset:
-    views = ImageViews((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), flip=True)  # [KK]
+    views = ImageViews((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), flip=True)  # as FixMatch-pytorch has them
     return _dataset("CIFAR100", CIFAR100, (3, 32, 32), views, root, download)
 
 
 def svhn(root: Path | None, download: bool = False) -> Dataset:
-    views = ImageViews((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970), flip=False)  # [SF]
+    views = ImageViews((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970), flip=False)  # as SemiFL has them
     return _dataset("SVHN", DIGITS, (3, 32, 32), views, root, download)
 
 

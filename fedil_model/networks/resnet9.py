@@ -1,4 +1,4 @@
-"""ResNet9 of FedMatch and FedIL (methods.md §1.1): David Page's DAWNBench net.
+"""ResNet9 of FedMatch and FedIL: David Page's DAWNBench net.
 
 The activation sits inside each conv block and not after the addition. Channels: w, 2w, 4w, 8w.
 """
@@ -53,7 +53,7 @@ class ResNet9(nn.Module):
     def _initialise(self) -> None:
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")  # [SF init_param]
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")  # as SemiFL does
         if self.fc.bias is not None:
             nn.init.zeros_(self.fc.bias)
 

@@ -1,4 +1,4 @@
-"""FedIL's non-IID setting, exact: each client holds exactly c distinct classes (methods.md §3).
+"""FedIL's non-IID setting, exact: each client holds exactly c distinct classes.
 
 Every class is held by K·c/C of the K clients (one more or less when that is not whole), and its samples
 are spread evenly over them. Drawing shards, as FedCon and SemiFL do, gives "at most c" instead.

@@ -1,4 +1,4 @@
-"""FedMatch's two settings (methods.md §3, [FM generator.py])."""
+"""FedMatch's two settings."""
 
 import numpy as np
 

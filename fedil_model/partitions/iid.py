@@ -1,4 +1,4 @@
-"""Shuffled and cut: sizes differ by at most one (methods.md §3)."""
+"""Shuffled and cut: sizes differ by at most one."""
 
 import numpy as np
 

@@ -84,7 +84,7 @@ def test_torchs_global_random_state_is_left_alone() -> None:
 
 
 def test_without_consistency_no_label_can_flow_from_an_unsure_start() -> None:
-    """Algorithm §8.11: ξb is what carries labels to θ′; with its weight at 0 round 1 does not move."""
+    """ξb is what carries labels to θ′; with its weight at 0 round 1 does not move."""
     still = {"weight_consistency": 0.0, "threshold": 0.999}
     fedil = method(client={"weight_decay": 0.0}, method=still)
     broadcast = broadcast_of(fedil)
