@@ -32,12 +32,16 @@ def fashion_mnist(root: Path | None, download: bool = False) -> Dataset:
 
 
 def cifar10(root: Path | None, download: bool = False) -> Dataset:
-    views = ImageViews((0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616), flip=True)  # as FixMatch-pytorch has them
+    views = ImageViews(
+        (0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616), flip=True
+    )  # as FixMatch-pytorch has them
     return _dataset("CIFAR10", CIFAR10, (3, 32, 32), views, root, download)
 
 
 def cifar100(root: Path | None, download: bool = False) -> Dataset:
-    views = ImageViews((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), flip=True)  # as FixMatch-pytorch has them
+    views = ImageViews(
+        (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), flip=True
+    )  # as FixMatch-pytorch has them
     return _dataset("CIFAR100", CIFAR100, (3, 32, 32), views, root, download)
 
 
