@@ -121,10 +121,15 @@ class _Connection:
             "settle": self._settle,
             "append_model": self._append_model,
             "read_model": self._read_model,
+            "take_lead": self._take_lead,
+            "retire": self._retire,
             "open_activation": self._open_activation,
             "read": self._read,
             "commit": self._commit,
             "latest": self._latest,
+            "announce": self._announce,
+            "withdraw": self._withdraw,
+            "notices": self._notices,
             "release": self._release,
         }
 
@@ -201,11 +206,18 @@ class _Connection:
         return {}, ()
 
     def _append_model(self, fields: dict[str, Any], body: memoryview) -> _Answer:
-        address = self._broker.append_model(fields["run"], fields["version"], self._pieces(body))
+        address = self._broker.append_model(fields["run"], fields["version"], self._pieces(body), fields["kept"])
         return {"offset": address.offset}, ()
 
     def _read_model(self, fields: dict[str, Any], _: memoryview) -> _Answer:
         return {}, [self._transport.read_model(ModelAddress(**fields))]
+
+    def _take_lead(self, fields: dict[str, Any], _: memoryview) -> _Answer:
+        return {"leads": self._transport.take_lead(**fields)}, ()
+
+    def _retire(self, fields: dict[str, Any], _: memoryview) -> _Answer:
+        self._transport.retire(**fields)
+        return {}, ()
 
     def _open_activation(self, fields: dict[str, Any], _: memoryview) -> _Answer:
         self._store.open_activation(**fields)
@@ -222,6 +234,17 @@ class _Connection:
         newest = self._store.latest(**fields)
         about = [[client, activation, len(ledger)] for client, (activation, ledger) in newest.items()]
         return {"ledgers": about}, [ledger for _, ledger in newest.values()]
+
+    def _announce(self, fields: dict[str, Any], _: memoryview) -> _Answer:
+        self._store.announce(**fields)
+        return {}, ()
+
+    def _withdraw(self, fields: dict[str, Any], _: memoryview) -> _Answer:
+        self._store.withdraw(**fields)
+        return {}, ()
+
+    def _notices(self, fields: dict[str, Any], _: memoryview) -> _Answer:
+        return {"notices": self._store.notices(**fields)}, ()
 
     def _release(self, fields: dict[str, Any], _: memoryview) -> _Answer:  # noqa: ARG002 - one shape for all
         self._transport.close()

@@ -1,5 +1,6 @@
 """FedILError
 ├── BrokerUnavailable   try again later
+├── BrokerRefused       wrong credentials, no permission, a setting that would lose data: put it right, then start again
 ├── QueueMissing        declare the topology first
 ├── MessageRejected     never retry: dead-letter it (`reason` is a word for logs and counters)
 ├── ModelMissing        the version has left the log: ask for a newer task
@@ -14,6 +15,10 @@ class FedILError(Exception):
 
 
 class BrokerUnavailable(FedILError):
+    pass
+
+
+class BrokerRefused(FedILError):
     pass
 
 

@@ -21,6 +21,8 @@ class TrainTask:
     model_digest: str
     learning: str
     """The hyperparameters as JSON (fedil_model.hyperparameters.Learning)."""
+    ledger_at_least: int = 0
+    """The last activation that this client has answered: its ledger is there, or something was lost."""
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,7 @@ _TASK = _ACTIVATION | {
     "model": _check_address,
     "model_digest": _check_digest,
     "learning": _check_text(1 << 16),
+    "ledger_at_least": check_count,
 }
 _UPDATE = _ACTIVATION | {
     "base_version": check_count,

@@ -1,4 +1,4 @@
-"""Names of queues, each of which exists once, here."""
+"""Names of queues and notices, each of which exists once, here."""
 
 DEAD_LETTERS = "fedil.dead"
 
@@ -11,3 +11,22 @@ def tasks_queue(site: str) -> str:
 def updates_queue(run: str) -> str:
     """Where one run's server collects what clients learned."""
     return f"fedil.updates.{run}"
+
+
+def models_queue(run: str) -> str:
+    """The log of a run's model versions."""
+    return f"fedil.models.{run}"
+
+
+def lead_queue(run: str) -> str:
+    """Whoever is first here is the run's server."""
+    return f"fedil.lead.{run}"
+
+
+RUNS_TOPIC = "runs"
+"""Notices of servers, by run"""
+
+
+def workers_topic(site: str) -> str:
+    """Notices of a site's workers"""
+    return f"workers.{site}"

@@ -1,12 +1,18 @@
-"""The seam to where ledgers live. A ledger is opaque bytes; the store knows only generations.
+"""The seam to where ledgers live, and to a board of notices that fade.
+
+A ledger is opaque bytes; the store knows only generations.
 
 * One generation per activation (1, 2, …), the last two kept.
 * `commit` is atomic and idempotent: a generation that exists is left as it is.
 * `open_activation` fences: afterwards commits of earlier activations are refused.
 * What was committed survives the death of whoever committed it.
+
+The board tells who is there and what they are doing: workers by site, servers by run. It may be forgotten.
+Calls may come from several threads at a time.
 """
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 
 class Store(Protocol):
@@ -14,9 +20,10 @@ class Store(Protocol):
         """The server is about to ask `client` to train for the `activation`-th time. Repeating it is
         harmless; going back is refused with LedgerFenced."""
 
-    def read(self, run: str, client: int, before_activation: int) -> bytes | None:
+    def read(self, run: str, client: int, before_activation: int, at_least: int = 0) -> bytes | None:
         """The latest generation earlier than `before_activation`; None if none so early was ever committed.
-        Raises LedgerMissing if there was one and it is gone."""
+        Raises LedgerMissing if there was one and it is gone, or if it is older than generation `at_least`, which
+        the reader knows to have been committed."""
 
     def commit(self, run: str, client: int, activation: int, ledger: bytes) -> bool:
         """True if this call wrote it, False if that generation is already there, whatever was opened since.
@@ -24,5 +31,13 @@ class Store(Protocol):
 
     def latest(self, run: str) -> dict[int, tuple[int, bytes]]:
         """client → (activation, ledger) of the newest generations: for digests, reports and people."""
+
+    def announce(self, topic: str, name: str, facts: Mapping[str, object], seconds: float) -> None:
+        """Put a notice on the board, in place of the one with that name; it fades after `seconds`."""
+
+    def withdraw(self, topic: str, name: str) -> None: ...
+
+    def notices(self, topic: str) -> dict[str, dict[str, Any]]:
+        """Name → facts of what has not faded."""
 
     def close(self) -> None: ...

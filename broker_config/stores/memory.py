@@ -1,11 +1,14 @@
 """The store in small: generations and fences behind one lock, in a dict or (with a directory) in files."""
 
 import threading
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from broker_config.errors import LedgerFenced, LedgerMissing
 from broker_config.schema import check_count, check_run
+from broker_config.stores.board import MemoryBoard
 from broker_config.stores.shelves import DictShelf, DirectoryShelf, Shelf
 
 KEPT_GENERATIONS = 2
@@ -18,6 +21,7 @@ class MemoryStore:
     def __init__(self, directory: Path | None = None) -> None:
         self._shelf: Shelf = DictShelf() if directory is None else DirectoryShelf(directory)
         self._lock = threading.Lock()
+        self._board = MemoryBoard()
 
     def open_activation(self, run: str, client: int, activation: int) -> None:
         _check_names(run, client, activation)
@@ -28,13 +32,18 @@ class MemoryStore:
             if activation > record.opened:
                 self._shelf.write_record(run, client, replace(record, opened=activation))
 
-    def read(self, run: str, client: int, before_activation: int) -> bytes | None:
+    def read(self, run: str, client: int, before_activation: int, at_least: int = 0) -> bytes | None:
         _check_names(run, client, before_activation)
         with self._lock:
             record = self._shelf.record(run, client)
             earlier = [activation for activation in record.kept if activation < before_activation]
-            if earlier:
+            if earlier and max(earlier) >= at_least:
                 return self._shelf.ledger(run, client, max(earlier))
+        if at_least:
+            raise LedgerMissing(
+                f"run {run!r}, client {client}: the ledger of activation {at_least} was committed and is gone: "
+                "restore the store from a backup, or start a new run"
+            )
         if 0 < record.first < before_activation:
             raise LedgerMissing(
                 f"run {run!r}, client {client}: what came before activation {before_activation} has "
@@ -69,6 +78,15 @@ class MemoryStore:
                 if kept := self._shelf.record(run, client).kept:
                     newest[client] = (kept[-1], self._shelf.ledger(run, client, kept[-1]))
         return newest
+
+    def announce(self, topic: str, name: str, facts: Mapping[str, object], seconds: float) -> None:
+        self._board.announce(topic, name, facts, seconds)
+
+    def withdraw(self, topic: str, name: str) -> None:
+        self._board.withdraw(topic, name)
+
+    def notices(self, topic: str) -> dict[str, dict[str, Any]]:
+        return self._board.notices(topic)
 
     def close(self) -> None:
         """Nothing is held open."""

@@ -1,6 +1,8 @@
 """The memory store for other processes than the one that keeps it."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from broker_config.link import Link
 
@@ -12,8 +14,8 @@ class SocketStore:
     def open_activation(self, run: str, client: int, activation: int) -> None:
         self._link.ask("open_activation", {"run": run, "client": client, "activation": activation})
 
-    def read(self, run: str, client: int, before_activation: int) -> bytes | None:
-        fields = {"run": run, "client": client, "before_activation": before_activation}
+    def read(self, run: str, client: int, before_activation: int, at_least: int = 0) -> bytes | None:
+        fields = {"run": run, "client": client, "before_activation": before_activation, "at_least": at_least}
         answer, body = self._link.ask("read", fields)
         return bytes(body) if answer["found"] else None
 
@@ -30,6 +32,17 @@ class SocketStore:
             newest[client] = (activation, bytes(body[start : start + num_bytes]))
             start += num_bytes
         return newest
+
+    def announce(self, topic: str, name: str, facts: Mapping[str, object], seconds: float) -> None:
+        fields = {"topic": topic, "name": name, "facts": dict(facts), "seconds": seconds}
+        self._link.ask("announce", fields)
+
+    def withdraw(self, topic: str, name: str) -> None:
+        self._link.ask("withdraw", {"topic": topic, "name": name})
+
+    def notices(self, topic: str) -> dict[str, dict[str, Any]]:
+        notices: dict[str, dict[str, Any]] = self._link.ask("notices", {"topic": topic})[0]["notices"]
+        return notices
 
     def close(self) -> None:
         self._link.close()

@@ -1,4 +1,4 @@
-"""The seam to a message broker. Six methods; the promises are the contract suite's.
+"""The seam to a message broker. Eight methods; the promises are the contract suite's.
 
 * `publish` and `append_model` return only when the broker has taken responsibility.
 * An unacknowledged delivery comes back, marked redelivered, when its consumer goes away.
@@ -20,7 +20,8 @@ Buffers = Sequence[bytes | memoryview]
 
 class Delivery(Protocol):
     @property
-    def body(self) -> memoryview: ...
+    def body(self) -> memoryview:
+        """May be fetched only now. Raises MessageRejected where a part of it is lost for good."""
 
     @property
     def redelivered(self) -> bool: ...
@@ -28,6 +29,13 @@ class Delivery(Protocol):
     @property
     def reason(self) -> str | None:
         """On DEAD_LETTERS: why it was put there."""
+
+    @property
+    def sender(self) -> str | None:
+        """The user that the broker vouches for; None where it knows no users, "" where none is named."""
+
+    def release_body(self) -> None:
+        """Let go of the body, which may be large. What is left can still be acknowledged."""
 
     def acknowledge(self) -> None: ...
 
@@ -57,11 +65,19 @@ class Transport(Protocol):
     def receive(self, queue: str, timeout_seconds: float) -> Delivery | None:
         """The next message, or None after the time-out. Any number may be held unacknowledged."""
 
-    def append_model(self, run: str, version: int, body: Buffers) -> ModelAddress:
-        """Write one version once for all readers; writing a version again replaces it. Old versions leave."""
+    def append_model(self, run: str, version: int, body: Buffers, kept: int = 2) -> ModelAddress:
+        """Write one version once for all readers; writing a version again replaces it. The `kept` versions
+        written last stay, others leave."""
 
     def read_model(self, address: ModelAddress) -> memoryview:
         """Raises ModelMissing when the version has left the log."""
+
+    def take_lead(self, run: str, timeout_seconds: float) -> bool:
+        """Become the one server of a run, if nobody else is within the time-out. Asking again while leading is
+        harmless. The lead ends with this connection, and the next who waits for it gets it at once."""
+
+    def retire(self, run: str) -> None:
+        """The run is over: its updates, its model log and its lead are dropped. Harmless if there are none."""
 
     def close(self) -> None:
         """What this side holds unacknowledged goes back to its queues."""

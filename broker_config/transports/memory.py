@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from broker_config.chunks import Assembler, split
 from broker_config.errors import BrokerUnavailable, MessageRejected, ModelMissing, QueueMissing
-from broker_config.topology import DEAD_LETTERS
+from broker_config.topology import DEAD_LETTERS, updates_queue
 from broker_config.transports.interface import DELIVERY_LIMIT, Buffers, ModelAddress
 
 Pieces = Sequence[bytes | memoryview]
@@ -51,12 +51,13 @@ class EmbeddedBroker:
     """Queues, dead letters and model logs behind one lock. What is handed in belongs to the broker from then
     on: nobody may change those bytes."""
 
-    def __init__(self, *, max_message_bytes: int | None = None, kept_versions: int = 2) -> None:
+    def __init__(self, *, max_message_bytes: int | None = None) -> None:
         self.max_message_bytes = max_message_bytes
-        self._kept_versions = kept_versions
         self._lock = threading.Lock()
         self._queues: dict[str, _Queue] = {}
         self._logs: dict[str, _ModelLog] = {}
+        self._leads: dict[str, Session] = {}
+        self._lead_changed = threading.Condition(self._lock)
         self.declare([DEAD_LETTERS])
 
     def declare(self, queues: Iterable[str]) -> None:
@@ -108,18 +109,35 @@ class EmbeddedBroker:
                     self._put(Entry(DEAD_LETTERS, entry.pieces, "delivery_limit"))
                 else:
                     self._put_back(entry)
+            self._leads = {run: leader for run, leader in self._leads.items() if leader is not session}
+            self._lead_changed.notify_all()
             # Wake whoever still waits in this session's name.
             for queue in self._queues.values():
                 queue.arrived.notify_all()
 
-    def append_model(self, run: str, version: int, pieces: Pieces) -> ModelAddress:
+    def take_lead(self, session: Session, run: str, timeout_seconds: float) -> bool:
+        with self._lock:
+            self._lead_changed.wait_for(
+                lambda: self._leads.get(run, session) is session or not session.is_open, timeout_seconds
+            )
+            _check_open(session)
+            return self._leads.setdefault(run, session) is session
+
+    def retire(self, run: str) -> None:
+        with self._lock:
+            self._queues.pop(updates_queue(run), None)
+            self._logs.pop(run, None)
+            self._leads.pop(run, None)
+            self._lead_changed.notify_all()
+
+    def append_model(self, run: str, version: int, pieces: Pieces, kept: int) -> ModelAddress:
         """Kept are the versions written last, not the highest: a run may go on from an older checkpoint."""
         self._check_sizes(pieces)
         with self._lock:
             log = self._logs.setdefault(run, _ModelLog())
             log.versions.pop(version, None)
             log.versions[version] = pieces
-            while len(log.versions) > self._kept_versions:
+            while len(log.versions) > kept:
                 log.versions.popitem(last=False)
             log.next_offset += 1
             return ModelAddress(run, version, log.next_offset - 1)
@@ -146,7 +164,9 @@ class EmbeddedBroker:
         queue.arrived.notify()
 
     def _put_back(self, entry: Entry) -> None:
-        queue = self._queue(entry.queue)
+        queue = self._queues.get(entry.queue)
+        if queue is None:  # its run was retired meanwhile
+            return
         entry.redelivered = True
         queue.entries.appendleft(entry)
         queue.arrived.notify()
@@ -175,6 +195,10 @@ class MemoryDelivery:
         self.body = whole(entry.pieces, broker.max_message_bytes)
         self.redelivered = entry.redelivered
         self.reason = entry.reason
+        self.sender: str | None = None
+
+    def release_body(self) -> None:
+        self.body = memoryview(b"")
 
     def acknowledge(self) -> None:
         self._broker.acknowledge(self._session, self._entry)
@@ -206,13 +230,20 @@ class MemoryTransport:
         entry = self._broker.take(self._session, queue, timeout_seconds)
         return None if entry is None else MemoryDelivery(self._broker, self._session, entry)
 
-    def append_model(self, run: str, version: int, body: Buffers) -> ModelAddress:
+    def append_model(self, run: str, version: int, body: Buffers, kept: int = 2) -> ModelAddress:
         _check_open(self._session)
-        return self._broker.append_model(run, version, own(body, self._broker.max_message_bytes))
+        return self._broker.append_model(run, version, own(body, self._broker.max_message_bytes), kept)
 
     def read_model(self, address: ModelAddress) -> memoryview:
         _check_open(self._session)
         return whole(self._broker.read_model(address), self._broker.max_message_bytes)
+
+    def take_lead(self, run: str, timeout_seconds: float) -> bool:
+        return self._broker.take_lead(self._session, run, timeout_seconds)
+
+    def retire(self, run: str) -> None:
+        _check_open(self._session)
+        self._broker.retire(run)
 
     def close(self) -> None:
         self._broker.release(self._session)

@@ -19,7 +19,11 @@ class SocketDelivery:
         self._tag: int = about["tag"]
         self.redelivered: bool = about["redelivered"]
         self.reason: str | None = about["reason"]
+        self.sender: str | None = None
         self.body = body
+
+    def release_body(self) -> None:
+        self.body = memoryview(b"")
 
     def acknowledge(self) -> None:
         self._settle("acknowledge")
@@ -55,12 +59,24 @@ class SocketTransport:
             if left <= _LONGEST_WAIT_SECONDS:
                 return None
 
-    def append_model(self, run: str, version: int, body: Buffers) -> ModelAddress:
-        answer, _ = self._link.ask("append_model", {"run": run, "version": version}, body)
+    def append_model(self, run: str, version: int, body: Buffers, kept: int = 2) -> ModelAddress:
+        answer, _ = self._link.ask("append_model", {"run": run, "version": version, "kept": kept}, body)
         return ModelAddress(run, version, answer["offset"])
 
     def read_model(self, address: ModelAddress) -> memoryview:
         return self._link.ask("read_model", vars(address))[1]
+
+    def take_lead(self, run: str, timeout_seconds: float) -> bool:
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            wait_seconds = min(left, _LONGEST_WAIT_SECONDS)
+            answer, _ = self._link.ask("take_lead", {"run": run, "timeout_seconds": wait_seconds})
+            if answer["leads"] or left <= _LONGEST_WAIT_SECONDS:
+                return bool(answer["leads"])
+
+    def retire(self, run: str) -> None:
+        self._link.ask("retire", {"run": run})
 
     def close(self) -> None:
         # The broker would notice the closed socket, but only a moment later; asking makes it certain.

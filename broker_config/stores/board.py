@@ -1,0 +1,28 @@
+"""A board of notices that fade, in memory."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+class MemoryBoard:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._topics: dict[str, dict[str, tuple[float, dict[str, Any]]]] = {}
+
+    def announce(self, topic: str, name: str, facts: Mapping[str, object], seconds: float) -> None:
+        with self._lock:
+            self._topics.setdefault(topic, {})[name] = (self._clock() + seconds, dict(facts))
+
+    def withdraw(self, topic: str, name: str) -> None:
+        with self._lock:
+            self._topics.get(topic, {}).pop(name, None)
+
+    def notices(self, topic: str) -> dict[str, dict[str, Any]]:
+        now = self._clock()
+        with self._lock:
+            fresh = {name: kept for name, kept in self._topics.get(topic, {}).items() if kept[0] > now}
+            self._topics[topic] = fresh
+            return {name: dict(facts) for name, (_, facts) in sorted(fresh.items())}
