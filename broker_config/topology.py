@@ -1,26 +1,135 @@
-"""Names of queues and notices, each of which exists once, here."""
+"""Names and kinds of exchanges, queues and notices, each of which exists once, here.
+
+What a RabbitMQ broker is to hold is data: the transport declares from it, the broker's own definitions and
+permissions are written from it. Nothing goes through the default exchange, on which sites have no rights.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from broker_config.transports.interface import DELIVERY_LIMIT
+
+_WEEK_MS = 7 * 24 * 3600 * 1000
+_MOST_DEAD_LETTERS = 10_000
 
 DEAD_LETTERS = "fedil.dead"
 
 
+@dataclass(frozen=True)
+class Exchange:
+    """Durable. Only a topic exchange lets the broker check a user's routing keys."""
+
+    name: str
+    type: str
+
+
+@dataclass(frozen=True)
+class QueueKind:
+    """A family of durable queues: what follows the prefix is the key by which a queue is bound to the exchange."""
+
+    name: str
+    prefix: str
+    exchange: Exchange
+    type: str
+    options: Mapping[str, int | str | bool] = field(default_factory=dict)
+    own_key: str | None = None
+    """For the one queue whose whole name is the prefix"""
+
+    @property
+    def arguments(self) -> dict[str, int | str | bool]:
+        """As the broker compares them when a queue is declared again."""
+        return {"x-queue-type": self.type, **self.options}
+
+    @property
+    def has_delivery_limit(self) -> bool:
+        return "x-delivery-limit" in self.options
+
+    def holds(self, queue: str) -> bool:
+        if self.own_key is not None:
+            return queue == self.prefix
+        return queue.startswith(self.prefix) and len(queue) > len(self.prefix)
+
+    def routing_key(self, queue: str) -> str:
+        return self.own_key or queue.removeprefix(self.prefix)
+
+
+TASKS_EXCHANGE = Exchange("fedil.tasks", "topic")
+UPDATES_EXCHANGE = Exchange("fedil.updates", "direct")
+MODELS_EXCHANGE = Exchange("fedil.models", "direct")
+BODIES_EXCHANGE = Exchange("fedil.bodies", "topic")
+LEAD_EXCHANGE = Exchange("fedil.lead", "direct")
+DEAD_EXCHANGE = Exchange("fedil.dead", "direct")
+
+DEAD = QueueKind(
+    "dead",
+    DEAD_LETTERS,
+    DEAD_EXCHANGE,
+    "classic",
+    {"x-message-ttl": _WEEK_MS, "x-max-length": _MOST_DEAD_LETTERS},
+    own_key="dead",
+)
+TASKS = QueueKind(
+    "task",
+    "fedil.tasks.",
+    TASKS_EXCHANGE,
+    "quorum",
+    {
+        # The broker counts returns, so this is one less than the deliveries.
+        "x-delivery-limit": DELIVERY_LIMIT - 1,
+        "x-dead-letter-exchange": DEAD_EXCHANGE.name,
+        "x-dead-letter-routing-key": "dead",
+        # A task leaves only when its dead letter is safe; the broker asks for this overflow in return.
+        "x-dead-letter-strategy": "at-least-once",
+        "x-overflow": "reject-publish",
+    },
+)
+# No delivery limit: a server may die any number of times. On a cluster "quorum" survives the loss of a node, but
+# from RabbitMQ 4.0 on its default limit of 20 must then be lifted: {"x-delivery-limit": -1}.
+UPDATES = QueueKind("update", "fedil.updates.", UPDATES_EXCHANGE, "classic")
+# How much is retained depends on the model; the transport adds it.
+MODELS = QueueKind("model", "fedil.models.", MODELS_EXCHANGE, "stream")
+LEAD = QueueKind(
+    "lead",
+    "fedil.lead.",
+    LEAD_EXCHANGE,
+    "classic",
+    {"x-single-active-consumer": True, "x-max-length": 1, "x-expires": _WEEK_MS},
+)
+# Expires only unread, and later than any dead letter that speaks of it.
+BODIES = QueueKind("body", "fedil.body.", BODIES_EXCHANGE, "classic", {"x-expires": 2 * _WEEK_MS})
+
+QUEUE_KINDS = (TASKS, UPDATES, MODELS, LEAD, BODIES, DEAD)
+EXCHANGES = tuple(kind.exchange for kind in QUEUE_KINDS)
+
+
+def kind_of(queue: str) -> QueueKind | None:
+    return next((kind for kind in QUEUE_KINDS if kind.holds(queue)), None)
+
+
 def tasks_queue(site: str) -> str:
     """Where the workers of one site compete for its clients' tasks."""
-    return f"fedil.tasks.{site}"
+    return f"{TASKS.prefix}{site}"
 
 
 def updates_queue(run: str) -> str:
     """Where one run's server collects what clients learned."""
-    return f"fedil.updates.{run}"
+    return f"{UPDATES.prefix}{run}"
 
 
 def models_queue(run: str) -> str:
     """The log of a run's model versions."""
-    return f"fedil.models.{run}"
+    return f"{MODELS.prefix}{run}"
 
 
 def lead_queue(run: str) -> str:
     """Whoever is first here is the run's server."""
-    return f"fedil.lead.{run}"
+    return f"{LEAD.prefix}{run}"
+
+
+def body_queue(user: str, body_id: str) -> str:
+    """Where a body waits that is too big for one message. Users write only under their own name; the random id
+    keeps others from naming it."""
+    return f"{BODIES.prefix}{user}.{body_id}"
 
 
 RUNS_TOPIC = "runs"
@@ -30,3 +139,8 @@ RUNS_TOPIC = "runs"
 def workers_topic(site: str) -> str:
     """Notices of a site's workers"""
     return f"workers.{site}"
+
+
+def site_user(site: str) -> str:
+    """The broker's and the store's name for a site's workers"""
+    return f"site-{site}"

@@ -17,7 +17,7 @@ from broker_config.embedded import serve
 from broker_config.stores.memory import MemoryStore
 from broker_config.transports.memory import EmbeddedBroker, MemoryTransport
 from broker_config.wire import digest
-from client_worker.shards import write_shards
+from client_worker.shards import has_shards, write_shards
 from fedil_model.datasets import open_dataset
 from fedil_model.datasets.interface import Dataset, Samples
 from fedil_model.errors import DataError
@@ -40,6 +40,7 @@ from server_worker.evaluation import BackgroundEvaluator
 from server_worker.events import Watcher
 from server_worker.progress import Progress
 from server_worker.recipe import Recipe
+from server_worker.sites import OneSite
 
 _SITE = "local"
 
@@ -83,7 +84,7 @@ def simulate(
             watcher=HistoryWriter(where.history, watcher, on_answer=pool.progress),
             clock=time.monotonic,
             stop=stop,
-            site_of=lambda _: _SITE,
+            sites=OneSite(_SITE),
             purity=LedgerDiagnostics(store, recipe.name, train.labels.numpy(), split.clients).purity,
         )
         method = make_method(recipe.learning(), dataset, chosen)
@@ -116,7 +117,11 @@ def _prepare(where: RunDir, recipe: Recipe, dataset: Dataset, train: Samples, re
         raise DataError(f"{where.split} is not the split of this recipe and this data: use another --run-dir")
     write_atomically(where.recipe, [recipe.model_dump_json(indent=1).encode()])
     split.save(where.split)
-    write_shards(where.shards, train.inputs, split.clients)
+    if not has_shards(where.shards):
+        write_shards(
+            where.shards,
+            {client: train.inputs[torch.from_numpy(own)] for client, own in enumerate(split.clients)},
+        )
     return split
 
 

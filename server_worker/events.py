@@ -16,6 +16,8 @@ class ClientOutcome:
     detail: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
     num_samples: int = 0
+    staleness: int | None = None
+    """Buffered mode: how many versions old the model was that it started from."""
 
     @property
     def counts(self) -> bool:
@@ -48,6 +50,8 @@ class RoundRecord:
     """Share of right ones among "pseudo_labels" and "credible", where truth is known offline."""
     seconds: Mapping[str, float]
     """By phase: server_step, broadcast, wait, fold, checkpoint, total."""
+    refused: Mapping[str, int] = field(default_factory=dict)
+    """Messages that arrived during this round and did not count, by reason: late, duplicate, digest, …"""
 
 
 class Watcher(Protocol):

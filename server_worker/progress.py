@@ -1,8 +1,10 @@
 """What the server carries from round to round, and how it goes into a checkpoint and comes back."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from torch import Tensor
 
 from broker_config.errors import CheckpointDamaged
 from fedil_model.convergence import Increment
@@ -27,10 +29,18 @@ class Progress:
     """What to evaluate and export; empty before the first round closes"""
     record: RoundRecord | None
     """The last closed round, not yet evaluated"""
+    answered: tuple[int, ...] = ()
+    """Of each client: the last activation that it has answered, so that a lost ledger is noticed"""
+    buffer: Mapping[str, Any] | None = None
+    """Buffered mode: who is in flight, as plain fields"""
+    bases: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict)
+    """Buffered mode: the broadcasts that clients in flight may have started from, by version"""
 
 
 def to_checkpoint(progress: Progress, recipe_digest: str) -> Checkpoint:
     tensors = {f"state/{name}": tensor for name, tensor in progress.state.items()}
+    for version, broadcast in progress.bases.items():
+        tensors |= {f"base/{version}/{name}": tensor for name, tensor in broadcast.items()}
     keys_of = {id(tensor): key for key, tensor in tensors.items()}
     models = {}
     for name, weights in progress.models.items():
@@ -46,6 +56,8 @@ def to_checkpoint(progress: Progress, recipe_digest: str) -> Checkpoint:
         "increments": [asdict(increment) for increment in progress.increments],
         "models": models,
         "record": asdict(progress.record) if progress.record else None,
+        "answered": list(progress.answered),
+        "buffer": progress.buffer,
     }
     return Checkpoint(progress.round, meta, to_arrays(tensors))
 
@@ -66,11 +78,23 @@ def from_checkpoint(checkpoint: Checkpoint, recipe_digest: str) -> Progress:
             increments=tuple(Increment(**fields) for fields in meta["increments"]),
             models={n: Weights(tensors[keys[0]], tensors[keys[1]]) for n, keys in meta["models"].items()},
             record=record_from_fields(meta["record"]) if meta["record"] else None,
+            answered=tuple(meta["answered"]),
+            buffer=meta["buffer"],
+            bases=_bases(tensors),
         )
     except (KeyError, TypeError, IndexError) as error:
         raise CheckpointDamaged(
             f"the checkpoint of round {checkpoint.round} lacks {error}: it was written by another version"
         ) from error
+
+
+def _bases(tensors: Mapping[str, Tensor]) -> dict[int, dict[str, Tensor]]:
+    bases: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        if key.startswith("base/"):
+            _, version, name = key.split("/", 2)
+            bases.setdefault(int(version), {})[name] = tensor
+    return bases
 
 
 def record_from_fields(fields: Mapping[str, Any]) -> RoundRecord:

@@ -3,22 +3,59 @@
 import difflib
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, StringConstraints, ValidationError, model_validator
 
 from fedil_model.errors import SettingError
 from fedil_model.hyperparameters import Learning, Settings, merge
 
+SiteName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$")]
+"""No dots: it becomes part of queue names, routing keys, key patterns and user names."""
+DEFAULT_SITE = "default"
+
 
 class FederationSettings(Settings):
+    mode: Literal["rounds", "buffered"] = "rounds"
+    """"rounds": ask some clients, wait for them, aggregate (the paper). "buffered": always have some clients at
+    work, and aggregate whenever enough have answered; nobody waits for the slowest, and `rounds` counts the
+    aggregations."""
     clients_per_round: PositiveInt = 5
     over_select: int = Field(default=0, ge=0)
     """Ask so many clients more than needed; the round closes when `clients_per_round` have answered."""
     quorum: float = Field(default=1.0, gt=0.0, le=1.0)
     """Share of `clients_per_round` that suffices once the deadline has passed."""
+    in_flight: PositiveInt = 10
+    """Buffered: so many clients at work at a time."""
+    buffer_size: PositiveInt = 5
+    """Buffered: aggregate after so many answers."""
+    max_staleness: int = Field(default=4, ge=0)
+    """Buffered: who started from a model more versions old than this does not count. So many versions are kept."""
     deadline_seconds: PositiveFloat = 3600.0
+    """A round, or in buffered mode a client, is given up after so long."""
+    sites: dict[SiteName, PositiveInt] = Field(default={})
+    """Who owns the clients: site → how many of them, in order. Empty: one site, "default", owns all."""
+    site_timeout_seconds: PositiveFloat = 60.0
+    """A site without a worker for so long is not asked until it has one again."""
+
+    @model_validator(mode="after")
+    def _only_keys_of_its_mode(self) -> "FederationSettings":
+        other = {"rounds": _BUFFERED_ONLY, "buffered": _ROUNDS_ONLY}[self.mode]
+        # A saved recipe names every key, so it is the value that tells.
+        changed = [key for key in other if getattr(self, key) != type(self).model_fields[key].default]
+        if changed:
+            raise ValueError(f'mode = "{self.mode}" has no use for {" and ".join(changed)}: leave out')
+        if self.buffer_size > self.in_flight:
+            raise ValueError(
+                f"in_flight is {self.in_flight}, too few to give buffer_size = {self.buffer_size} answers"
+            )
+        return self
+
+
+_BUFFERED_ONLY = ("in_flight", "buffer_size", "max_staleness")
+_ROUNDS_ONLY = ("over_select", "quorum")
 
 
 class Recipe(Learning):
@@ -30,13 +67,37 @@ class Recipe(Learning):
     federation: FederationSettings = FederationSettings()
 
     @model_validator(mode="after")
-    def _no_more_selected_than_there_are(self) -> "Recipe":
-        asked = self.federation.clients_per_round + self.federation.over_select
+    def _no_more_asked_than_there_are(self) -> "Recipe":
+        federation = self.federation
+        if federation.mode == "buffered":
+            keys, asked = "in_flight", federation.in_flight
+        else:
+            keys, asked = (
+                "clients_per_round + over_select",
+                federation.clients_per_round + federation.over_select,
+            )
         if asked > self.split.clients:
+            raise ValueError(f"federation.{keys} is {asked}, but split.clients is {self.split.clients}")
+        return self
+
+    @model_validator(mode="after")
+    def _every_client_has_a_site(self) -> "Recipe":
+        owned = sum(self.federation.sites.values())
+        if self.federation.sites and owned != self.split.clients:
             raise ValueError(
-                f"federation.clients_per_round + over_select is {asked}, but split.clients is {self.split.clients}"
+                f"federation.sites own {owned} clients, but split.clients is {self.split.clients}"
             )
         return self
+
+    @property
+    def sites(self) -> dict[str, range]:
+        """Site → its clients."""
+        sizes = self.federation.sites or {DEFAULT_SITE: self.split.clients}
+        ends = list(accumulate(sizes.values()))
+        return {site: range(end - size, end) for (site, size), end in zip(sizes.items(), ends, strict=True)}
+
+    def site_of(self, client: int) -> str:
+        return next(site for site, clients in self.sites.items() if client in clients)
 
     def learning(self) -> Learning:
         """The part that a task carries."""
@@ -77,6 +138,7 @@ _NO_NUMBER = frozenset(
         "baseline_epochs",
         "federation.deadline_seconds",
         "federation.quorum",
+        "federation.site_timeout_seconds",
     }
 )
 
@@ -87,7 +149,11 @@ def numbers_depend_on(recipe: Recipe) -> dict[str, Any]:
     constant = {recipe.client.lr_schedule, recipe.server.lr_schedule} == {"constant"}
     ignored = _NO_NUMBER | ({"rounds"} if constant else set())
     flat = dict(_flatten(recipe.model_dump(mode="json")))
-    return {key: value for key, value in flat.items() if key not in ignored}
+    return {
+        key: value
+        for key, value in flat.items()
+        if key not in ignored and not key.startswith("federation.sites.")
+    }
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

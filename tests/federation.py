@@ -29,6 +29,7 @@ from server_worker.coordinator import Coordinator, Stopped, Surroundings
 from server_worker.events import ClientOutcome, RoundRecord
 from server_worker.progress import Progress
 from server_worker.recipe import Recipe, make_recipe
+from server_worker.sites import OneSite
 
 RUN = "blobs"
 SITE = "here"
@@ -140,7 +141,7 @@ class Federation:
             watcher=self.diary,
             clock=self.clock,
             stop=self.stop,
-            site_of=lambda _: SITE,
+            sites=OneSite(SITE),
         )
         labelled = Samples(self.train.inputs[chosen], self.train.labels[chosen])
         method = make_method(self.recipe.learning(), self.dataset, torch.device("cpu"))

@@ -99,7 +99,8 @@ def test_a_restarted_server_counts_the_updates_that_wait_in_the_queue_once(tmp_p
     second = Federation(blobs_recipe(), tmp_path / "stopped", broker=first.broker)
     second.play()
     assert second.fingerprint() == undisturbed.fingerprint()
-    assert any(note.endswith(("duplicate", "late")) for note in second.diary.notes)
+    # Who had answered was not asked again.
+    assert not any(note.endswith(("duplicate", "late")) for note in second.diary.notes)
 
 
 def test_garbage_on_the_update_queue_is_dead_lettered_and_changes_nothing(tmp_path: Path) -> None:
@@ -133,7 +134,7 @@ def test_an_update_that_does_not_fit_is_invalid_and_says_why(
     tmp_path: Path, tensors: dict[str, np.ndarray], detail: str
 ) -> None:
     federation = Federation(blobs_recipe(rounds=1), tmp_path)
-    client = federation.coordinator()._select(1)[0]
+    client = federation.coordinator()._asking.select(1)[0]
     publish(federation, encode_message(fake_update(client=client, tensors=tensors)))
     federation.play()
     outcome = next(o for o in federation.diary.records[0].outcomes if o.client == client)
@@ -144,7 +145,7 @@ def test_an_update_that_does_not_fit_is_invalid_and_says_why(
 @pytest.mark.parametrize("poison", [np.nan, np.inf, 1e6])
 def test_poison_never_reaches_the_global_model(tmp_path: Path, poison: float) -> None:
     federation = Federation(blobs_recipe(rounds=1), tmp_path)
-    client = federation.coordinator()._select(1)[0]
+    client = federation.coordinator()._asking.select(1)[0]
     coordinator = federation.coordinator()
     size = coordinator._method.initial_state(coordinator._labelled)["global.params"].numel()
     delta = np.full(size, poison, np.float32)
@@ -158,7 +159,7 @@ def test_poison_never_reaches_the_global_model(tmp_path: Path, poison: float) ->
 
 def test_a_refusal_is_recorded_with_its_reason(tmp_path: Path) -> None:
     federation = Federation(blobs_recipe(rounds=1), tmp_path)
-    client = federation.coordinator()._select(1)[0]
+    client = federation.coordinator()._asking.select(1)[0]
     publish(federation, encode_message(Refusal(RUN, 1, client, 1, "NumericError", "it diverged")))
     federation.play()
     outcome = federation.diary.records[0].outcomes[0]
@@ -218,9 +219,9 @@ def test_the_model_log_is_written_once_a_round_however_many_clients_there_are(tm
     transport = MemoryTransport(federation.broker)
     append = transport.append_model
 
-    def counted(run: str, version: int, body: Buffers) -> ModelAddress:
+    def counted(run: str, version: int, body: Buffers, kept: int = 2) -> ModelAddress:
         versions.append(version)
-        return append(run, version, body)
+        return append(run, version, body, kept)
 
     transport.append_model = counted  # type: ignore[method-assign]
     with working(federation.broker, federation.participant()):
@@ -239,7 +240,7 @@ def test_each_selected_client_gets_one_small_task(
         task = decode_message(delivery.body)
         assert len(delivery.body) < 4096
         clients.append(task.client)
-    assert sorted(clients) == sorted(federation.coordinator()._select(1))
+    assert sorted(clients) == sorted(federation.coordinator()._asking.select(1))
 
 
 def test_stopped_before_anything_is_worth_keeping_it_leaves_nothing_half_done(tmp_path: Path) -> None:
@@ -252,7 +253,7 @@ def test_stopped_before_anything_is_worth_keeping_it_leaves_nothing_half_done(tm
 
 def test_a_task_that_became_a_dead_letter_is_not_waited_for(tmp_path: Path) -> None:
     federation = Federation(blobs_recipe(rounds=1), tmp_path)
-    poisoned = federation.coordinator()._select(1)[1]
+    poisoned = federation.coordinator()._asking.select(1)[1]
     participant = federation.participant()
     handle = participant._handle
 
@@ -278,7 +279,7 @@ def test_an_update_without_the_usual_metrics_or_with_absurd_ones_does_not_stop_t
     tmp_path: Path,
 ) -> None:
     federation = Federation(blobs_recipe(rounds=1), tmp_path)
-    first, second, _ = federation.coordinator()._select(1)
+    first, second, _ = federation.coordinator()._asking.select(1)
     bad = {"delta.params": np.zeros(3, np.float32), "delta.buffers": np.zeros(0, np.float32)}
     for client, metrics, steps in ((first, {"pseudo_labels": 1.0}, 5), (second, {}, 2**62)):
         update = fake_update(client=client, metrics=metrics, num_steps=steps, tensors=bad)
@@ -339,7 +340,7 @@ def test_a_run_can_be_resumed_with_a_longer_deadline_but_not_under_another_name(
 def test_a_quorum_closes_the_round_at_the_deadline_and_names_who_is_missing(tmp_path: Path) -> None:
     recipe = blobs_recipe(rounds=1, federation={"deadline_seconds": 3.0, "quorum": 0.3})
     federation = Federation(recipe, tmp_path)
-    alone, *silent = federation.coordinator()._select(1)
+    alone, *silent = federation.coordinator()._asking.select(1)
     participant = federation.participant()
     handle = participant._handle
 

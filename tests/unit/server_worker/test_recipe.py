@@ -18,6 +18,20 @@ from server_worker.recipe import load_recipe, make_recipe, numbers_depend_on, pa
             {"split": {"labelled": 5, "clients": 3}},
             "clients_per_round + over_select is 5, but split.clients is 3",
         ),
+        (
+            {"federation": {"max_staleness": 2, "in_flight": 9}},
+            'federation: mode = "rounds" has no use for in_flight and max_staleness: leave out',
+        ),
+        ({"federation": {"mode": "buffered", "quorum": 0.5}}, 'mode = "buffered" has no use for quorum'),
+        (
+            {"federation": {"mode": "buffered", "in_flight": 4}},
+            "in_flight is 4, too few to give buffer_size = 5 answers",
+        ),
+        (
+            {"split": {"labelled": 5, "clients": 9}, "federation": {"mode": "buffered"}},
+            "federation.in_flight is 10, but split.clients is 9",
+        ),
+        ({"federation": {"mode": "buffered", "max_staleness": -1}}, "federation.max_staleness"),
         ({"client": {"momentum": 0.0}}, "nesterov needs momentum"),
         ({"profile": [1]}, "profile: Input should be 'paper' or 'fedil'"),
         ({"profile": "papr"}, "profile: Input should be 'paper' or 'fedil'"),
@@ -48,6 +62,17 @@ def test_the_paper_profile_switches_every_improvement_off() -> None:
     assert (method.server_momentum, method.ema_decay, method.demote_after) == (0.0, 0.0, 0)
     assert (method.threshold, method.credibility) == (0.95, 7)
     assert (method.weight_pseudo, method.weight_consistency, method.weight_credible) == (1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("mode", ["rounds", "buffered"])
+def test_a_saved_recipe_which_names_every_key_can_be_read_again(mode: str) -> None:
+    recipe = make_recipe({"federation": {"mode": mode}})
+    assert make_recipe(recipe.model_dump(mode="json")) == recipe
+
+
+def test_in_buffered_mode_fewer_clients_than_a_round_would_ask_are_no_mistake() -> None:
+    few = {"mode": "buffered", "in_flight": 3, "buffer_size": 2}
+    assert make_recipe({"split": {"labelled": 5, "clients": 3}, "federation": few}).federation.in_flight == 3
 
 
 def test_a_key_in_the_recipe_wins_over_the_profile() -> None:

@@ -1,0 +1,139 @@
+"""A transport that outlives its broker: when a connection is lost it makes another, and asks again.
+
+Every effect of ours may be asked for twice, so repeating is safe. What was held unacknowledged on a lost
+connection goes back to its queue and comes again; settling it then changes nothing.
+"""
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+from broker_config.errors import BrokerUnavailable
+from broker_config.transports.interface import Buffers, Delivery, ModelAddress, Transport
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+LONGEST_PAUSE_SECONDS = 5.0
+
+
+class GivenUp(BrokerUnavailable):
+    """The broker did not come back within the patience, or nobody wants to wait any more."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    seconds: float = float("inf")
+    """How long one call goes on trying"""
+    stop: Callable[[], bool] = lambda: False
+    """Asked between tries: whoever wants to stop does not wait for a broker"""
+
+
+class PatientTransport:
+    def __init__(self, connect: Callable[[], Transport], patience: Patience) -> None:
+        """`connect` also does what a new connection needs before anything else, such as taking the lead."""
+        self._connect, self._patience = connect, patience
+        self._closed = threading.Event()
+        self._transport: Transport | None = None
+        self._call(lambda _: None)
+
+    def declare(self, *queues: str) -> None:
+        self._call(lambda transport: transport.declare(*queues))
+
+    def publish(self, queue: str, body: Buffers) -> None:
+        self._call(lambda transport: transport.publish(queue, body))
+
+    def receive(self, queue: str, timeout_seconds: float) -> "PatientDelivery | None":
+        delivery = self._call(lambda transport: transport.receive(queue, timeout_seconds))
+        return None if delivery is None else PatientDelivery(delivery)
+
+    def append_model(self, run: str, version: int, body: Buffers, kept: int = 2) -> ModelAddress:
+        return self._call(lambda transport: transport.append_model(run, version, body, kept))
+
+    def read_model(self, address: ModelAddress) -> memoryview:
+        return self._call(lambda transport: transport.read_model(address))
+
+    def take_lead(self, run: str, timeout_seconds: float) -> bool:
+        return self._call(lambda transport: transport.take_lead(run, timeout_seconds))
+
+    def retire(self, run: str) -> None:
+        self._call(lambda transport: transport.retire(run))
+
+    def close(self) -> None:
+        self._closed.set()
+        if self._transport is not None:
+            self._transport.close()
+
+    def _call(self, question: Callable[[Transport], _T]) -> _T:
+        deadline = time.monotonic() + self._patience.seconds
+        tries = 0
+        while True:
+            if self._closed.is_set():
+                raise BrokerUnavailable("this connection is closed: open another")
+            try:
+                answer = question(self._connected())
+            except BrokerUnavailable as error:
+                self._drop()
+                tries += 1
+                self._pause(error, tries, deadline)
+            else:
+                if tries:
+                    _log.info("the broker is back")
+                return answer
+
+    def _connected(self) -> Transport:
+        if self._transport is None:
+            self._transport = self._connect()
+        return self._transport
+
+    def _drop(self) -> None:
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            with suppress(BrokerUnavailable):
+                transport.close()
+
+    def _pause(self, error: BrokerUnavailable, tries: int, deadline: float) -> None:
+        if self._patience.stop() or time.monotonic() >= deadline:
+            raise GivenUp(str(error)) from error
+        if tries == 1:
+            _log.warning("%s; trying again", error)
+        # Jitter, so that a thousand workers do not come back in the same instant.
+        seconds = min(LONGEST_PAUSE_SECONDS, 0.1 * 2 ** min(tries, 10)) * random.uniform(0.5, 1.0)
+        self._closed.wait(min(seconds, max(0.0, deadline - time.monotonic())))
+
+
+class PatientDelivery:
+    """Settling it after its connection was lost is harmless: it goes back to its queue anyway."""
+
+    def __init__(self, delivery: Delivery) -> None:
+        self._delivery = delivery
+        self.redelivered = delivery.redelivered
+        self.reason = delivery.reason
+        self.sender = delivery.sender
+
+    @property
+    def body(self) -> memoryview:
+        return self._delivery.body
+
+    def release_body(self) -> None:
+        self._delivery.release_body()
+
+    def acknowledge(self) -> None:
+        self._settle(self._delivery.acknowledge)
+
+    def requeue(self) -> None:
+        self._settle(self._delivery.requeue)
+
+    def reject(self, reason: str) -> None:
+        self._settle(lambda: self._delivery.reject(reason))
+
+    def _settle(self, settle: Callable[[], None]) -> None:
+        try:
+            settle()
+        except BrokerUnavailable as error:
+            _log.info("a message goes back to its queue: %s", error)

@@ -1,0 +1,74 @@
+"""How the server asks: a model version into the log once, a small task for each client."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from broker_config.messages import MODEL_KIND, TrainTask
+from broker_config.topology import tasks_queue
+from broker_config.transports.interface import ModelAddress
+from broker_config.wire import digest, encode_arrays, encode_message
+from fedil_model.parameters import to_arrays
+from server_worker.recipe import Recipe
+from server_worker.selection import select_clients
+from server_worker.surroundings import Surroundings
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """Where a model version lies, and what it is."""
+
+    address: ModelAddress
+    digest: str
+
+
+class Asking:
+    def __init__(self, run: str, recipe: Recipe, around: Surroundings) -> None:
+        self._run, self._recipe, self._around = run, recipe, around
+        self._learning = recipe.learning().model_dump_json()
+
+    def broadcast(self, version: int, tensors: Mapping[str, Tensor], kept: int = 2) -> Broadcast:
+        body = encode_arrays(MODEL_KIND, {"run": self._run, "version": version}, to_arrays(tensors))
+        address = self._around.transport.append_model(self._run, version, body, kept)
+        return Broadcast(address, digest(body))
+
+    def ask(self, model: Broadcast, activations: Mapping[int, int], answered: tuple[int, ...]) -> None:
+        """`activations`: client → which time this is; `answered`: what each client has answered before."""
+        for client, activation in activations.items():
+            self._around.store.open_activation(self._run, client, activation)
+            task = TrainTask(
+                run=self._run,
+                round=model.address.version,
+                client=client,
+                activation=activation,
+                model=model.address,
+                model_digest=model.digest,
+                learning=self._learning,
+                ledger_at_least=min(answered[client], activation - 1),
+            )
+            queue = tasks_queue(self._around.sites.site_of(client))
+            self._around.transport.publish(queue, encode_message(task))
+
+    def candidates(self, needed: int) -> list[int]:
+        """Clients of sites that are there; everybody when those are too few, since tasks wait in their queues."""
+        everybody = range(self._recipe.split.clients)
+        sites = set(self._around.sites.present())
+        if sites == set(self._around.sites.names()):
+            return list(everybody)
+        there = [client for client in everybody if self._around.sites.site_of(client) in sites]
+        return there if len(there) >= needed else list(everybody)
+
+    def select(self, round_number: int) -> tuple[int, ...]:
+        federation = self._recipe.federation
+        count = federation.clients_per_round + federation.over_select
+        return select_clients(self._recipe.seed, round_number, self.candidates(count), count)
+
+
+def answered_after(
+    before: tuple[int, ...], activations: Mapping[int, int], clients: Iterable[int]
+) -> tuple[int, ...]:
+    after = list(before)
+    for client in clients:
+        after[client] = max(after[client], activations[client])
+    return tuple(after)

@@ -1,0 +1,104 @@
+"""What arrives for a run's server: opened, checked, and held until a checkpoint holds its effect."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from broker_config.errors import BrokerUnavailable, MessageRejected
+from broker_config.messages import Refusal, TrainTask, Update
+from broker_config.topology import DEAD_LETTERS, updates_queue
+from broker_config.transports.interface import Delivery
+from broker_config.wire import decode_message
+from server_worker.surroundings import Surroundings
+
+_LETTERS_AT_A_TIME = 100
+_LETTER_SECONDS = 0.1
+"""A broker across a network needs a moment to hand one over."""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """One answer that can be read and comes from its client's owner."""
+
+    answer: Update | Refusal
+    delivery: Delivery
+
+
+class Inbox:
+    def __init__(self, run: str, around: Surroundings) -> None:
+        self._run, self._around = run, around
+        self._held: list[Delivery] = []
+        self._refused: Counter[str] = Counter()
+
+    def next(self, timeout_seconds: float) -> Arrival | None:
+        """None: nothing came, or nothing that anybody may take for an answer."""
+        delivery = self._around.transport.receive(updates_queue(self._run), timeout_seconds)
+        return None if delivery is None else self._open(delivery)
+
+    def _open(self, delivery: Delivery) -> Arrival | None:
+        try:
+            answer = decode_message(delivery.body)
+        except MessageRejected as error:
+            self.refuse(delivery, error.reason, str(error))
+            return None
+        except BrokerUnavailable:
+            return None  # its connection was lost while the body was under way: it comes again
+        if isinstance(answer, TrainTask):
+            self.refuse(delivery, "schema", "a task on the queue of updates")
+            return None
+        if not self._around.sites.may_speak(delivery.sender, answer.client):
+            detail = f"{delivery.sender or 'nobody in particular'} speaks for client {answer.client}"
+            self.refuse(delivery, "not_yours", detail)
+            return None
+        return Arrival(answer, delivery)
+
+    def refuse(self, delivery: Delivery, reason: str, detail: str) -> None:
+        """Dead-letter it: it is bad, and whoever runs this should see it."""
+        self._around.watcher.note(f"message refused ({reason}): {detail}")
+        self._refused[reason] += 1
+        delivery.reject(reason)
+
+    def drop(self, arrival: Arrival, reason: str) -> None:
+        """It is good and of no use any more."""
+        answer = arrival.answer
+        self._around.watcher.note(f"round {answer.round}, client {answer.client}: {reason}")
+        self._refused[reason] += 1
+        arrival.delivery.acknowledge()
+
+    def hold(self, arrival: Arrival) -> None:
+        """It counts: acknowledged only when a checkpoint has it, since it must come back after a crash."""
+        arrival.delivery.release_body()
+        self._held.append(arrival.delivery)
+
+    def settle(self) -> None:
+        for delivery in self._held:
+            delivery.acknowledge()
+        self._held = []
+
+    def take_refused(self) -> dict[str, int]:
+        """How many messages were turned away since the last call, by reason."""
+        refused, self._refused = dict(self._refused), Counter()
+        return refused
+
+    def dead_tasks(self, on_task: Callable[[TrainTask, str], None]) -> None:
+        """A task that killed whoever took it lies among the dead letters; nobody will answer it. Letters are
+        only looked at: they stay for people to see."""
+        letters: list[Delivery] = []
+        while len(letters) < _LETTERS_AT_A_TIME:
+            letter = self._around.transport.receive(DEAD_LETTERS, _LETTER_SECONDS)
+            if letter is None:
+                break
+            letters.append(letter)
+            task = _task_in(letter)
+            if task is not None and task.run == self._run:
+                on_task(task, letter.reason or "")
+        for letter in letters:
+            letter.requeue()
+
+
+def _task_in(letter: Delivery) -> TrainTask | None:
+    try:
+        task = decode_message(letter.body)
+    except (MessageRejected, BrokerUnavailable):
+        return None
+    return task if isinstance(task, TrainTask) else None

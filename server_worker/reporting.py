@@ -1,0 +1,109 @@
+"""How a run's rounds reach people: records as soon as their accuracy is known, phases, seconds by phase."""
+
+import dataclasses
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from fedil_model.convergence import Increment, assess
+from fedil_model.methods.interface import Folded, ServerStep
+from server_worker.events import ClientOutcome, RoundRecord
+from server_worker.progress import Progress
+from server_worker.recipe import Recipe
+from server_worker.surroundings import Surroundings
+
+
+class Reporter:
+    def __init__(self, recipe: Recipe, around: Surroundings) -> None:
+        self._recipe, self._around = recipe, around
+        self._pending: tuple[RoundRecord, Future[dict[str, float]] | None] | None = None
+
+    def enter(self, number: int, phase: str) -> None:
+        self._around.check_stop()
+        self.report(wait=False)
+        self._around.watcher.phase(number, phase)
+
+    def announce(self, progress: Progress) -> None:
+        """Hand the record on as soon as its accuracy is known, while the next round is already running."""
+        self.report(wait=True)
+        assert progress.record is not None
+        record = dataclasses.replace(progress.record, purity=dict(self._around.purity()))
+        due = record.round % self._recipe.evaluate_every == 0 or record.round == self._recipe.rounds
+        self._pending = (record, self._around.evaluator.submit(progress.models) if due else None)
+        self.report(wait=False)
+
+    def report(self, wait: bool) -> None:
+        if self._pending is None:
+            return
+        record, future = self._pending
+        if future is not None and not wait and not future.done():
+            return
+        self._pending = None
+        accuracy = future.result() if future is not None else {}
+        self._around.watcher.round_closed(dataclasses.replace(record, accuracy=accuracy))
+
+
+def make_record(
+    *,
+    number: int,
+    rounds: int,
+    outcomes: tuple[ClientOutcome, ...],
+    step: ServerStep,
+    folded: Folded,
+    increments: tuple[Increment, ...],
+    labelled: tuple[tuple[int, int], ...],
+    refused: dict[str, int],
+    seconds: dict[str, float],
+) -> RoundRecord:
+    convergence = assess(increments)
+    return RoundRecord(
+        round=number,
+        rounds=rounds,
+        selected=len(outcomes),
+        accepted=sum(outcome.counts for outcome in outcomes),
+        outcomes=outcomes,
+        delta_norm=folded.delta_norm,
+        reference_norm=folded.reference_norm,
+        verdict=convergence.verdict,
+        convergence={k: v for k, v in dataclasses.asdict(convergence).items() if k != "verdict"},
+        accuracy={},
+        losses=dict(step.losses) | _mean_losses(outcomes),
+        pseudo_labels=sum(pseudo for pseudo, _ in labelled),
+        credible=sum(credible for _, credible in labelled),
+        purity={},
+        seconds=seconds,
+        refused=refused,
+    )
+
+
+def _mean_losses(outcomes: tuple[ClientOutcome, ...]) -> dict[str, float]:
+    names = sorted({name for o in outcomes for name in o.metrics if name.startswith("loss_")})
+    by_name = {name: [o.metrics[name] for o in outcomes if name in o.metrics] for name in names}
+    return {name: sum(values) / len(values) for name, values in by_name.items()}
+
+
+def labels_held(
+    before: tuple[tuple[int, int], ...], outcomes: tuple[ClientOutcome, ...]
+) -> tuple[tuple[int, int], ...]:
+    """Of each client: samples with a pseudo-label, samples in its credible set, after these answers."""
+    held = list(before)
+    for outcome in outcomes:
+        if outcome.outcome != "invalid" and {"pseudo_labels", "credible"} <= outcome.metrics.keys():
+            held[outcome.client] = (int(outcome.metrics["pseudo_labels"]), int(outcome.metrics["credible"]))
+    return tuple(held)
+
+
+class Stopwatch:
+    """Seconds by phase; a phase may come back."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._began = self._last = clock()
+        self._laps: dict[str, float] = {}
+
+    def lap(self, phase: str) -> None:
+        now = self._clock()
+        self._laps[phase] = self._laps.get(phase, 0.0) + now - self._last
+        self._last = now
+
+    def seconds(self) -> dict[str, float]:
+        return self._laps | {"total": self._clock() - self._began}

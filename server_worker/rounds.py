@@ -1,0 +1,205 @@
+"""Rounds mode, the paper's: ask some clients, wait for them with a quorum and one deadline, aggregate."""
+
+import torch
+
+from broker_config.errors import FedILError
+from broker_config.messages import Refusal, TrainTask
+from fedil_model.convergence import Increment
+from fedil_model.datasets.interface import Samples
+from fedil_model.methods.interface import Fold, Folded, Method, ServerStep
+from fedil_model.parameters import from_arrays
+from server_worker.asking import Asking, answered_after
+from server_worker.errors import named
+from server_worker.events import ClientOutcome
+from server_worker.inbox import Arrival, Inbox
+from server_worker.progress import Progress
+from server_worker.recipe import Recipe
+from server_worker.reporting import Reporter, Stopwatch, labels_held, make_record
+from server_worker.round import OpenRound
+from server_worker.surroundings import Surroundings
+
+POLL_SECONDS = 0.5
+DEAD_TASK_SECONDS = 2.0
+"""How long nothing may arrive before the dead letters are looked through."""
+_LEFTOVER_SECONDS = 0.2
+
+
+class RoundsLoop:
+    def __init__(
+        self,
+        run: str,
+        recipe: Recipe,
+        method: Method,
+        labelled: Samples,
+        around: Surroundings,
+        reporter: Reporter,
+    ) -> None:
+        self._run, self._recipe, self._method, self._labelled = run, recipe, method, labelled
+        self._around, self._reporter = around, reporter
+        self._asking = Asking(run, recipe, around)
+        self.inbox = Inbox(run, around)
+        self._restarted = True
+        """Answers to tasks of an earlier life may lie in the queue."""
+
+    def begin(self, progress: Progress) -> Progress:
+        return progress
+
+    def play(self, progress: Progress) -> Progress:
+        number, stamps = progress.round + 1, Stopwatch(self._around.clock)
+        self._reporter.enter(number, "server_step")
+        step = named(
+            "the server's step", lambda: self._method.server_step(progress.state, self._labelled, number)
+        )
+        stamps.lap("server_step")
+        self._reporter.enter(number, "broadcast")
+        model = self._asking.broadcast(number, step.broadcast)
+        opened = self._open(progress, number)
+        fold = self._method.open_fold(progress.state, {number: step.broadcast}, number)
+        if self._restarted:
+            opened = self._take_leftovers(opened, fold)
+            self._restarted = False
+        unanswered = {c: a for c, a in opened.activations.items() if c not in opened.arrived}
+        self._asking.ask(model, unanswered, progress.answered)
+        stamps.lap("broadcast")
+        self._reporter.enter(number, "wait")
+        closed = self._collect(opened, fold, stamps)
+        self._reporter.enter(number, "close")
+        folded = fold.close()
+        for note in folded.notes:
+            self._around.watcher.note(f"round {number}: {note}")
+        stamps.lap("fold")
+        return self._advance(progress, step, closed, folded, stamps)
+
+    def _open(self, progress: Progress, number: int) -> OpenRound:
+        federation = self._recipe.federation
+        return OpenRound(
+            run=self._run,
+            number=number,
+            activations={client: progress.activations[client] + 1 for client in progress.selection},
+            needed=federation.clients_per_round,
+            quorum=max(1, round(federation.quorum * federation.clients_per_round)),
+            deadline=self._around.clock() + federation.deadline_seconds,
+        )
+
+    def _take_leftovers(self, opened: OpenRound, fold: Fold) -> OpenRound:
+        """Who has answered already need not train again."""
+        while (arrival := self.inbox.next(_LEFTOVER_SECONDS)) is not None:
+            opened = self._take(arrival, opened, fold)
+        return opened
+
+    def _collect(self, opened: OpenRound, fold: Fold, stamps: Stopwatch) -> OpenRound:
+        """Take answers until the round may close."""
+        clock = self._around.clock
+        heard = clock()
+        while not opened.may_close(clock()):
+            self._around.check_stop()
+            if opened.overdue(clock()):
+                raise FedILError(
+                    f"round {opened.number}: {opened.answered} of {len(opened.activations)} clients answered within "
+                    f"{self._recipe.federation.deadline_seconds:g} s, the quorum is {opened.quorum}: "
+                    "start more workers, raise federation.deadline_seconds or lower federation.quorum, then resume"
+                )
+            arrival = self.inbox.next(POLL_SECONDS)
+            self._reporter.report(wait=False)
+            stamps.lap("wait")
+            if arrival is not None:
+                opened = self._take(arrival, opened, fold)
+                stamps.lap("fold")
+                heard = clock()
+            elif clock() - heard >= DEAD_TASK_SECONDS:
+                opened = self._give_up_on_dead_tasks(opened)
+                heard = clock()
+        stamps.lap("wait")
+        return opened
+
+    def _take(self, arrival: Arrival, opened: OpenRound, fold: Fold) -> OpenRound:
+        answer = arrival.answer
+        objection = opened.objection(answer)
+        if objection is None:
+            outcome = judge(arrival, fold)
+            self.inbox.hold(arrival)
+            return self._note_outcome(opened, outcome)
+        if objection == "duplicate":
+            # What was counted may have been lost with its connection: this copy stands in for it until the
+            # checkpoint.
+            self._around.watcher.note(f"round {answer.round}, client {answer.client}: duplicate")
+            self.inbox.hold(arrival)
+        elif objection == "late":
+            self.inbox.drop(arrival, "late")
+        else:
+            self.inbox.refuse(arrival.delivery, objection, f"round {answer.round}, client {answer.client}")
+        return opened
+
+    def _note_outcome(self, opened: OpenRound, outcome: ClientOutcome) -> OpenRound:
+        opened = opened.record(outcome)
+        self._around.watcher.update_arrived(opened.number, outcome, opened.answered, len(opened.activations))
+        return opened
+
+    def _give_up_on_dead_tasks(self, opened: OpenRound) -> OpenRound:
+        dead: dict[int, str] = {}
+
+        def note(task: TrainTask, reason: str) -> None:
+            if task.round == opened.number and opened.activations.get(task.client) == task.activation:
+                dead[task.client] = reason
+
+        self.inbox.dead_tasks(note)
+        for client in sorted(dead.keys() - opened.arrived.keys()):
+            detail = f"its task is a dead letter ({dead[client]})"
+            opened = self._note_outcome(opened, ClientOutcome(client, "refused", detail=detail))
+        return opened
+
+    def _advance(
+        self, progress: Progress, step: ServerStep, closed: OpenRound, folded: Folded, stamps: Stopwatch
+    ) -> Progress:
+        outcomes = closed.outcomes()
+        if all(outcome.outcome in ("refused", "missing") for outcome in outcomes):
+            raise FedILError(
+                f"round {closed.number}: every client refused; the first says {outcomes[0].detail}"
+            )
+        activations = list(progress.activations)
+        for client, activation in closed.activations.items():
+            activations[client] = activation
+        labelled = labels_held(progress.labelled, outcomes)
+        models = self._method.models(folded.state, step.broadcast, self._labelled)
+        increment = Increment(
+            folded.delta_norm, folded.effort, float(torch.linalg.vector_norm(models["global"].params))
+        )
+        increments = (*progress.increments, increment)
+        learned = [outcome.client for outcome in outcomes if outcome.outcome not in ("refused", "missing")]
+        record = make_record(
+            number=closed.number,
+            rounds=self._recipe.rounds,
+            outcomes=outcomes,
+            step=step,
+            folded=folded,
+            increments=increments,
+            labelled=labelled,
+            refused=self.inbox.take_refused(),
+            seconds=stamps.seconds(),
+        )
+        return Progress(
+            round=closed.number,
+            state=folded.state,
+            activations=tuple(activations),
+            selection=self._asking.select(closed.number + 1),
+            labelled=labelled,
+            increments=increments,
+            models=models,
+            record=record,
+            answered=answered_after(progress.answered, closed.activations, learned),
+        )
+
+
+def judge(arrival: Arrival, fold: Fold) -> ClientOutcome:
+    answer = arrival.answer
+    if isinstance(answer, Refusal):
+        return ClientOutcome(answer.client, "refused", detail=f"{answer.reason}: {answer.detail}")
+    verdict = fold.add(from_arrays(answer.tensors), answer.num_steps, answer.base_version)
+    return ClientOutcome(
+        answer.client,
+        verdict.outcome,
+        verdict.cosine,
+        verdict.detail,
+        dict(answer.metrics),
+        answer.num_samples,
+    )
