@@ -1,55 +1,18 @@
-"""Where a run keeps its things, and how to read them back."""
+"""How to read back what a run keeps."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from broker_config.errors import FedILError
 from ops.recipe_files import with_data_root
+from server_worker.run_dir import RunDir
 
 if TYPE_CHECKING:
     from torch import nn
 
     from fedil_model.datasets.interface import Dataset
     from server_worker.recipe import Recipe
-
-
-@dataclass(frozen=True)
-class RunDir:
-    root: Path
-
-    @property
-    def recipe(self) -> Path:
-        return self.root / "recipe.json"
-
-    @property
-    def split(self) -> Path:
-        return self.root / "split.json"
-
-    @property
-    def shards(self) -> Path:
-        return self.root / "shards"
-
-    @property
-    def ledgers(self) -> Path:
-        return self.root / "ledgers"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.root / "checkpoints"
-
-    @property
-    def history(self) -> Path:
-        return self.root / "history.jsonl"
-
-    @property
-    def baseline(self) -> Path:
-        return self.root / "baseline.json"
-
-    @property
-    def logs(self) -> Path:
-        return self.root / "logs"
 
 
 def load_run(run_dir: Path) -> "Recipe":
@@ -65,15 +28,6 @@ def load_run(run_dir: Path) -> "Recipe":
         raise FedILError(f"{path} is not readable as JSON ({error})") from error
 
 
-def network_of(recipe: "Recipe", dataset: "Dataset") -> "nn.Module":
-    """As a run builds it, with the weights it begins with: those that are never trained are not in checkpoints."""
-    from fedil_model.networks import build_network
-    from fedil_model.seeding import derive_seed
-
-    seed = derive_seed(recipe.seed, "network")
-    return build_network(recipe.network, dataset.input_shape, len(dataset.class_names), seed)
-
-
 def load_weights(run_dir: Path, which: str = "global", dataset: "Dataset | None" = None) -> "nn.Module":
     """The trained network in eval mode, from the last checkpoint. Opens the run's dataset if it is not given."""
     import torch
@@ -81,6 +35,7 @@ def load_weights(run_dir: Path, which: str = "global", dataset: "Dataset | None"
     from fedil_model.datasets import open_dataset
     from fedil_model.parameters import FlatModel, Weights, from_arrays
     from server_worker.checkpoint import CheckpointFolder
+    from server_worker.materials import network_of
 
     recipe, checkpoint = load_run(run_dir), CheckpointFolder(RunDir(run_dir).checkpoints).latest()
     models = checkpoint.meta.get("models", {}) if checkpoint else {}

@@ -9,37 +9,33 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from broker_config.durable import write_atomically
 from broker_config.embedded import serve
 from broker_config.stores.memory import MemoryStore
 from broker_config.transports.memory import EmbeddedBroker, MemoryTransport
-from broker_config.wire import digest
 from client_worker.shards import has_shards, write_shards
-from fedil_model.datasets import open_dataset
-from fedil_model.datasets.interface import Dataset, Samples
-from fedil_model.errors import DataError
 from fedil_model.evaluate import accuracy
 from fedil_model.methods import make_method
 from fedil_model.parameters import FlatModel
 from fedil_model.plugins import is_plugin
 from fedil_model.precision import choose_device, repeatable_on, seeded
 from fedil_model.seeding import derive_seed
-from fedil_model.split import Split, make_split
+from fedil_model.split import Split
 from fedil_model.supervised import train_supervised
 from ops.diagnostics import LedgerDiagnostics
-from ops.history import HistoryWriter, read_history
-from ops.run_dir import RunDir, network_of
 from ops.summary import Summary
 from ops.workers import WorkerPool
 from server_worker.checkpoint import CheckpointFolder
 from server_worker.coordinator import Coordinator, Stopped, Surroundings
-from server_worker.evaluation import BackgroundEvaluator
+from server_worker.digests import ledger_digest, model_digest
 from server_worker.events import Watcher
+from server_worker.history import HistoryWriter, read_history
+from server_worker.materials import Materials, gather, network_of
 from server_worker.progress import Progress
 from server_worker.recipe import Recipe
+from server_worker.run_dir import RunDir
 from server_worker.sites import OneSite
 
 _SITE = "local"
@@ -62,10 +58,12 @@ def simulate(
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     repeatable_on(chosen)
     watcher.phase(0, "load_data")
-    dataset = open_dataset(recipe.data)
-    train, test = dataset.load_train(), _on_device(dataset.load_test(), chosen)
-    split = _prepare(where, recipe, dataset, train, resume)
-    labelled = _on_device(_chosen(train, split.labelled), chosen)
+    materials = gather(where, recipe, chosen, resume=resume)
+    split = materials.split
+    if not has_shards(where.shards):
+        inputs = materials.train.inputs
+        own = {client: inputs[torch.from_numpy(rows)] for client, rows in enumerate(split.clients)}
+        write_shards(where.shards, own)
     store, broker = MemoryStore(where.ledgers), EmbeddedBroker()
     with ExitStack() as stack:
         # A socket's path may have about 100 characters; a run's folder may have more.
@@ -73,8 +71,8 @@ def simulate(
         url = stack.enter_context(serve(broker, store, short / "broker")).url
         arguments = _worker_arguments(recipe, url, where, chosen)
         pool = stack.enter_context(WorkerPool(arguments, workers, where.logs, watcher, stop))
-        baseline = _baseline(where, recipe, dataset, labelled, test, watcher)
-        evaluator = BackgroundEvaluator(FlatModel(network_of(recipe, dataset), chosen), test, dataset.views)
+        baseline = _baseline(where, recipe, materials, watcher)
+        evaluator = materials.evaluator(recipe)
         stack.callback(evaluator.close)
         around = Surroundings(
             transport=MemoryTransport(broker),
@@ -85,10 +83,12 @@ def simulate(
             clock=time.monotonic,
             stop=stop,
             sites=OneSite(_SITE),
-            purity=LedgerDiagnostics(store, recipe.name, train.labels.numpy(), split.clients).purity,
+            purity=LedgerDiagnostics(
+                store, recipe.name, materials.train.labels.numpy(), split.clients
+            ).purity,
         )
-        method = make_method(recipe.learning(), dataset, chosen)
-        progress = _run(Coordinator(recipe.name, recipe, method, labelled, around))
+        method = make_method(recipe.learning(), materials.dataset, chosen)
+        progress = _run(Coordinator(recipe.name, recipe, method, materials.labelled, around))
         if pool.failure:
             raise pool.failure
     return _summary(where, recipe, store, progress, split, baseline, time.monotonic() - began)
@@ -109,39 +109,7 @@ def _run(coordinator: Coordinator) -> Progress | None:
         return None
 
 
-def _prepare(where: RunDir, recipe: Recipe, dataset: Dataset, train: Samples, resume: bool) -> Split:
-    """The folder as workers and later commands expect it. Repeating it changes nothing."""
-    where.root.mkdir(parents=True, exist_ok=True)
-    split = make_split(train.labels.numpy(), len(dataset.class_names), recipe.split, recipe.seed)
-    if resume and where.split.exists() and Split.load(where.split).digest != split.digest:
-        raise DataError(f"{where.split} is not the split of this recipe and this data: use another --run-dir")
-    write_atomically(where.recipe, [recipe.model_dump_json(indent=1).encode()])
-    split.save(where.split)
-    if not has_shards(where.shards):
-        write_shards(
-            where.shards,
-            {client: train.inputs[torch.from_numpy(own)] for client, own in enumerate(split.clients)},
-        )
-    return split
-
-
-def _chosen(samples: Samples, positions: np.ndarray) -> Samples:
-    rows = torch.from_numpy(positions)
-    return Samples(samples.inputs[rows], samples.labels[rows])
-
-
-def _on_device(samples: Samples, device: torch.device) -> Samples:
-    return Samples(samples.inputs.to(device), samples.labels.to(device))
-
-
-def _baseline(
-    where: RunDir,
-    recipe: Recipe,
-    dataset: Dataset,
-    labelled: Samples,
-    test: Samples,
-    watcher: Watcher,
-) -> float | None:
+def _baseline(where: RunDir, recipe: Recipe, materials: Materials, watcher: Watcher) -> float | None:
     """The floor: the same network trained on the same labels and nothing else."""
     if recipe.baseline_epochs == 0:
         return None
@@ -150,7 +118,8 @@ def _baseline(
         if known["epochs"] == recipe.baseline_epochs:
             return float(known["accuracy"])
     watcher.phase(0, "baseline")
-    device, seed = labelled.inputs.device, derive_seed(recipe.seed, "baseline")
+    dataset, labelled, device = materials.dataset, materials.labelled, materials.device
+    seed = derive_seed(recipe.seed, "baseline")
     model = FlatModel(network_of(recipe, dataset), device)
     with seeded(seed, device):
         train_supervised(
@@ -164,7 +133,7 @@ def _baseline(
             generator=torch.Generator().manual_seed(seed),
             precision=recipe.autocast,
         )
-    found = accuracy(model.module, test, dataset.views)
+    found = accuracy(model.module, materials.test, dataset.views)
     fields = {"accuracy": found, "epochs": recipe.baseline_epochs, "labels": len(labelled.labels)}
     write_atomically(where.baseline, [json.dumps(fields).encode()])
     return found
@@ -188,26 +157,10 @@ def _summary(
         rounds=recipe.rounds,
         accuracy=dict(accuracies[-1]) if accuracies else {},
         baseline_accuracy=baseline,
-        model_digest=_model_digest(where),
-        ledger_digest=_ledger_digest(store, recipe.name),
+        model_digest=model_digest(CheckpointFolder(where.checkpoints)),
+        ledger_digest=ledger_digest(store, recipe.name),
         split_digest=split.digest,
         verdict=str(rounds[-1]["verdict"]) if rounds else "too early to say",
         seconds=seconds,
         stopped=progress is None,
     )
-
-
-def _model_digest(where: RunDir) -> str:
-    """Of θ′ in the last checkpoint."""
-    checkpoint = CheckpointFolder(where.checkpoints).latest()
-    if checkpoint is None:
-        return ""
-    parts = [checkpoint.arrays[f"state/global.{part}"] for part in ("params", "buffers")]
-    return digest([part.tobytes() for part in parts])
-
-
-def _ledger_digest(store: MemoryStore, run: str) -> str:
-    parts: list[bytes] = []
-    for client, (activation, ledger) in sorted(store.latest(run).items()):
-        parts += [f"{client}:{activation}:{len(ledger)}:".encode(), ledger]
-    return digest(parts)

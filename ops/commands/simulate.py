@@ -12,7 +12,8 @@ from fedil_model.errors import LearningError, SettingError
 from ops.interruption import interruptible
 from ops.invocation import resume_words, shell_line
 from ops.recipe_files import differences, read_recipe
-from ops.run_place import has_checkpoint, is_run, refuse_if_taken, replacing, sole_use
+from ops.run_place import has_checkpoint, is_run, refuse_if_taken, replacing
+from server_worker.run_lock import sole_use
 
 if TYPE_CHECKING:
     from server_worker.recipe import Recipe

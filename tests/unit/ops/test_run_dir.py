@@ -9,9 +9,10 @@ from fedil_model.datasets.interface import Dataset
 from fedil_model.networks import build_network
 from fedil_model.parameters import FlatModel
 from fedil_model.seeding import derive_seed
-from ops.run_dir import RunDir, load_weights
+from ops.run_dir import load_weights
 from server_worker.checkpoint import Checkpoint, CheckpointFolder
 from server_worker.recipe import Recipe
+from server_worker.run_dir import RunDir
 
 
 def half_frozen(_shape: tuple[int, ...], num_classes: int) -> nn.Module:

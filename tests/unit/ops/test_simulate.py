@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+import client_worker.pool
 import ops.simulate
-import ops.workers
 from broker_config.errors import FedILError
 from fedil_model.datasets.digits import digits
 from fedil_model.datasets.interface import Dataset, Samples
@@ -57,7 +57,8 @@ def run(recipe: Recipe, run_dir: Path, watcher: QuietView | None = None) -> None
 
 @pytest.fixture
 def _dying_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ops.workers, "_CHECK_SECONDS", 0.02)
+    monkeypatch.setattr(client_worker.pool, "_CHECK_SECONDS", 0.02)
+    monkeypatch.setattr(client_worker.pool, "_BACKOFF_SECONDS", 0.0)
     monkeypatch.setattr(ops.simulate, "_worker_arguments", lambda *_: ["--nonsense"])
 
 

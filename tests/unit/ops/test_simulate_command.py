@@ -8,9 +8,9 @@ from fedil_model.errors import NumericError, SettingError
 from ops.cli import main
 from ops.commands.simulate import going_on
 from ops.recipe_files import read_recipe
-from ops.run_dir import RunDir
 from ops.summary import Summary
 from server_worker.recipe import Recipe
+from server_worker.run_dir import RunDir
 from tests.unit.ops.records import make_summary
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-import ops.workers
+import client_worker.pool
 from ops.view import QuietView
 from ops.workers import WorkerPool
 
@@ -20,7 +20,8 @@ PATIENCE = 60.0
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ops.workers, "_CHECK_SECONDS", 0.02)
+    monkeypatch.setattr(client_worker.pool, "_CHECK_SECONDS", 0.02)
+    monkeypatch.setattr(client_worker.pool, "_BACKOFF_SECONDS", 0.0)
 
 
 class Listener(QuietView):
@@ -38,7 +39,8 @@ def test_workers_that_keep_dying_end_the_run_with_their_last_words(tmp_path: Pat
     with WorkerPool(WRONG, 2, tmp_path, listener, stop) as pool:
         assert stop.wait(PATIENCE)
     assert "workers keep dying (exit code 2)" in str(pool.failure)
-    assert "--broker" in str(pool.failure)
+    assert "--site" in str(pool.failure)
+    assert f"(see {tmp_path})" in str(pool.failure)
     assert listener.notes == 5
 
 

@@ -88,6 +88,19 @@ def test_it_aggregates_when_enough_have_answered_and_refusals_are_answers() -> N
     assert one.record(ClientOutcome(3, "rejected_cosine")).may_aggregate(CLIENTS)
 
 
+def test_when_all_refuse_there_is_nothing_to_aggregate_and_no_end_of_it() -> None:
+    some = OPEN.record(ClientOutcome(1, "refused")).record(ClientOutcome(2, "refused"))
+    assert not some.may_aggregate(CLIENTS)
+    assert not some.all_refuse(CLIENTS)  # 3 may still answer
+    assert some.record(accepted(3)).may_aggregate(CLIENTS)
+    everybody = some.record(ClientOutcome(3, "refused"))
+    assert not everybody.all_refuse(CLIENTS)  # others can be asked
+    assert everybody.all_refuse([1, 2, 3])
+    as_many_as_may_be = everybody.ask([4], 0.0).record(ClientOutcome(4, "refused"))
+    assert as_many_as_may_be.all_refuse(CLIENTS)
+    assert not as_many_as_may_be.ask([5], 0.0).record(accepted(5)).all_refuse(CLIENTS)
+
+
 def test_given_up_clients_are_no_answers_but_explained() -> None:
     gone = OPEN.record(ClientOutcome(1, "missing")).record(ClientOutcome(2, "missing"))
     assert gone.answered == 0
@@ -309,15 +322,11 @@ class Federation(RuleBasedStateMachine):
         assert not in_flight & set(self.outcomes)
 
     @invariant()
-    def there_is_always_somebody_to_wait_for_or_to_ask_or_enough(self) -> None:
-        buffer = self.buffer
-        given_up = buffer.arrived and not buffer.answered
-        assert (
-            buffer.awaited
-            or buffer.replacements(self.clients)
-            or buffer.may_aggregate(self.clients)
-            or given_up
-        )
+    def when_nobody_is_left_it_aggregates_or_says_that_all_refuse(self) -> None:
+        buffer, candidates = self.buffer, self.clients
+        if not buffer.awaited and not buffer.replacements(candidates) and buffer.answered:
+            assert buffer.may_aggregate(candidates) != buffer.all_refuse(candidates)
+        assert not (buffer.may_aggregate(candidates) and buffer.all_refuse(candidates))
 
 
 Federation.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from ops.history import HistoryWriter, read_history
 from ops.view import QuietView
 from server_worker.events import ClientOutcome
+from server_worker.history import HistoryWriter, read_history
 from tests.unit.ops.records import make_record, write_history
 
 

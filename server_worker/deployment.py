@@ -1,0 +1,197 @@
+"""One server process, put together: brokers, data, device, the lead of its run, the loop."""
+
+import json
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from broker_config.durable import write_atomically
+from broker_config.errors import FedILError
+from broker_config.patient import Patience, PatientTransport
+from broker_config.presence import Presence
+from broker_config.schema import check_run
+from broker_config.stores import connect_store
+from broker_config.stores.interface import Store
+from broker_config.topology import RUNS_TOPIC
+from broker_config.transports import connect_transport
+from broker_config.transports.interface import Transport
+from fedil_model.methods import make_method
+from fedil_model.precision import choose_device, repeatable_on
+from server_worker.checkpoint import CheckpointFolder
+from server_worker.coordinator import Coordinator
+from server_worker.digests import ledger_digest, model_digest
+from server_worker.errors import Superseded
+from server_worker.events import Watcher
+from server_worker.history import HistoryWriter
+from server_worker.materials import Materials, gather
+from server_worker.recipe import Recipe
+from server_worker.run_dir import RunDir
+from server_worker.run_lock import sole_use
+from server_worker.sites import WatchedSites
+from server_worker.status import StatusTeller
+from server_worker.surroundings import Stopped, Surroundings
+
+_log = logging.getLogger(__name__)
+LEAD_SECONDS = 90.0
+"""A server that was cut off is noticed after three heartbeats; until then its successor waits."""
+_STANDBY_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Deployment:
+    recipe: Recipe
+    run_dir: Path
+    broker: str
+    store: str
+    run: str | None = None
+    device: str = "auto"
+    standby: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    run: str
+    rounds_done: int
+    stopped: bool
+    model_digest: str
+    ledger_digest: str
+    split_digest: str
+
+
+Purity = Callable[[Store, str, Materials], Callable[[], Mapping[str, float | None]]]
+
+
+def serve(
+    deployment: Deployment, watcher: Watcher, stop: threading.Event, purity: Purity | None = None
+) -> Outcome:
+    """Blocks until the run is done or `stop` is set. The same call goes on where a killed one was."""
+    recipe, where = deployment.recipe, RunDir(deployment.run_dir)
+    run = run_id(where, recipe, deployment.run)
+    device = choose_device(deployment.device)
+    # For cuBLAS, which reads it when it is first used; see repeatable_on.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    repeatable_on(device)
+    with ExitStack() as stack:
+        patience = Patience(stop=stop.is_set)
+        store = connect_store(deployment.store, site_of=recipe.site_of, patience=patience)
+        stack.callback(store.close)
+        transport = PatientTransport(partial(_lead, deployment, run, stop), patience)
+        stack.callback(transport.close)
+        # After the lead: a standby server may share the folder with the one that it waits for.
+        stack.enter_context(sole_use(where.root))
+        presence = stack.enter_context(_presence(deployment, run))
+        watcher = StatusTeller(presence.tell, watcher)
+        watcher.phase(0, "load_data")
+        checkpoints = CheckpointFolder(where.checkpoints)
+        materials = gather(where, recipe, device, resume=True)
+        evaluator = materials.evaluator(recipe)
+        stack.callback(evaluator.close)
+        around = Surroundings(
+            transport=transport,
+            store=store,
+            checkpoints=checkpoints,
+            evaluator=evaluator,
+            watcher=HistoryWriter(where.history, watcher),
+            clock=time.monotonic,
+            stop=stop,
+            sites=WatchedSites(
+                recipe.sites,
+                store,
+                time.monotonic,
+                recipe.federation.site_timeout_seconds,
+                _user(deployment.broker),
+                watcher.note,
+            ),
+            purity=purity(store, run, materials) if purity else dict,
+        )
+        method = make_method(recipe.learning(), materials.dataset, device)
+        stopped = False
+        try:
+            Coordinator(run, recipe, method, materials.labelled, around).run()
+            transport.retire(run)
+        except Stopped:
+            stopped = True
+        latest = checkpoints.latest()
+        return Outcome(
+            run=run,
+            rounds_done=latest.round if latest else 0,
+            stopped=stopped,
+            model_digest=model_digest(checkpoints),
+            ledger_digest=ledger_digest(store, run),
+            split_digest=materials.split.digest,
+        )
+
+
+def run_id(where: RunDir, recipe: Recipe, asked: str | None) -> str:
+    """Two runs of one recipe must not meet at the brokers, so each gets a name of its own, kept in its folder."""
+    if where.identity.exists():
+        try:
+            known = check_run("run", json.loads(where.identity.read_text(encoding="utf-8"))["run"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise FedILError(
+                f"{where.identity} is damaged ({error}): write the run's name into it"
+            ) from error
+        if asked not in (None, known):
+            raise FedILError(f"{where.root} belongs to run {known}, not {asked}: use another --run-dir")
+        return known
+    run = check_run("run", asked or f"{recipe.name}-{secrets.token_hex(3)}")
+    where.root.mkdir(parents=True, exist_ok=True)
+    write_atomically(where.identity, [json.dumps({"run": run}).encode()])
+    return run
+
+
+def _lead(deployment: Deployment, run: str, stop: threading.Event) -> Transport:
+    """A connection of the run's only server. After the broker was gone somebody else may be that."""
+    transport = connect_transport(deployment.broker)
+    try:
+        deadline = time.monotonic() + LEAD_SECONDS
+        waiting = False
+        while not transport.take_lead(run, _STANDBY_SECONDS):
+            if stop.is_set():
+                raise Stopped
+            if not waiting:
+                _log.info("another server leads run %s: waiting", run)
+            waiting = True
+            if not deployment.standby and time.monotonic() > deadline:
+                raise Superseded(
+                    f"another server leads run {run}: stop it, or start this one with --standby to wait for it"
+                )
+        return transport
+    except BaseException:
+        transport.close()
+        raise
+
+
+def _presence(deployment: Deployment, run: str) -> Presence:
+    recipe = deployment.recipe
+    facts = {
+        "state": "starting",
+        "recipe": recipe.name,
+        "mode": recipe.federation.mode,
+        "rounds": recipe.rounds,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "sites": {site: len(clients) for site, clients in recipe.sites.items()},
+        "started": time.time(),
+    }
+    brief = Patience(seconds=1.0)
+    return Presence(
+        lambda: connect_store(deployment.store, site_of=recipe.site_of, patience=brief),
+        RUNS_TOPIC,
+        run,
+        facts,
+    )
+
+
+def _user(broker_url: str) -> str | None:
+    user = urlsplit(broker_url).username
+    return None if user is None else unquote(user)

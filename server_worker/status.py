@@ -1,0 +1,44 @@
+"""What the board says of a run, so that `fedil status` on any machine can show it."""
+
+from collections.abc import Callable
+
+from server_worker.events import ClientOutcome, RoundRecord, Watcher
+
+_ROUNDS_TOLD = 5
+
+
+class StatusTeller:
+    """Hands every event on to another watcher, and tells the board."""
+
+    def __init__(self, tell: Callable[..., None], watcher: Watcher) -> None:
+        self._tell, self._watcher = tell, watcher
+        self._rounds: list[dict[str, object]] = []
+
+    def run_started(self, first_round: int, rounds: int) -> None:
+        self._tell(state="running", round=first_round, rounds=rounds)
+        self._watcher.run_started(first_round, rounds)
+
+    def phase(self, round_number: int, name: str) -> None:
+        self._tell(round=round_number, phase=name, answered=0)
+        self._watcher.phase(round_number, name)
+
+    def update_arrived(self, round_number: int, outcome: ClientOutcome, answered: int, selected: int) -> None:
+        self._tell(answered=answered, selected=selected)
+        self._watcher.update_arrived(round_number, outcome, answered, selected)
+
+    def round_closed(self, record: RoundRecord) -> None:
+        told = {
+            "round": record.round,
+            "accuracy": dict(record.accuracy),
+            "delta_norm": record.delta_norm,
+            "accepted": record.accepted,
+            "selected": record.selected,
+            "seconds": record.seconds.get("total"),
+        }
+        self._rounds = [*self._rounds, told][-_ROUNDS_TOLD:]
+        self._tell(recent=self._rounds, verdict=record.verdict)
+        self._watcher.round_closed(record)
+
+    def note(self, text: str) -> None:
+        self._tell(note=text[:300])
+        self._watcher.note(text)
