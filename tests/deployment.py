@@ -1,0 +1,171 @@
+"""A deployment in real processes: the server and workers of one run, kept alive as an orchestrator would."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+from client_worker.shards import write_shards
+from fedil_model.datasets import open_dataset
+from fedil_model.split import make_split
+from server_worker.recipe import load_recipe
+
+RECIPE = """
+name = "small"
+rounds = {rounds}
+baseline_epochs = 0
+evaluate_every = 100
+[data]
+name = "digits"
+[split]
+labelled = 50
+clients = 12
+[network]
+name = "cnn"
+width = 16
+[client]
+epochs = 3
+batch_size = 20
+[server]
+epochs = 2
+pretrain_epochs = 5
+batch_size = 25
+[federation]
+clients_per_round = 4
+deadline_seconds = 300.0
+"""
+_ENDED = re.compile(r"(\d+) of \d+ rounds, θ′ ([0-9a-f]{32}), ledgers ([0-9a-f]{32})")
+_RESTART_SECONDS = 0.2
+ROOT = Path(__file__).parents[1]
+
+
+def write_recipe(folder: Path, rounds: int, more: str = "") -> Path:
+    path = folder / "recipe.toml"
+    path.write_text(RECIPE.format(rounds=rounds) + more, encoding="utf-8")
+    return path
+
+
+def write_all_shards(recipe_path: Path, folder: Path) -> None:
+    recipe = load_recipe(recipe_path)
+    dataset = open_dataset(recipe.data)
+    train = dataset.load_train()
+    split = make_split(train.labels.numpy(), len(dataset.class_names), recipe.split, recipe.seed)
+    write_shards(folder, {c: train.inputs[torch.from_numpy(held)] for c, held in enumerate(split.clients)})
+
+
+class Supervised:
+    """A process that is started again whenever it dies, until it ends well or `stop` is called."""
+
+    def __init__(self, arguments: list[str], environment: dict[str, str], log: Path) -> None:
+        self._arguments, self._environment, self._log = arguments, environment, log
+        self._stopping = threading.Event()
+        self.finished = threading.Event()
+        self.starts = 0
+        self._process = self._start()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        self.starts += 1
+        with self._log.open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", *self._arguments],
+                env={**os.environ, **self._environment},
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def _watch(self) -> None:
+        while not self._stopping.is_set():
+            code = self._process.wait()
+            if code == 0:
+                self.finished.set()
+                return
+            if not self._stopping.wait(_RESTART_SECONDS):
+                self._process = self._start()
+
+    def kill(self) -> None:
+        with_children = self._process.pid
+        try:
+            os.killpg(with_children, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self.kill()
+        self._thread.join()
+        self.kill()
+        self._process.wait()
+
+
+class Deployed:
+    """One run: `with Deployed(...) as run: run.wait(60)`."""
+
+    def __init__(
+        self, folder: Path, recipe: Path, broker: str, store: str, workers: int, site: str = "default"
+    ) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.environment = {"FEDIL_BROKER_URL": broker, "FEDIL_STORE_URL": store, "OMP_NUM_THREADS": "1"}
+        self.server_log = folder / "server.log"
+        shards = recipe.parent / "shards"
+        if not shards.exists():
+            write_all_shards(recipe, shards)
+        server = ["server_worker", "--recipe", str(recipe), "--run-dir", str(folder / "run")]
+        self.server = Supervised(server, self.environment, self.server_log)
+        worker = ["client_worker", "--site", site, "--shards", str(shards)]
+        self.workers = [
+            Supervised(worker, self.environment, folder / f"worker-{number}.log") for number in range(workers)
+        ]
+
+    def wait(self, seconds: float) -> tuple[str, str]:
+        """The digests of θ′ and of the ledgers, once the run has ended."""
+        if not self.server.finished.wait(seconds):
+            raise TimeoutError(f"the run did not end within {seconds:g} s:\n{self.tail()}")
+        ended = _ENDED.findall(self.server_log.read_text(encoding="utf-8"))
+        assert ended, self.tail()
+        return ended[-1][1], ended[-1][2]
+
+    def tail(self, lines: int = 30) -> str:
+        logs = [self.server_log, *sorted(self.folder.glob("worker-*.log"))]
+        parts = [
+            f"--- {log.name}\n" + "\n".join(log.read_text("utf-8").splitlines()[-lines:]) for log in logs
+        ]
+        return "\n".join(parts)
+
+    def progress(self) -> int:
+        """Grows with every answer that the server takes and every round that it closes."""
+        text = self.server_log.read_text(encoding="utf-8", errors="replace")
+        return len(
+            re.findall(r"(?:accepted|rejected_cosine|refused|invalid|projected).*; \d+ of \d+|closed:", text)
+        )
+
+    def wait_for_progress(self, beyond: int, seconds: float) -> None:
+        began = time.monotonic()
+        while self.progress() <= beyond and not self.server.finished.is_set():
+            if time.monotonic() - began > seconds:
+                raise TimeoutError(f"no progress for {seconds:g} s:\n{self.tail()}")
+            time.sleep(0.05)
+
+    def __enter__(self) -> "Deployed":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for process in (self.server, *self.workers):
+            process.stop()
