@@ -17,10 +17,16 @@ DEAD_LETTERS = "fedil.dead"
 
 @dataclass(frozen=True)
 class Exchange:
-    """Durable. Only a topic exchange lets the broker check a user's routing keys."""
+    """Durable. On a topic exchange the broker checks the keys with which a user binds and publishes; but RabbitMQ 3
+    not those in a message's headers CC and BCC, so a user may write only where no queue of others can be named."""
 
     name: str
+    """One that ends with a dot stands for a family: each queue has its own, named by the queue's key."""
     type: str
+
+    @property
+    def is_family(self) -> bool:
+        return self.name.endswith(".")
 
 
 @dataclass(frozen=True)
@@ -52,8 +58,14 @@ class QueueKind:
     def routing_key(self, queue: str) -> str:
         return self.own_key or queue.removeprefix(self.prefix)
 
+    def exchange_of(self, queue: str) -> Exchange:
+        if not self.exchange.is_family:
+            return self.exchange
+        return Exchange(self.exchange.name + self.routing_key(queue), self.exchange.type)
 
-TASKS_EXCHANGE = Exchange("fedil.tasks", "topic")
+
+# One for each site: it gives tasks back there, and must not reach another's queue.
+TASKS_EXCHANGES = Exchange("fedil.site.", "direct")
 UPDATES_EXCHANGE = Exchange("fedil.updates", "direct")
 MODELS_EXCHANGE = Exchange("fedil.models", "direct")
 BODIES_EXCHANGE = Exchange("fedil.bodies", "topic")
@@ -71,7 +83,7 @@ DEAD = QueueKind(
 TASKS = QueueKind(
     "task",
     "fedil.tasks.",
-    TASKS_EXCHANGE,
+    TASKS_EXCHANGES,
     "quorum",
     {
         # The broker counts returns, so this is one less than the deliveries.
@@ -99,7 +111,7 @@ LEAD = QueueKind(
 BODIES = QueueKind("body", "fedil.body.", BODIES_EXCHANGE, "classic", {"x-expires": 2 * _WEEK_MS})
 
 QUEUE_KINDS = (TASKS, UPDATES, MODELS, LEAD, BODIES, DEAD)
-EXCHANGES = tuple(kind.exchange for kind in QUEUE_KINDS)
+EXCHANGES = tuple(kind.exchange for kind in QUEUE_KINDS if not kind.exchange.is_family)
 
 
 def kind_of(queue: str) -> QueueKind | None:

@@ -1,68 +1,93 @@
-"""`python -m client_worker --broker URL --store URL --site S --shards DIR`: one worker process."""
+"""`python -m client_worker --broker URL --store URL --site S --shards DIR`: a site's workers on this machine."""
 
 import argparse
 import logging
+import os
 import signal
 import sys
-from pathlib import Path
+import threading
+from types import FrameType
 
-from broker_config.errors import BrokerUnavailable, FedILError
+from broker_config.errors import FedILError
+from client_worker.options import add_arguments, fill_from_environment, for_children
+from client_worker.pool import WorkerPool
+from client_worker.stopping import LAST_SECONDS, SIGNALS, Stopping
+from fedil_model.errors import LearningError, SettingError
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="client_worker", description="Train the clients of one site.")
-    parser.add_argument("--broker", required=True, help="such as memory:///tmp/fedil.sock")
-    parser.add_argument("--store", required=True, help="where the ledgers are")
-    parser.add_argument("--site", required=True, help="whose task queue to serve")
-    parser.add_argument(
-        "--shards", required=True, type=Path, help="folder with the site's unlabelled samples"
-    )
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda:N")
-    parser.add_argument(
-        "--plugin", action="append", default=[], help="module:callable that tasks may name (repeat for more)"
-    )
+    add_arguments(parser)
     options = parser.parse_args()
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     try:
-        _serve(options)
-    except BrokerUnavailable as error:
-        print(f"client_worker: {error}", file=sys.stderr)
-        return 75  # EX_TEMPFAIL: try again later
-    except Exception as error:
-        if not _is_ours(error):
-            raise
+        return run(options)
+    except (FedILError, LearningError) as error:
         print(f"client_worker: {error}", file=sys.stderr)
         return 1
+
+
+def run(options: argparse.Namespace) -> int:
+    """The exit code: 0 after stopping as asked."""
+    fill_from_environment(options, os.environ)
+    if not options.shards.is_dir():
+        raise SettingError(
+            f"there is no folder {options.shards}: make the shards first, see fedil shards --help"
+        )
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    # For cuBLAS, which reads it when it is first used; see fedil_model.precision.repeatable_on.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    return _run_one(options) if options.processes == 1 else _run_many(options)
+
+
+def _run_one(options: argparse.Namespace) -> int:
+    stopping = Stopping(options.grace)
+    with stopping.on_signals():
+        # Here, not above: it loads torch, and a signal meanwhile is not to be missed.
+        from client_worker.worker import serve
+
+        serve(options, stopping)
     return 0
 
 
-def _is_ours(error: Exception) -> bool:
-    from fedil_model.errors import LearningError
+def _run_many(options: argparse.Namespace) -> int:
+    stop = threading.Event()
 
-    return isinstance(error, FedILError | LearningError)
+    def on_signal(number: int, _: FrameType | None) -> None:
+        if stop.is_set():
+            sys.exit(128 + number)  # on its way out the pool kills what is left
+        stop.set()
+
+    for number in SIGNALS:
+        signal.signal(number, on_signal)
+    arguments, environment = for_children(options)
+    os.environ |= environment
+    pool = WorkerPool(
+        arguments,
+        options.processes,
+        open_log=_Labelled,
+        note=logging.getLogger(__name__).warning,
+        gave_up=stop.set,
+        grace_seconds=options.grace + LAST_SECONDS + 1.0,
+    )
+    with pool:
+        stop.wait()
+    if pool.failure:
+        raise pool.failure
+    return 0
 
 
-def _serve(options: argparse.Namespace) -> None:
-    # Here, not above: wrong arguments are answered before torch is loaded.
-    from broker_config.stores import connect_store
-    from broker_config.transports import connect_transport
-    from client_worker.participant import Participant
-    from client_worker.shards import ShardFolder
-    from client_worker.training import Trainer
-    from fedil_model.precision import choose_device, repeatable_on
+class _Labelled:
+    """A worker's lines among ours, with its number."""
 
-    device = choose_device(options.device)
-    repeatable_on(device)
-    transport, ledgers = connect_transport(options.broker), connect_store(options.store)
-    trainer = Trainer(transport, ledgers, ShardFolder(options.shards), device, options.plugin)
-    participant = Participant(transport, trainer, options.site)
-    signal.signal(signal.SIGTERM, lambda *_: participant.give_back())
-    signal.signal(signal.SIGINT, lambda *_: participant.give_back())
-    try:
-        participant.serve()
-    finally:
-        transport.close()
-        ledgers.close()
+    def __init__(self, number: int) -> None:
+        self._label = f"worker {number}: ".encode()
+
+    def write(self, line: bytes) -> None:
+        sys.stderr.buffer.write(self._label + line)
+        sys.stderr.buffer.flush()
+
+    def close(self) -> None:
+        pass
 
 
 if __name__ == "__main__":

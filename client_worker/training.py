@@ -1,57 +1,115 @@
 """From a task to an update: Algorithm 2 with what it needs fetched before and kept after."""
 
+import gc
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 
+import numpy as np
 import torch
 from pydantic import ValidationError
 from torch import Tensor
 
 from broker_config.errors import MessageRejected
 from broker_config.messages import LEDGER_KIND, MODEL_KIND, TrainTask, Update
-from broker_config.stores.interface import Store
 from broker_config.transports.interface import Transport
 from broker_config.wire import decode_arrays, digest, encode_arrays
+from client_worker.device_cache import DeviceCache
+from client_worker.ledgers import Ledgers
 from client_worker.shards import Shards
 from fedil_model.datasets import open_dataset
-from fedil_model.errors import SettingError
+from fedil_model.errors import LearningError, SettingError
 from fedil_model.hyperparameters import Learning
 from fedil_model.methods import make_method
 from fedil_model.methods.interface import Method
 from fedil_model.parameters import from_arrays, to_arrays
 from fedil_model.plugins import is_plugin
+from fedil_model.precision import is_out_of_memory
+
+
+class OutOfMemory(Exception):
+    """This task did not fit on the device; the next one is trained in smaller parts."""
+
+
+class DoesNotFit(LearningError):
+    """Not even one sample at a time."""
 
 
 class Trainer:
-    """Keeps the last method and the last model version, so that a worker builds a network once per run and
-    reads a model once per round, however many clients it serves."""
+    """Keeps the last method, the last model version and some shards, so that a worker builds a network once per
+    run and reads a model once per round, however many clients it serves."""
 
     def __init__(
         self,
         transport: Transport,
-        store: Store,
+        ledgers: Ledgers,
         shards: Shards,
         device: torch.device,
         plugins: Collection[str] = (),
+        *,
+        cache_bytes: int = 0,
+        interruptible: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        self._transport, self._store, self._shards, self._device = transport, store, shards, device
+        self._transport, self._ledgers, self._shards, self._device = transport, ledgers, shards, device
         self._plugins = frozenset(plugins)
+        self._interruptible = interruptible
+        self._cache = DeviceCache(device, cache_bytes)
         self._method: tuple[str, Method] | None = None
-        self._model: tuple[str, Mapping[str, Tensor]] | None = None
+        self._model: tuple[str, Mapping[str, np.ndarray]] | None = None
+        self._broadcast: Mapping[str, Tensor] | None = None
+        self._micro_batch: int | None = None
 
     def train(self, task: TrainTask) -> Update:
-        """Commits the client's new ledger. Doing a task again gives the same update and the same ledger."""
+        """Commits the client's new ledger. Doing a task again gives the same update and the same ledger; but for
+        the last bits when the device's memory makes the batches come in parts."""
+        learning = _learning_of(task)
+        try:
+            return self._train(task, learning)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            said = str(error).partition("\n")[0]
+        # Only out here are the frames gone that held the tensors.
+        self.rest()
+        size = self._micro_batch or learning.client.batch_size
+        if size == 1:
+            raise DoesNotFit(
+                f"{self._device} is out of memory with one sample at a time ({said}): "
+                "use a larger device, fewer --processes on it or a smaller network"
+            )
+        self._micro_batch = size // 2
+        raise OutOfMemory(
+            f"{self._device} is out of memory ({said}): from now on {self._micro_batch} samples at a time"
+        )
+
+    def rest(self) -> None:
+        """Give the device's memory back. The model stays where the host has it: it is read once per version."""
+        self._method = self._broadcast = None
+        self._cache.clear()
+        if self._device.type == "cuda":
+            gc.collect()
+            torch.cuda.empty_cache()
+
+    def _train(self, task: TrainTask, learning: Learning) -> Update:
         began = time.perf_counter()
-        method, broadcast = self._method_for(task), self._model_for(task)
-        kept = self._store.read(task.run, task.client, task.activation)
+        method, broadcast = self._method_for(task, learning), self._broadcast_for(task)
+        kept = self._ledgers.read(task.run, task.client, task.activation, at_least=task.ledger_at_least)
         ledger = decode_arrays(kept, LEDGER_KIND)[1] if kept is not None else None
-        inputs = self._shards.inputs(task.client).to(self._device)
+        inputs = self._cache.get(task.client, lambda: self._shards.inputs(task.client))
         fetched = time.perf_counter()
-        result = method.client_step(broadcast, inputs, ledger, task.round, task.client)
+        with self._interruptible():
+            result = method.client_step(broadcast, inputs, ledger, task.round, task.client)
+            tensors = to_arrays(result.update)
         trained = time.perf_counter()
         body = b"".join(encode_arrays(LEDGER_KIND, {}, result.ledger))
-        self._store.commit(task.run, task.client, task.activation, body)
-        seconds = {"seconds_train": trained - fetched, "seconds_fetch": fetched - began}
+        self._ledgers.commit(task.run, task.client, task.activation, body)
+        metrics = {
+            "seconds_train": trained - fetched,
+            "seconds_fetch": fetched - began,
+            "images_per_second": len(inputs) * learning.client.epochs / max(trained - fetched, 1e-9),
+        }
+        if self._micro_batch:
+            metrics["micro_batch"] = float(self._micro_batch)
         return Update(
             run=task.run,
             round=task.round,
@@ -60,19 +118,17 @@ class Trainer:
             base_version=task.model.version,
             num_samples=len(inputs),
             num_steps=result.num_steps,
-            tensors=to_arrays(result.update),
-            metrics=dict(result.metrics) | seconds,
+            tensors=tensors,
+            metrics=dict(result.metrics) | metrics,
         )
 
-    def _method_for(self, task: TrainTask) -> Method:
+    def _method_for(self, task: TrainTask, learning: Learning) -> Method:
         if self._method is None or self._method[0] != task.learning:
-            try:
-                learning = Learning.model_validate_json(task.learning)
-            except ValidationError as error:
-                raise MessageRejected("schema", f"hyperparameters: {error}") from error
             self._check_plugins(learning)
             self._method = (task.learning, make_method(learning, open_dataset(learning.data), self._device))
-        return self._method[1]
+        method = self._method[1]
+        method.micro_batch = self._micro_batch
+        return method
 
     def _check_plugins(self, learning: Learning) -> None:
         """A task names code to run; only what the site's owner has allowed is imported."""
@@ -82,13 +138,24 @@ class Trainer:
                     f"this worker does not run {name}: start it with --plugin {name} to allow it"
                 )
 
-    def _model_for(self, task: TrainTask) -> Mapping[str, Tensor]:
+    def _broadcast_for(self, task: TrainTask) -> Mapping[str, Tensor]:
         if self._model is None or self._model[0] != task.model_digest:
-            body = self._transport.read_model(task.model)
-            found = digest([body])
-            if found != task.model_digest:
-                raise MessageRejected(
-                    "digest", f"model {task.model.version} is {found}, not {task.model_digest}"
-                )
-            self._model = (task.model_digest, from_arrays(decode_arrays(body, MODEL_KIND)[1], self._device))
-        return self._model[1]
+            self._model = self._broadcast = None
+            self._model = (task.model_digest, self._read_model(task))
+        if self._broadcast is None:
+            self._broadcast = from_arrays(self._model[1], self._device)
+        return self._broadcast
+
+    def _read_model(self, task: TrainTask) -> Mapping[str, np.ndarray]:
+        body = self._transport.read_model(task.model)
+        found = digest([body])
+        if found != task.model_digest:
+            raise MessageRejected("digest", f"model {task.model.version} is {found}, not {task.model_digest}")
+        return decode_arrays(body, MODEL_KIND)[1]
+
+
+def _learning_of(task: TrainTask) -> Learning:
+    try:
+        return Learning.model_validate_json(task.learning)
+    except ValidationError as error:
+        raise MessageRejected("schema", f"hyperparameters: {error}") from error

@@ -22,8 +22,10 @@ MAX_NORM_RATIO = 10.0
 """An update that would move θ′ by more than this multiple of its own length is no update."""
 RESOLUTION = 1e-3
 """Movement below this share of the decay that was taken out of it is rounding."""
-MIN_WEIGHT = 1e-3
+MIN_COSINE = 1e-3
 """Of a soft cosine: weights of 0 could make eq. 25 0/0."""
+WEIGHT_GRID = 2.0**-20
+"""Weights are summed as well, so they too lie on a grid."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Verdict:
 class Measured:
     """An update against g₀; d is the client's movement without weight decay, g₀ the server's."""
 
+    gauge: "Gauge"
     norm: float
     """‖θ* − θ′‖"""
     moved: float
@@ -51,8 +54,8 @@ class Measured:
 
 
 class Gauge:
-    """Measures updates without weight decay, which moves server and clients alike and must not pass for
-    agreement.
+    """Measures updates that started from one model version, without weight decay, which moves server and clients
+    alike and must not pass for agreement.
 
     With s and c what decay alone leaves of the weights that server and client start from, the server has
     θ₀_D = s·θ′_D + g₀_D and θ₀_R = θ′_R + g₀_R. So d differs from θ* − θ′ by a combination of g₀_D, θ′_D and
@@ -64,6 +67,7 @@ class Gauge:
         self._rows = torch.stack([server, global_])
         self.reference = self._rows[0].sub_(global_)
         self.step_norm = _norm(self.reference)
+        """‖θ₀ − θ′‖"""
         self.reference[:num_decayed].add_(global_[:num_decayed], alpha=1.0 - server_decay)
         cuts = [*range(0, num_decayed, BLOCK), *range(num_decayed, len(global_), BLOCK), len(global_)]
         self._sizes = [end - start for start, end in pairwise(cuts)]
@@ -76,6 +80,10 @@ class Gauge:
         (_, tt, _), _ = self._multiply(self._rows[1])
         self._gram = np.array([[dd, dt, 0.0], [dt, tt, 0.0], [0.0, 0.0, rr]])
         self.reference_norm = math.sqrt(dd + rr)
+        model_norm = _norm(global_)
+        self.faded = self.reference_norm <= max(TINY_NORM, FADED_REFERENCE * model_norm)
+        """The server's step is no direction any more: everybody is accepted."""
+        self.max_norm = MAX_NORM_RATIO * max(model_norm, self.step_norm, 1.0)
 
     def measure(self, delta: Tensor, client_decay: float, settings: FedILSettings) -> Measured | None:
         """None if it holds NaN or infinity."""
@@ -88,7 +96,7 @@ class Gauge:
         if moved <= RESOLUTION**2 * removed:
             moved = 0.0
         dot = float(_REFERENCE @ (products + self._gram @ decay))
-        return Measured(math.sqrt(square), math.sqrt(moved), dot)
+        return Measured(self, math.sqrt(square), math.sqrt(moved), dot)
 
     def _decay(self, c: float, settings: FedILSettings) -> np.ndarray:
         """d − (θ* − θ′), as factors of g₀_D, θ′_D and g₀_R."""
@@ -117,7 +125,8 @@ _REFERENCE = np.array([1.0, 0.0, 1.0])
 
 
 class IncrementalFold:
-    """One round's Δθ."""
+    """The Δθ of one model version. Updates may have started from it or from earlier ones: each is judged by the
+    gauge of its own, and all go into one sum."""
 
     def __init__(
         self,
@@ -128,66 +137,66 @@ class IncrementalFold:
         server_decay: float,
     ) -> None:
         self._settings = settings
-        self._gauge = Gauge(global_.params, server.params, num_decayed, server_decay)
-        self.reference_norm = self._gauge.step_norm
-        """‖θ₀ − θ′‖"""
-        model_norm = _norm(global_.params)
-        self.faded = self._gauge.reference_norm <= max(TINY_NORM, FADED_REFERENCE * model_norm)
-        """The server's step is no direction any more: everybody is accepted."""
-        self._max_norm = MAX_NORM_RATIO * max(model_norm, self.reference_norm, 1.0)
+        self.gauge = Gauge(global_.params, server.params, num_decayed, server_decay)
         self._params = ExactSum(global_.params.numel(), global_.params.device)
         # Running statistics come in any size: each is summed in units of the power of two above it.
         magnitude = torch.maximum(global_.buffers.abs(), server.buffers.abs()).clamp(min=1.0)
         self._buffer_units = magnitude.log2().ceil().exp2()
         self._buffers = ExactSum(magnitude.numel(), magnitude.device)
-        self._weight = 0.0
+        self._weights: dict[Gauge, float] = {}
         self.num_accepted = 0
 
-    def add(self, delta: Weights, client_decay: float) -> Verdict:
-        """`delta` is θ* − θ′; `client_decay` what decay alone left of the client's starting weights."""
-        misfit = _misfit("parameters", delta.params, self._gauge.reference)
+    def add(
+        self, delta: Weights, client_decay: float, gauge: Gauge | None = None, weight: float = 1.0
+    ) -> Verdict:
+        """`delta` is θ* − θ′ and `gauge` that of the version the client started from (this one if None);
+        `client_decay` is what decay alone left of its starting weights, 0 < `weight` ≤ 1 its say in the mean."""
+        gauge = gauge or self.gauge
+        misfit = _misfit("parameters", delta.params, gauge.reference)
         misfit = misfit or _misfit("buffer values", delta.buffers, self._buffer_units)
         if misfit:
             return Verdict("invalid", detail=misfit)
-        measured = self._gauge.measure(delta.params, client_decay, self._settings)
+        measured = gauge.measure(delta.params, client_decay, self._settings)
         buffers = delta.buffers / self._buffer_units
         if measured is None or not math.isfinite(largest_entry(buffers)):
             return Verdict("invalid", detail="its norm is not finite")
-        if measured.norm > self._max_norm:
-            return Verdict("invalid", detail=f"norm {measured.norm:.3g} exceeds {self._max_norm:.3g}")
+        if measured.norm > gauge.max_norm:
+            return Verdict("invalid", detail=f"norm {measured.norm:.3g} exceeds {gauge.max_norm:.3g}")
         if min(measured.norm, measured.moved) <= TINY_NORM:
             return Verdict("rejected_cosine", detail="the client did not move")
         verdict = self._judge(measured)
-        return self._take(delta.params, buffers, verdict, measured) if verdict.counts else verdict
+        return self._take(delta.params, buffers, verdict, measured, weight) if verdict.counts else verdict
 
     def _judge(self, measured: Measured) -> Verdict:
-        if self.faded:
+        if measured.gauge.faded:
             return Verdict("accepted", detail="the server's own step is too small to compare with")
-        cosine = max(-1.0, min(1.0, measured.dot / (measured.moved * self._gauge.reference_norm)))
+        cosine = max(-1.0, min(1.0, measured.dot / (measured.moved * measured.gauge.reference_norm)))
         if not self._settings.cosine_filter or cosine >= 0.0:
             return Verdict("accepted", cosine)
         if self._settings.on_reject == "project":
             return Verdict("projected", cosine)
         return Verdict("rejected_cosine", cosine, f"cosine {cosine:.4f} is negative")
 
-    def _take(self, params: Tensor, buffers: Tensor, verdict: Verdict, measured: Measured) -> Verdict:
-        weight, scale, by = 1.0, 1.0, 0.0
+    def _take(
+        self, params: Tensor, buffers: Tensor, verdict: Verdict, measured: Measured, weight: float
+    ) -> Verdict:
+        gauge, scale, by = measured.gauge, 1.0, 0.0
         if self._settings.soft_cosine and verdict.cosine is not None:
-            # The weights are summed as well, so they too lie on a grid.
-            weight = round(max(verdict.cosine, MIN_WEIGHT) * 2**20) / 2**20
-        if self._settings.normalise == "reference" and self.reference_norm > TINY_NORM and not self.faded:
-            scale = self.reference_norm / measured.norm
+            weight *= max(verdict.cosine, MIN_COSINE)
+        weight = max(round(weight / WEIGHT_GRID), 1) * WEIGHT_GRID
+        if self._settings.normalise == "reference" and gauge.step_norm > TINY_NORM and not gauge.faded:
+            scale = gauge.step_norm / measured.norm
         if verdict.outcome == "projected":
-            by = -weight * scale * measured.dot / self._gauge.reference_norm**2
+            by = -weight * scale * measured.dot / gauge.reference_norm**2
         # The norm is a bound that costs nothing; look closer only where it does not settle the matter.
         largest = measured.norm if measured.norm <= MAX_ENTRY / 4 else largest_entry(params)
-        largest = weight * scale * largest + abs(by) * self._gauge.reference_norm
+        largest = weight * scale * largest + abs(by) * gauge.reference_norm
         largest_buffer = largest_entry(buffers)
         if max(largest, largest_buffer) > MAX_ENTRY:
             return Verdict("invalid", verdict.cosine, f"a value moves by more than {MAX_ENTRY:.0f}")
-        self._params.add(params, largest, weight * scale, self._gauge.reference if by else None, by)
+        self._params.add(params, largest, weight * scale, gauge.reference if by else None, by)
         self._buffers.add(buffers, largest_buffer, weight)
-        self._weight += weight
+        self._weights[gauge] = self._weights.get(gauge, 0.0) + weight
         self.num_accepted += 1
         return verdict
 
@@ -195,7 +204,12 @@ class IncrementalFold:
         """Δθ; None if nobody was accepted (eq. 25 would be 0/0: θ′ stays as it is)."""
         if self.num_accepted == 0:
             return None
-        return Weights(self._params.mean(self._weight), self._buffers.mean(self._weight) * self._buffer_units)
+        weight = sum(self._weights.values())
+        return Weights(self._params.mean(weight), self._buffers.mean(weight) * self._buffer_units)
+
+    def share(self, gauge: Gauge) -> float:
+        """How much of the mean started from that version, from 0 to 1."""
+        return self._weights.get(gauge, 0.0) / sum(self._weights.values()) if self._weights else 0.0
 
 
 def _norm(x: Tensor) -> float:

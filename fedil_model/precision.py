@@ -10,6 +10,9 @@ from fedil_model.errors import SettingError
 
 Autocast = Literal["off", "bf16"]
 
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "alloc_failed")
+"""CUDA, cuDNN and NCCL; the CPU's allocator; cuBLAS"""
+
 
 def autocast(device: torch.device, precision: Autocast) -> torch.autocast:
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
@@ -40,6 +43,14 @@ def repeatable_on(device: torch.device) -> None:
         torch.backends.cudnn.benchmark = False
         torch.backends.cudnn.deterministic = True
         torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Not every library beneath torch raises torch's own type."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    said = str(error).lower()
+    return isinstance(error, RuntimeError) and any(words in said for words in _OUT_OF_MEMORY)
 
 
 @contextmanager

@@ -12,7 +12,19 @@ from typing import Any, NoReturn
 
 from broker_config.errors import FedILError
 from fedil_model.errors import LearningError, SettingError
-from ops.commands import evaluate, export, predict, recipes, simulate
+from ops.commands import (
+    cluster,
+    evaluate,
+    export,
+    ledger,
+    predict,
+    recipes,
+    server,
+    shards,
+    simulate,
+    status,
+    worker,
+)
 
 COMMANDS = {
     "simulate": simulate,
@@ -20,6 +32,13 @@ COMMANDS = {
     "predict": predict,
     "export": export,
     "recipes": recipes,
+    "cluster": cluster,
+    "server": server,
+    "worker": worker,
+    "shards": shards,
+    "status": status,
+    "ledger": ledger,
+    "broker": broker,
 }
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 128 + signal.SIGINT

@@ -1,7 +1,8 @@
 """How right the pseudo-labels are, where the truth is known. Offline only: neither server nor clients see it."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,6 +11,9 @@ from broker_config.stores.interface import Store
 from broker_config.wire import decode_arrays
 from fedil_model.credibility import Ledger
 from fedil_model.errors import LearningError
+
+if TYPE_CHECKING:
+    from server_worker.materials import Materials
 
 _SETS = ("pseudo_labels", "credible")
 
@@ -46,3 +50,12 @@ class LedgerDiagnostics:
             counts[name] = int(members_N.sum())
             counts[f"right {name}"] = int((members_N & (ledger.labels_N == truth_N)).sum())
         return counts
+
+
+def purity_where_known(
+    store: Store, run: str, materials: "Materials"
+) -> Callable[[], Mapping[str, float | None]]:
+    """A server that has the whole dataset, as in an experiment, can tell; one with labelled data only cannot."""
+    if not any(len(held) for held in materials.split.clients):
+        return dict
+    return LedgerDiagnostics(store, run, materials.train.labels.numpy(), materials.split.clients).purity

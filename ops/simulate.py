@@ -22,16 +22,15 @@ from fedil_model.parameters import FlatModel
 from fedil_model.plugins import is_plugin
 from fedil_model.precision import choose_device, repeatable_on, seeded
 from fedil_model.seeding import derive_seed
-from fedil_model.split import Split
 from fedil_model.supervised import train_supervised
 from ops.diagnostics import LedgerDiagnostics
-from ops.summary import Summary
+from ops.summary import Summary, summarise
 from ops.workers import WorkerPool
 from server_worker.checkpoint import CheckpointFolder
 from server_worker.coordinator import Coordinator, Stopped, Surroundings
-from server_worker.digests import ledger_digest, model_digest
+from server_worker.digests import ledger_digest
 from server_worker.events import Watcher
-from server_worker.history import HistoryWriter, read_history
+from server_worker.history import HistoryWriter
 from server_worker.materials import Materials, gather, network_of
 from server_worker.progress import Progress
 from server_worker.recipe import Recipe
@@ -91,7 +90,15 @@ def simulate(
         progress = _run(Coordinator(recipe.name, recipe, method, materials.labelled, around))
         if pool.failure:
             raise pool.failure
-    return _summary(where, recipe, store, progress, split, baseline, time.monotonic() - began)
+    return summarise(
+        where,
+        recipe,
+        ledger_digest=ledger_digest(store, recipe.name),
+        split_digest=split.digest,
+        baseline=baseline,
+        seconds=time.monotonic() - began,
+        stopped=progress is None,
+    )
 
 
 def _worker_arguments(recipe: Recipe, url: str, where: RunDir, device: torch.device) -> list[str]:
@@ -137,30 +144,3 @@ def _baseline(where: RunDir, recipe: Recipe, materials: Materials, watcher: Watc
     fields = {"accuracy": found, "epochs": recipe.baseline_epochs, "labels": len(labelled.labels)}
     write_atomically(where.baseline, [json.dumps(fields).encode()])
     return found
-
-
-def _summary(
-    where: RunDir,
-    recipe: Recipe,
-    store: MemoryStore,
-    progress: Progress | None,
-    split: Split,
-    baseline: float | None,
-    seconds: float,
-) -> Summary:
-    rounds = list(read_history(where.history))
-    accuracies = [r["accuracy"] for r in rounds if r["accuracy"]]
-    checkpoint = CheckpointFolder(where.checkpoints).latest()
-    return Summary(
-        run_dir=where.root,
-        rounds_done=checkpoint.round if checkpoint else 0,
-        rounds=recipe.rounds,
-        accuracy=dict(accuracies[-1]) if accuracies else {},
-        baseline_accuracy=baseline,
-        model_digest=model_digest(CheckpointFolder(where.checkpoints)),
-        ledger_digest=ledger_digest(store, recipe.name),
-        split_digest=split.digest,
-        verdict=str(rounds[-1]["verdict"]) if rounds else "too early to say",
-        seconds=seconds,
-        stopped=progress is None,
-    )

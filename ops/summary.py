@@ -1,8 +1,13 @@
-"""What a finished (or stopped) simulation leaves behind, in one value."""
+"""What a finished (or stopped) run leaves behind, in one value."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from server_worker.recipe import Recipe
+    from server_worker.run_dir import RunDir
 
 
 @dataclass(frozen=True)
@@ -22,3 +27,36 @@ class Summary:
     seconds: float
     stopped: bool
     """True when it was interrupted and can be resumed."""
+
+
+def summarise(
+    where: "RunDir",
+    recipe: "Recipe",
+    *,
+    ledger_digest: str,
+    split_digest: str,
+    baseline: float | None,
+    seconds: float,
+    stopped: bool,
+) -> Summary:
+    from server_worker.checkpoint import CheckpointFolder
+    from server_worker.digests import model_digest
+    from server_worker.history import read_history
+
+    rounds = list(read_history(where.history))
+    accuracies = [r["accuracy"] for r in rounds if r["accuracy"]]
+    checkpoints = CheckpointFolder(where.checkpoints)
+    checkpoint = checkpoints.latest()
+    return Summary(
+        run_dir=where.root,
+        rounds_done=checkpoint.round if checkpoint else 0,
+        rounds=recipe.rounds,
+        accuracy=dict(accuracies[-1]) if accuracies else {},
+        baseline_accuracy=baseline,
+        model_digest=model_digest(checkpoints),
+        ledger_digest=ledger_digest,
+        split_digest=split_digest,
+        verdict=str(rounds[-1]["verdict"]) if rounds else "too early to say",
+        seconds=seconds,
+        stopped=stopped,
+    )

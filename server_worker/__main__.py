@@ -44,9 +44,9 @@ def _serve(options: argparse.Namespace) -> int:
     from server_worker.run_dir import RunDir
 
     deployment = Deployment(
-        recipe, run_dir, options.broker, options.store, options.run, options.device, options.standby
+        recipe, run_dir, options.broker, options.store, options.run_id, options.device, options.standby
     )
-    run = run_id(RunDir(run_dir), recipe, options.run)
+    run = run_id(RunDir(run_dir), recipe, options.run_id)
     outcome = serve(deployment, LogWatcher(run), stop)
     _log.info(
         "run %s: %d of %d rounds, θ′ %s, ledgers %s",

@@ -1,6 +1,6 @@
 """How the server asks: a model version into the log once, a small task for each client."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -63,12 +63,3 @@ class Asking:
         federation = self._recipe.federation
         count = federation.clients_per_round + federation.over_select
         return select_clients(self._recipe.seed, round_number, self.candidates(count), count)
-
-
-def answered_after(
-    before: tuple[int, ...], activations: Mapping[int, int], clients: Iterable[int]
-) -> tuple[int, ...]:
-    after = list(before)
-    for client in clients:
-        after[client] = max(after[client], activations[client])
-    return tuple(after)

@@ -6,12 +6,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from broker_config.messages import Refusal, Update
-from server_worker.events import ClientOutcome
+from server_worker.events import NOT_LEARNED, ClientOutcome
 from server_worker.selection import select_clients
 
 GIVEN_UP = frozenset({"missing", "stale"})
 """Outcomes of clients that did not answer in time; all others are answers."""
-NOT_LEARNED = GIVEN_UP | {"refused"}
 
 
 @dataclass(frozen=True)

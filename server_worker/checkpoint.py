@@ -12,6 +12,8 @@ from broker_config.errors import CheckpointDamaged, MessageRejected
 from broker_config.wire import decode_arrays, encode_arrays
 
 _KIND = "checkpoint"
+_ASKED_KIND = "asked"
+_ASKED_FILE = "asked.journal"
 _KEEP = 2
 
 
@@ -49,6 +51,22 @@ class CheckpointFolder:
             )
             raise CheckpointDamaged(
                 f"checkpoint {paths[-1]} is damaged ({error}): delete it to {before}"
+            ) from error
+
+    def save_asked(self, fields: Mapping[str, Any]) -> None:
+        """Whom the server is about to ask, between two checkpoints; small, since it is written with every task."""
+        make_directory(self._directory)
+        write_atomically(self._directory / _ASKED_FILE, encode_arrays(_ASKED_KIND, fields, {}))
+
+    def asked(self) -> Mapping[str, Any] | None:
+        path = self._directory / _ASKED_FILE
+        if not path.exists():
+            return None
+        try:
+            return decode_arrays(bytearray(path.read_bytes()), _ASKED_KIND)[0]
+        except MessageRejected as error:
+            raise CheckpointDamaged(
+                f"{path} is damaged ({error}): delete it to ask clients anew from the last checkpoint"
             ) from error
 
     def _path(self, round_number: int) -> Path:

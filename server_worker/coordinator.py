@@ -10,6 +10,7 @@ from broker_config.wire import digest
 from fedil_model.datasets.interface import Samples
 from fedil_model.methods.interface import Method
 from server_worker.asking import Asking
+from server_worker.buffered import BufferedLoop
 from server_worker.errors import named
 from server_worker.inbox import Inbox
 from server_worker.progress import Progress, from_checkpoint, to_checkpoint
@@ -41,7 +42,9 @@ class Coordinator:
         self._around = around
         self._reporter = Reporter(recipe, around)
         self._asking = Asking(run, recipe, around)
-        self._loop: Loop = RoundsLoop(run, recipe, method, labelled, around, self._reporter)
+        parts = (run, recipe, method, labelled, around, self._reporter)
+        buffered = recipe.federation.mode == "buffered"
+        self._loop: Loop = BufferedLoop(*parts) if buffered else RoundsLoop(*parts)
 
     def run(self) -> Progress:
         try:

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+NOT_LEARNED = frozenset({"refused", "missing", "stale"})
+"""Outcomes without an update"""
+
 
 @dataclass(frozen=True)
 class ClientOutcome:
@@ -11,7 +14,7 @@ class ClientOutcome:
 
     client: int
     outcome: str
-    """accepted, projected, rejected_cosine, invalid, refused, missing"""
+    """accepted, projected, rejected_cosine, invalid, refused, missing; in buffered mode stale"""
     cosine: float | None = None
     detail: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)

@@ -24,7 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--run-dir", type=Path, metavar="DIR", help="where checkpoints go; default: runs/<recipe name>"
     )
     parser.add_argument(
-        "--run", metavar="ID", help="the run's name at the brokers; default: made up, and kept in DIR"
+        "--run",
+        metavar="ID",
+        dest="run_id",
+        help="the run's name at the brokers; default: made up, and kept in DIR",
     )
     parser.add_argument(
         "--standby",

@@ -1,27 +1,27 @@
 """Rounds mode, the paper's: ask some clients, wait for them with a quorum and one deadline, aggregate."""
 
-import torch
+from dataclasses import replace
 
 from broker_config.errors import FedILError
 from broker_config.messages import Refusal, TrainTask
-from fedil_model.convergence import Increment
 from fedil_model.datasets.interface import Samples
 from fedil_model.methods.interface import Fold, Folded, Method, ServerStep
 from fedil_model.parameters import from_arrays
-from server_worker.asking import Asking, answered_after
+from server_worker.asking import Asking
+from server_worker.closing import close_round
 from server_worker.errors import named
-from server_worker.events import ClientOutcome
+from server_worker.events import NOT_LEARNED, ClientOutcome
 from server_worker.inbox import Arrival, Inbox
 from server_worker.progress import Progress
 from server_worker.recipe import Recipe
-from server_worker.reporting import Reporter, Stopwatch, labels_held, make_record
+from server_worker.reporting import Reporter, Stopwatch
 from server_worker.round import OpenRound
 from server_worker.surroundings import Surroundings
 
 POLL_SECONDS = 0.5
 DEAD_TASK_SECONDS = 2.0
 """How long nothing may arrive before the dead letters are looked through."""
-_LEFTOVER_SECONDS = 0.2
+LEFTOVER_SECONDS = 0.2
 
 
 class RoundsLoop:
@@ -83,7 +83,7 @@ class RoundsLoop:
 
     def _take_leftovers(self, opened: OpenRound, fold: Fold) -> OpenRound:
         """Who has answered already need not train again."""
-        while (arrival := self.inbox.next(_LEFTOVER_SECONDS)) is not None:
+        while (arrival := self.inbox.next(LEFTOVER_SECONDS)) is not None:
             opened = self._take(arrival, opened, fold)
         return opened
 
@@ -152,49 +152,30 @@ class RoundsLoop:
         self, progress: Progress, step: ServerStep, closed: OpenRound, folded: Folded, stamps: Stopwatch
     ) -> Progress:
         outcomes = closed.outcomes()
-        if all(outcome.outcome in ("refused", "missing") for outcome in outcomes):
+        if all(outcome.outcome in NOT_LEARNED for outcome in outcomes):
             raise FedILError(
                 f"round {closed.number}: every client refused; the first says {outcomes[0].detail}"
             )
-        activations = list(progress.activations)
-        for client, activation in closed.activations.items():
-            activations[client] = activation
-        labelled = labels_held(progress.labelled, outcomes)
-        models = self._method.models(folded.state, step.broadcast, self._labelled)
-        increment = Increment(
-            folded.delta_norm, folded.effort, float(torch.linalg.vector_norm(models["global"].params))
-        )
-        increments = (*progress.increments, increment)
-        learned = [outcome.client for outcome in outcomes if outcome.outcome not in ("refused", "missing")]
-        record = make_record(
-            number=closed.number,
-            rounds=self._recipe.rounds,
-            outcomes=outcomes,
+        after = close_round(
+            progress,
+            self._recipe,
+            self._method,
+            self._labelled,
             step=step,
             folded=folded,
-            increments=increments,
-            labelled=labelled,
+            outcomes=outcomes,
+            asked=closed.activations,
             refused=self.inbox.take_refused(),
             seconds=stamps.seconds(),
         )
-        return Progress(
-            round=closed.number,
-            state=folded.state,
-            activations=tuple(activations),
-            selection=self._asking.select(closed.number + 1),
-            labelled=labelled,
-            increments=increments,
-            models=models,
-            record=record,
-            answered=answered_after(progress.answered, closed.activations, learned),
-        )
+        return replace(after, selection=self._asking.select(closed.number + 1))
 
 
-def judge(arrival: Arrival, fold: Fold) -> ClientOutcome:
+def judge(arrival: Arrival, fold: Fold, weight: float = 1.0) -> ClientOutcome:
     answer = arrival.answer
     if isinstance(answer, Refusal):
         return ClientOutcome(answer.client, "refused", detail=f"{answer.reason}: {answer.detail}")
-    verdict = fold.add(from_arrays(answer.tensors), answer.num_steps, answer.base_version)
+    verdict = fold.add(from_arrays(answer.tensors), answer.num_steps, answer.base_version, weight)
     return ClientOutcome(
         answer.client,
         verdict.outcome,

@@ -1,5 +1,39 @@
-"""One torch thread a process, as the workers have: several would fight over the cores, and the bits are fixed."""
+"""One torch thread a process, as the workers have: several would fight over the cores, and the bits are fixed.
 
+Real services: one RabbitMQ and one Redis for all tests of a process, which nobody may harm, and own ones to kill.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 import torch
 
+from ops.services import Service, rabbitmq_service, redis_service
+from tests.services import needed
+
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with needed(lambda: rabbitmq_service(tmp_path_factory.mktemp("rabbitmq"))) as service:
+        yield service
+
+
+@pytest.fixture(scope="session")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with needed(lambda: redis_service(tmp_path_factory.mktemp("redis"))) as service:
+        yield service
+
+
+@pytest.fixture
+def own_rabbitmq(tmp_path: Path) -> Iterator[Service]:
+    with needed(lambda: rabbitmq_service(tmp_path / "rabbitmq")) as service:
+        yield service
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[Service]:
+    with needed(lambda: redis_service(tmp_path / "redis")) as service:
+        yield service

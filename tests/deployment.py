@@ -63,8 +63,11 @@ def write_all_shards(recipe_path: Path, folder: Path) -> None:
 class Supervised:
     """A process that is started again whenever it dies, until it ends well or `stop` is called."""
 
-    def __init__(self, arguments: list[str], environment: dict[str, str], log: Path) -> None:
-        self._arguments, self._environment, self._log = arguments, environment, log
+    def __init__(
+        self, arguments: list[str], environment: dict[str, str], log: Path, restarts: bool = True
+    ) -> None:
+        self._arguments, self._environment, self.log = arguments, environment, log
+        self._restarts = restarts
         self._stopping = threading.Event()
         self.finished = threading.Event()
         self.starts = 0
@@ -74,7 +77,7 @@ class Supervised:
 
     def _start(self) -> "subprocess.Popen[bytes]":
         self.starts += 1
-        with self._log.open("ab") as log:
+        with self.log.open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", *self._arguments],
                 env={**os.environ, **self._environment},
@@ -90,6 +93,8 @@ class Supervised:
             code = self._process.wait()
             if code == 0:
                 self.finished.set()
+                return
+            if not self._restarts:
                 return
             if not self._stopping.wait(_RESTART_SECONDS):
                 self._process = self._start()
@@ -111,34 +116,66 @@ class Supervised:
         self.kill()
         self._process.wait()
 
+    def __enter__(self) -> "Supervised":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
 
 class Deployed:
     """One run: `with Deployed(...) as run: run.wait(60)`."""
 
     def __init__(
-        self, folder: Path, recipe: Path, broker: str, store: str, workers: int, site: str = "default"
+        self,
+        folder: Path,
+        recipe: Path,
+        broker: str,
+        store: str,
+        workers: int,
+        server_restarts: bool = True,
     ) -> None:
-        self.folder = folder
+        self.folder, self._recipe = folder, recipe
         folder.mkdir(parents=True, exist_ok=True)
         self.environment = {"FEDIL_BROKER_URL": broker, "FEDIL_STORE_URL": store, "OMP_NUM_THREADS": "1"}
         self.server_log = folder / "server.log"
-        shards = recipe.parent / "shards"
-        if not shards.exists():
-            write_all_shards(recipe, shards)
-        server = ["server_worker", "--recipe", str(recipe), "--run-dir", str(folder / "run")]
-        self.server = Supervised(server, self.environment, self.server_log)
-        worker = ["client_worker", "--site", site, "--shards", str(shards)]
-        self.workers = [
-            Supervised(worker, self.environment, folder / f"worker-{number}.log") for number in range(workers)
-        ]
+        self._shards = recipe.parent / "shards"
+        if not self._shards.exists():
+            write_all_shards(recipe, self._shards)
+        self.server = Supervised(self._server(), self.environment, self.server_log, server_restarts)
+        self.workers: list[Supervised] = []
+        for _ in range(workers):
+            self.add_worker()
 
-    def wait(self, seconds: float) -> tuple[str, str]:
+    def _server(self) -> list[str]:
+        return ["server_worker", "--recipe", str(self._recipe), "--run-dir", str(self.folder / "run")]
+
+    def standby(self) -> Supervised:
+        arguments = [*self._server(), "--standby"]
+        return Supervised(arguments, self.environment, self.folder / "standby.log", restarts=False)
+
+    def add_worker(self, site: str = "default") -> None:
+        arguments = ["client_worker", "--site", site, "--shards", str(self._shards)]
+        log = self.folder / f"worker-{len(self.workers)}.log"
+        self.workers.append(Supervised(arguments, self.environment, log))
+
+    def wait(self, seconds: float, server: Supervised | None = None) -> tuple[str, str]:
         """The digests of θ′ and of the ledgers, once the run has ended."""
-        if not self.server.finished.wait(seconds):
+        server = server or self.server
+        if not server.finished.wait(seconds):
             raise TimeoutError(f"the run did not end within {seconds:g} s:\n{self.tail()}")
-        ended = _ENDED.findall(self.server_log.read_text(encoding="utf-8"))
+        ended = _ENDED.findall(server.log.read_text(encoding="utf-8"))
         assert ended, self.tail()
         return ended[-1][1], ended[-1][2]
+
+    def wait_until_logged(self, log: Path, text: str, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while text not in log.read_text(encoding="utf-8", errors="replace"):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{log.name} did not say {text!r}:\n{self.tail()}")
+            time.sleep(0.05)
 
     def tail(self, lines: int = 30) -> str:
         logs = [self.server_log, *sorted(self.folder.glob("worker-*.log"))]

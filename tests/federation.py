@@ -29,7 +29,7 @@ from server_worker.coordinator import Coordinator, Stopped, Surroundings
 from server_worker.events import ClientOutcome, RoundRecord
 from server_worker.progress import Progress
 from server_worker.recipe import Recipe, make_recipe
-from server_worker.sites import OneSite
+from server_worker.sites import OneSite, Sites
 
 RUN = "blobs"
 SITE = "here"
@@ -116,6 +116,7 @@ class Federation:
     diary: Diary = field(default_factory=Diary)
     stop: threading.Event = field(default_factory=threading.Event)
     clock: Callable[[], float] = time.monotonic
+    sites: Sites = field(default_factory=lambda: OneSite(SITE))
 
     def __post_init__(self) -> None:
         self.dataset = open_dataset(self.recipe.data)
@@ -141,7 +142,7 @@ class Federation:
             watcher=self.diary,
             clock=self.clock,
             stop=self.stop,
-            sites=OneSite(SITE),
+            sites=self.sites,
         )
         labelled = Samples(self.train.inputs[chosen], self.train.labels[chosen])
         method = make_method(self.recipe.learning(), self.dataset, torch.device("cpu"))

@@ -5,29 +5,54 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from broker_config.errors import FedILError
+from broker_config.patient import Patience
 from broker_config.stores.interface import Store
 
 if TYPE_CHECKING:
     from broker_config.stores.memory import MemoryStore
 
+SiteOf = Callable[[int], str]
+"""Client → the site that owns it."""
 
-def _connect_memory(url: str) -> Store:
+
+def _connect_memory(url: str, *_: object) -> Store:
     from broker_config.link import path_of
     from broker_config.stores.memory_socket import SocketStore
 
     return SocketStore(path_of(url))
 
 
-STORES: dict[str, Callable[[str], Store]] = {
+def _connect_redis(url: str, site_of: SiteOf | None, patience: Patience | None) -> Store:
+    from broker_config.stores.redis import RedisStore
+
+    store = RedisStore(url, site_of, patience)
+    try:
+        store.check()
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+STORES: dict[str, Callable[[str, SiteOf | None, Patience | None], Store]] = {
     "memory": _connect_memory,
+    "redis": _connect_redis,
+    "rediss": _connect_redis,
 }
 
 
-def connect_store(url: str, store: "MemoryStore | None" = None) -> Store:
-    """One connection; each thread has its own. Plain `memory://` means the `store` handed in."""
+def connect_store(
+    url: str,
+    store: "MemoryStore | None" = None,
+    site_of: SiteOf | None = None,
+    patience: Patience | None = None,
+) -> Store:
+    """One connection; each thread has its own. Plain `memory://` means the `store` handed in. Only Redis asks
+    whose a client is: without `site_of`, all belong to the site "default"."""
     if url == "memory://" and store is not None:
         return store
     scheme = urlsplit(url).scheme
     if scheme not in STORES:
-        raise FedILError(f"no store for {url!r}: its scheme must be one of {', '.join(STORES)}")
-    return STORES[scheme](url)
+        # Not the whole URL: there may be a password in it.
+        raise FedILError(f"no store for {scheme!r} URLs: the scheme must be one of {', '.join(STORES)}")
+    return STORES[scheme](url, site_of, patience)

@@ -18,8 +18,16 @@ def _connect_memory(url: str) -> Transport:
     return SocketTransport(path_of(url))
 
 
+def _connect_rabbitmq(url: str) -> Transport:
+    from broker_config.transports.rabbitmq import RabbitTransport
+
+    return RabbitTransport(url)
+
+
 TRANSPORTS: dict[str, Callable[[str], Transport]] = {
     "memory": _connect_memory,
+    "amqp": _connect_rabbitmq,
+    "amqps": _connect_rabbitmq,
 }
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedil_model.aggregation import IncrementalFold, Verdict
 from fedil_model.batches import shuffled_batches
 from fedil_model.credibility import Ledger, Observation
 from fedil_model.datasets.interface import Samples, Views
@@ -18,7 +17,9 @@ from fedil_model.errors import NumericError, StateError
 from fedil_model.evaluate import predict_logits
 from fedil_model.hyperparameters import FedILSettings, Learning
 from fedil_model.losses import consistency_loss, credible_loss, pseudo_label_loss
-from fedil_model.methods.interface import ClientResult, Folded, ServerStep, State
+from fedil_model.methods.fedil_fold import FedILFold
+from fedil_model.methods.interface import ClientResult, ServerStep, State
+from fedil_model.methods.viewed_batch import ViewedBatch
 from fedil_model.networks import build_network
 from fedil_model.networks.normalisation import refresh_statistics
 from fedil_model.optimiser import FlatSGD, decay_factor, learning_rate
@@ -29,6 +30,8 @@ from fedil_model.supervised import Supervised, train_supervised
 
 
 class FedIL:
+    micro_batch: int | None = None
+
     def __init__(
         self,
         learning: Learning,
@@ -111,8 +114,8 @@ class FedIL:
                 self._student.module, (self._views.plain(part) for part in torch.split(labelled.inputs, 500))
             )
 
-    def open_fold(self, state: State, broadcast: Mapping[str, Tensor], round_number: int) -> "FedILFold":
-        return FedILFold(self._learning, state, broadcast, round_number, self._student.num_decayed)
+    def open_fold(self, state: State, bases: Mapping[int, Mapping[str, Tensor]], version: int) -> FedILFold:
+        return FedILFold(self._learning, state, bases, version, self._student.num_decayed)
 
     def models(self, state: State, broadcast: Mapping[str, Tensor], labelled: Samples) -> dict[str, Weights]:
         averages = {
@@ -164,10 +167,11 @@ class FedIL:
 
     def _observe(self, global_: Weights, server: Weights, inputs: Tensor) -> "_Targets":
         """The frozen, received models on the plain view. The teacher stays loaded with θ₀ for ξb."""
+        at_a_time = min(500, self.micro_batch or 500)
         self._teacher.load(global_)
-        global_NC = predict_logits(self._teacher.module, inputs, self._views).softmax(1)
+        global_NC = predict_logits(self._teacher.module, inputs, self._views, at_a_time).softmax(1)
         self._teacher.load(server)
-        server_NC = predict_logits(self._teacher.module, inputs, self._views).softmax(1)
+        server_NC = predict_logits(self._teacher.module, inputs, self._views, at_a_time).softmax(1)
         confidence_N, labels_N = global_NC.max(1)
         agreed_N = labels_N == server_NC.argmax(1)
         sure_N = (confidence_N >= self._settings.threshold) & agreed_N
@@ -192,11 +196,15 @@ class FedIL:
         self._teacher.module.eval()
         for _ in range(settings.epochs):
             for batch_U in plan.batches(settings.batch_size, generator):
-                losses = self._losses(inputs, plan, batch_U, generator)
+                batch = self._make_views(inputs, plan, batch_U, generator)
                 optimiser.zero_grad()
-                (losses @ weights).backward()  # type: ignore[no-untyped-call]
+                for part, shares in batch.parts(self.micro_batch):
+                    losses = self._losses(part)
+                    if shares is not None:
+                        losses = losses * losses.new_tensor([shares.B, shares.B, shares.B, shares.L])
+                    (losses @ weights).backward()  # type: ignore[no-untyped-call]
+                    totals += losses.detach()
                 optimiser.step()
-                totals += losses.detach()
         means = (totals / max(optimiser.num_steps, 1)).tolist()
         names = ("loss_pseudo", "loss_pseudo_weak", "loss_consistency", "loss_credible")
         return optimiser.num_steps, dict(zip(names, means, strict=True))
@@ -206,16 +214,23 @@ class FedIL:
         weights = [s.weight_pseudo, s.weight_pseudo_weak, s.weight_consistency, s.weight_credible]
         return torch.tensor(weights, device=self.device)
 
-    def _losses(self, inputs: Tensor, plan: "_Plan", batch_U: Tensor, generator: torch.Generator) -> Tensor:
-        """ξa, its twin on the weak view, ξb and ξc of one batch, from a single forward pass of all views."""
+    def _make_views(
+        self, inputs: Tensor, plan: "_Plan", batch_U: Tensor, generator: torch.Generator
+    ) -> ViewedBatch:
+        """All of a batch's views at once: what is drawn does not depend on the parts it is trained in."""
         raw = inputs[plan.unlabelled_U[batch_U]]
         live = self._settings.pseudo_source == "live"
         # Labels known beforehand: a sample that is not sure adds nothing to ξa, so its strong view is not made.
         sure_B = torch.ones_like(batch_U, dtype=torch.bool) if live else plan.sure_U[batch_U]
         credible = plan.draw_credible(self._learning.client.batch_size, generator)
-        weak = _view(self._views.weak, raw, generator)
-        strong = _view(self._views.strong, raw[sure_B], generator)
-        trusted = _view(self._views.weak, inputs[credible.indices], generator)
+        weak_B = _view(self._views.weak, raw, generator)
+        strong_S = _view(self._views.strong, raw[sure_B], generator)
+        trusted_L = _view(self._views.weak, inputs[credible.indices], generator)
+        return ViewedBatch(weak_B, plan.labels_U[batch_U], sure_B, strong_S, trusted_L, credible.labels)
+
+    def _losses(self, batch: ViewedBatch) -> Tensor:
+        """ξa, its twin on the weak view, ξb and ξc of one batch, from a single forward pass of all views."""
+        weak, strong, trusted = batch.weak_B, batch.strong_S, batch.trusted_L
         parts = [part for part in (weak, strong, trusted) if len(part)]
         with autocast(self.device, self._learning.autocast):
             logits = self._student.module(torch.cat(parts)).float()
@@ -224,15 +239,15 @@ class FedIL:
         weak_BC, strong_SC, credible_LC = logits.split([len(weak), len(strong), len(trusted)])
         zero = logits.new_zeros(())
         pseudo, pseudo_weak = zero, zero
-        if live and len(weak):
+        if self._settings.pseudo_source == "live" and len(weak):
             confidence_B, labels_B = weak_BC.detach().softmax(1).max(1)
             pseudo = pseudo_label_loss(strong_SC, labels_B, confidence_B >= self._settings.threshold)
         elif len(strong):
-            labels_B, share = plan.labels_U[batch_U], len(strong) / len(weak)
-            pseudo = credible_loss(strong_SC, labels_B[sure_B]) * share
-            pseudo_weak = pseudo_label_loss(weak_BC, labels_B, sure_B)
+            labels_B, share = batch.labels_B, len(strong) / len(weak)
+            pseudo = credible_loss(strong_SC, labels_B[batch.sure_B]) * share
+            pseudo_weak = pseudo_label_loss(weak_BC, labels_B, batch.sure_B)
         consistency = consistency_loss(logits_server_BC, weak_BC) if len(weak) else zero
-        trust = credible_loss(credible_LC, credible.labels) if len(trusted) else zero
+        trust = credible_loss(credible_LC, batch.labels_L) if len(trusted) else zero
         return torch.stack([pseudo, pseudo_weak, consistency, trust])
 
     def _check_finite(self, client: int, losses: Mapping[str, float]) -> None:
@@ -300,82 +315,3 @@ class _Plan:
             self.credible.labels.device
         )
         return _Credible(self.credible.indices[chosen], self.credible.labels[chosen])
-
-
-class FedILFold:
-    """Eq. 24-26 for one round, and what is done when nobody is accepted."""
-
-    def __init__(
-        self,
-        learning: Learning,
-        state: State,
-        broadcast: Mapping[str, Tensor],
-        round_number: int,
-        num_decayed: int,
-    ) -> None:
-        self._settings: FedILSettings = learning.method
-        self._client = learning.client
-        self._lr = learning_rate(learning.client, round_number, learning.rounds)
-        self._state = dict(state)
-        self._global = Weights.named(broadcast, "global")
-        self._server = Weights.named(broadcast, "server")
-        decay = float(broadcast["server_decay"])
-        self._fold = IncrementalFold(self._global, self._server, self._settings, num_decayed, decay)
-        self._max_steps = 0
-
-    def add(self, update: Mapping[str, Tensor], num_steps: int) -> Verdict:
-        if set(update) != {"delta.params", "delta.buffers"}:
-            return Verdict(
-                "invalid", detail=f"tensors {sorted(update)} instead of delta.params, delta.buffers"
-            )
-        if any(tensor.dtype != torch.float32 or tensor.ndim != 1 for tensor in update.values()):
-            return Verdict("invalid", detail="delta is not a float32 vector")
-        verdict = self._fold.add(
-            Weights.named(update, "delta").to(self._global.params.device),
-            decay_factor(self._client, self._lr, num_steps),
-        )
-        if verdict.counts:
-            self._max_steps = max(self._max_steps, num_steps)
-        return verdict
-
-    def close(self) -> Folded:
-        notes: tuple[str, ...] = (
-            ("the server's step has faded: no update was filtered",) if self._fold.faded else ()
-        )
-        delta = self._fold.mean()
-        empty = 0 if delta is not None else int(self._state["empty_rounds"]) + 1
-        self._state["empty_rounds"] = torch.tensor(empty, dtype=torch.int64)
-        if delta is None:
-            notes += ("no update was accepted",)
-            if 0 < self._settings.empty_rounds_before_fallback <= empty:
-                notes += ("θ′ takes the server's own step",)
-                delta = Weights(
-                    self._server.params - self._global.params, self._server.buffers - self._global.buffers
-                )
-        step = self._momentum(delta)
-        if step is not None:
-            self._apply(step)
-        norm = float(torch.linalg.vector_norm(step.params)) if step is not None else 0.0
-        effort = self._lr * self._max_steps
-        return Folded(self._state, norm, self._fold.reference_norm, effort, notes)
-
-    def _momentum(self, delta: Weights | None) -> Weights | None:
-        """Nobody accepted: θ′ stays as it is, bit for bit, momentum or not."""
-        if delta is None or "momentum" not in self._state:
-            return delta
-        velocity = (
-            self._state["momentum"].to(delta.params.device) * self._settings.server_momentum + delta.params
-        )
-        self._state["momentum"] = velocity
-        return Weights(velocity, delta.buffers)
-
-    def _apply(self, step: Weights) -> None:
-        moved = Weights(self._global.params + step.params, self._global.buffers + step.buffers)
-        self._state.update(moved.tensors("global"))
-        if "ema.params" in self._state:
-            keep = self._settings.ema_decay
-            old = Weights.named(self._state, "ema").to(moved.params.device)
-            average = Weights(
-                torch.lerp(moved.params, old.params, keep), torch.lerp(moved.buffers, old.buffers, keep)
-            )
-            self._state.update(average.tensors("ema"))

@@ -49,21 +49,29 @@ class Folded:
 
 
 class Fold(Protocol):
-    """One round's aggregation: takes updates in any order, keeps none of them."""
+    """What makes the next version out of this one: takes updates in any order, keeps none of them."""
 
-    def add(self, update: Mapping[str, Tensor], num_steps: int) -> Verdict: ...
+    def add(
+        self, update: Mapping[str, Tensor], num_steps: int, base_version: int, weight: float = 1.0
+    ) -> Verdict:
+        """`base_version` is the one that the client started from; 0 < `weight` ≤ 1 is its say in the mean."""
 
     def close(self) -> Folded: ...
 
 
 class Method(Protocol):
     device: torch.device
+    micro_batch: int | None
+    """A client trains so many samples at a time, their gradients adding up to the batch's; None: the whole batch.
+    For a device with too little memory: the last bits differ, and with batch norm the statistics do."""
 
     def initial_state(self, labelled: Samples) -> State: ...
 
     def server_step(self, state: State, labelled: Samples, round_number: int) -> ServerStep: ...
 
-    def open_fold(self, state: State, broadcast: Mapping[str, Tensor], round_number: int) -> Fold: ...
+    def open_fold(self, state: State, bases: Mapping[int, Mapping[str, Tensor]], version: int) -> Fold:
+        """`bases` are the broadcasts that updates may have started from, by version; `version` is the one whose
+        θ′ moves, and among them. In a synchronous round it is the only one."""
 
     def client_step(
         self,

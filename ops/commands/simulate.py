@@ -87,7 +87,7 @@ def train(args: argparse.Namespace, recipe: "Recipe", run_dir: Path, resume: boo
     from ops.view import make_view
 
     workers = args.workers or default_workers(recipe)
-    view = make_view(recipe, run_dir, workers, as_json=args.json, quiet=args.quiet)
+    view = make_view(recipe, run_dir, f"{workers} workers", as_json=args.json, quiet=args.quiet)
     with view, interruptible(on_first=view.stopping) as interruption:
         # Here, because it loads torch: the view already shows that something is happening.
         from ops.simulate import simulate

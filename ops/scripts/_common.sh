@@ -46,3 +46,42 @@ install() {
     printf '%s\n' "$wanted ${extras:-run}" >"$stamp"
     say "installed"
 }
+
+# The programs that tests talk to; Debian's packages have the same names.
+missing_services() {
+    local program missing=""
+    for program in rabbitmq-server redis-server prometheus chromium; do
+        # The system's folders are not on everybody's PATH.
+        PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin" command -v "$program" >/dev/null || missing+=" $program"
+    done
+    printf '%s' "${missing# }"
+}
+
+# Installs what is missing where apt and the rights are there; elsewhere says what to do and goes on, for many tests
+# need none of it.
+install_services() {
+    local missing
+    missing="$(missing_services)"
+    [[ -n "$missing" ]] || return 0
+    if can_apt; then
+        say "installing $missing with apt ..."
+        # shellcheck disable=SC2086  # several words on purpose
+        { as_root apt-get install -y $missing || { as_root apt-get update && as_root apt-get install -y $missing; }; } \
+            >"$venv/apt.log" 2>&1 || say "apt did not install all of it; $venv/apt.log says why"
+        missing="$(missing_services)"
+        [[ -n "$missing" ]] || return 0
+    fi
+    say "tests need $missing. Debian: sudo apt install $missing. Elsewhere install them, or start Docker for" \
+        "RabbitMQ and Redis. Tests without their service fail; FEDIL_REQUIRE_SERVICES=0 skips them instead"
+}
+
+can_apt() { command -v apt-get >/dev/null && { [[ $EUID -eq 0 ]] || sudo -n true 2>/dev/null; }; }
+
+# RUNLEVEL=1: the tests start their own; Debian shall not start the system's (under systemd it may all the same).
+as_root() {
+    if [[ $EUID -eq 0 ]]; then
+        env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 "$@"
+    else
+        sudo -n env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 "$@"
+    fi
+}

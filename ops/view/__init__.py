@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 __all__ = ["JsonView", "PlainView", "QuietView", "View", "make_view"]
 
 
-def make_view(recipe: "Recipe", run_dir: Path, workers: int, *, as_json: bool, quiet: bool) -> View:
+def make_view(recipe: "Recipe", run_dir: Path, where: str, *, as_json: bool, quiet: bool) -> View:
+    """`where`: who does the work, such as "2 workers"."""
     if as_json:
         return JsonView(quiet=quiet)
     if quiet:
@@ -25,5 +26,5 @@ def make_view(recipe: "Recipe", run_dir: Path, workers: int, *, as_json: bool, q
     from ops.view.live import LiveView
 
     asked = recipe.federation.clients_per_round + recipe.federation.over_select
-    parts = [recipe.name, f"{recipe.split.clients} clients, {asked} a round", f"{workers} workers"]
+    parts = [recipe.name, f"{recipe.split.clients} clients, {asked} a round", where]
     return LiveView(" · ".join([*parts, brief_path(run_dir)]), expected=asked)

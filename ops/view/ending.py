@@ -6,11 +6,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from ops.history import read_history
 from ops.invocation import brief_path, shell_line
-from ops.run_dir import RunDir
 from ops.summary import Summary
 from ops.view.curve import curve
+from server_worker.history import read_history
+from server_worker.run_dir import RunDir
 
 CURVE_HEIGHT = 6
 WIDEST_CURVE = 76

@@ -2,6 +2,7 @@
 
 import tempfile
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -15,25 +16,26 @@ from broker_config.stores import connect_store
 from broker_config.stores.interface import Store
 from broker_config.stores.memory import MemoryStore
 from broker_config.transports.memory import EmbeddedBroker
+from ops.services import Service
 
 Connect = Callable[[], Store]
 
 
 @contextmanager
-def memory() -> Iterator[Connect]:
+def memory(_: pytest.FixtureRequest) -> Iterator[Connect]:
     store = MemoryStore()
     yield lambda: connect_store("memory://", store)
 
 
 @contextmanager
-def memory_directory() -> Iterator[Connect]:
+def memory_directory(_: pytest.FixtureRequest) -> Iterator[Connect]:
     with tempfile.TemporaryDirectory() as directory:
         store = MemoryStore(Path(directory))
         yield lambda: connect_store("memory://", store)
 
 
 @contextmanager
-def memory_socket() -> Iterator[Connect]:
+def memory_socket(_: pytest.FixtureRequest) -> Iterator[Connect]:
     with (
         tempfile.TemporaryDirectory() as directory,
         serve(EmbeddedBroker(), MemoryStore(), Path(directory) / "broker.sock") as server,
@@ -41,16 +43,23 @@ def memory_socket() -> Iterator[Connect]:
         yield lambda: connect_store(server.url)
 
 
-STORES: dict[str, Callable[[], AbstractContextManager[Connect]]] = {
+@contextmanager
+def redis(request: pytest.FixtureRequest) -> Iterator[Connect]:
+    service: Service = request.getfixturevalue("redis")
+    yield lambda: connect_store(service.url)
+
+
+STORES: dict[str, Callable[[pytest.FixtureRequest], AbstractContextManager[Connect]]] = {
     "memory": memory,
     "memory-directory": memory_directory,
     "memory-socket": memory_socket,
+    "redis": redis,
 }
 
 
 @pytest.fixture(params=STORES)
 def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
-    with STORES[request.param]() as make:
+    with STORES[request.param](request) as make:
         opened: list[Store] = []
 
         def open_and_remember() -> Store:
@@ -70,6 +79,11 @@ def store(connect: Connect) -> Store:
 @pytest.fixture
 def run() -> str:
     return f"run-{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"workers.{uuid.uuid4().hex}"
 
 
 def test_a_client_that_never_committed_has_no_ledger(store: Store, run: str) -> None:
@@ -110,6 +124,31 @@ def test_a_generation_beyond_the_last_two_is_gone_and_said_to_be(store: Store, r
     with pytest.raises(LedgerMissing):
         store.read(run, 7, 2)
     assert store.read(run, 7, 1) is None
+
+
+def test_a_generation_that_the_reader_knows_of_is_read_if_it_is_there(store: Store, run: str) -> None:
+    store.commit(run, 7, 1, b"first")
+    store.commit(run, 7, 2, b"second")
+    store.open_activation(run, 7, 4)
+    assert store.read(run, 7, 2, at_least=1) == b"first"
+    assert store.read(run, 7, 4, at_least=1) == b"second"
+    assert store.read(run, 7, 4, at_least=2) == b"second"
+
+
+def test_a_generation_that_the_reader_knows_of_is_said_to_be_lost_if_only_an_older_one_is_there(
+    store: Store, run: str
+) -> None:
+    store.commit(run, 7, 1, b"first")
+    with pytest.raises(LedgerMissing, match="client 7"):
+        store.read(run, 7, 3, at_least=2)
+
+
+def test_a_generation_that_the_reader_knows_of_is_said_to_be_lost_if_none_is_there(
+    store: Store, run: str
+) -> None:
+    store.open_activation(run, 7, 3)
+    with pytest.raises(LedgerMissing, match="client 7"):
+        store.read(run, 7, 3, at_least=2)
 
 
 def test_an_empty_ledger_is_a_ledger(store: Store, run: str) -> None:
@@ -217,3 +256,53 @@ def test_a_run_that_is_no_name_is_refused(store: Store, name: str) -> None:
 def test_a_client_below_zero_is_refused(store: Store, run: str) -> None:
     with pytest.raises(MessageRejected, match="client"):
         store.commit(run, -1, 1, b"ledger")
+
+
+def test_a_notice_is_seen_by_all_until_it_is_withdrawn(connect: Connect, store: Store, topic: str) -> None:
+    connect().announce(topic, "worker-1", {"state": "idle"}, 60.0)
+    connect().announce(topic, "worker-2", {"state": "busy"}, 60.0)
+    assert store.notices(topic) == {"worker-1": {"state": "idle"}, "worker-2": {"state": "busy"}}
+    connect().withdraw(topic, "worker-1")
+    assert store.notices(topic) == {"worker-2": {"state": "busy"}}
+
+
+def test_a_notice_replaces_the_one_with_its_name(store: Store, topic: str) -> None:
+    store.announce(topic, "worker", {"state": "idle", "device": "cpu"}, 60.0)
+    store.announce(topic, "worker", {"state": "busy"}, 60.0)
+    assert store.notices(topic) == {"worker": {"state": "busy"}}
+
+
+def test_a_notice_fades_unless_it_is_renewed(store: Store, topic: str) -> None:
+    store.announce(topic, "stays", {}, 0.05)
+    store.announce(topic, "fades", {}, 0.05)
+    store.announce(topic, "stays", {"renewed": True}, 600.0)
+    deadline = time.monotonic() + 60.0
+    while "fades" in store.notices(topic) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert store.notices(topic) == {"stays": {"renewed": True}}
+
+
+def test_topics_do_not_touch_each_other(store: Store, topic: str) -> None:
+    store.announce(topic, "worker", {"of": "ours"}, 60.0)
+    store.announce(f"{topic}2", "worker", {"of": "another"}, 60.0)
+    store.withdraw(f"{topic}2", "worker")
+    assert store.notices(topic) == {"worker": {"of": "ours"}}
+    assert store.notices(f"{topic}2") == {}
+
+
+def test_withdrawing_what_is_not_there_is_harmless(store: Store, topic: str) -> None:
+    store.withdraw(topic, "nobody")
+    assert store.notices(topic) == {}
+
+
+def test_facts_are_plain_values_and_come_back_as_they_were(store: Store, topic: str) -> None:
+    facts = {
+        "text": "θ′",
+        "whole": 2**53,
+        "half": 0.5,
+        "yes": True,
+        "none": None,
+        "nested": {"list": [1, []]},
+    }
+    store.announce(topic, "host-12-3f.2", facts, 60.0)
+    assert store.notices(topic) == {"host-12-3f.2": facts}

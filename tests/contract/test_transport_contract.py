@@ -1,95 +1,17 @@
-"""What every transport promises. A new one is added to BROKERS and changes nothing else here."""
+"""What every transport promises of queues. A new one is added to BROKERS in transports.py."""
 
-import tempfile
 import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from broker_config.embedded import serve
-from broker_config.errors import BrokerUnavailable, ModelMissing, QueueMissing
-from broker_config.stores.memory import MemoryStore
+from broker_config.errors import BrokerUnavailable, QueueMissing
 from broker_config.topology import DEAD_LETTERS
-from broker_config.transports import connect_transport
-from broker_config.transports.interface import DELIVERY_LIMIT, Buffers, Delivery, ModelAddress, Transport
-from broker_config.transports.memory import EmbeddedBroker
-
-Connect = Callable[[], Transport]
-SOON = 20.0
-"""Seconds within which a message that is there must come, however busy the machine."""
-NOTHING = 0.3
-"""Seconds after which we believe that no message comes."""
-
-
-@contextmanager
-def memory() -> Iterator[Connect]:
-    broker = EmbeddedBroker()
-    yield lambda: connect_transport("memory://", broker)
-
-
-@contextmanager
-def memory_chunked() -> Iterator[Connect]:
-    broker = EmbeddedBroker(max_message_bytes=100_000)
-    yield lambda: connect_transport("memory://", broker)
-
-
-@contextmanager
-def memory_socket() -> Iterator[Connect]:
-    with (
-        tempfile.TemporaryDirectory() as directory,
-        serve(EmbeddedBroker(), MemoryStore(), Path(directory) / "broker.sock") as server,
-    ):
-        yield lambda: connect_transport(server.url)
-
-
-BROKERS: dict[str, Callable[[], AbstractContextManager[Connect]]] = {
-    "memory": memory,
-    "memory-chunked": memory_chunked,
-    "memory-socket": memory_socket,
-}
-
-
-@pytest.fixture(params=BROKERS)
-def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
-    with BROKERS[request.param]() as make:
-        opened: list[Transport] = []
-
-        def open_and_remember() -> Transport:
-            opened.append(make())
-            return opened[-1]
-
-        yield open_and_remember
-        for transport in opened:
-            transport.close()
-
-
-@pytest.fixture
-def transport(connect: Connect) -> Transport:
-    return connect()
-
-
-@pytest.fixture
-def queue(transport: Transport) -> str:
-    name = f"fedil.tasks.{uuid.uuid4().hex}"
-    transport.declare(name, DEAD_LETTERS)
-    return name
-
-
-@pytest.fixture
-def run() -> str:
-    return f"run-{uuid.uuid4().hex}"
-
-
-def take(transport: Transport, queue: str) -> Delivery:
-    delivery = transport.receive(queue, SOON)
-    assert delivery is not None
-    return delivery
+from broker_config.transports.interface import DELIVERY_LIMIT, Buffers, Delivery, Transport
+from tests.contract.transports import NOTHING, SOON, Connect, big_body, take
 
 
 def dead_letter(transport: Transport, body: bytes) -> Delivery:
@@ -99,10 +21,6 @@ def dead_letter(transport: Transport, body: bytes) -> Delivery:
         delivery.acknowledge()
         if bytes(delivery.body) == body:
             return delivery
-
-
-def big_body(num_bytes: int) -> bytes:
-    return np.random.default_rng(0).bytes(num_bytes)
 
 
 # Queues
@@ -300,6 +218,39 @@ def test_what_went_back_can_no_longer_be_acknowledged(
     assert bytes(take(transport, queue).body) == b"task"
 
 
+def test_a_delivery_names_its_sender_where_the_broker_knows_users(transport: Transport, queue: str) -> None:
+    transport.publish(queue, [b"task"])
+    sender = take(transport, queue).sender
+    assert sender is None or sender
+
+
+@pytest.mark.parametrize("num_bytes", [1000, 9_000_000])
+def test_a_delivery_whose_body_was_let_go_can_still_be_acknowledged(
+    connect: Connect, transport: Transport, queue: str, num_bytes: int
+) -> None:
+    body = big_body(num_bytes)
+    transport.publish(queue, [body])
+    worker = connect()
+    delivery = take(worker, queue)
+    assert delivery.body == body
+    delivery.release_body()
+    delivery.acknowledge()
+    worker.close()
+    assert transport.receive(queue, NOTHING) is None
+
+
+def test_a_big_body_that_was_given_back_or_left_behind_comes_whole_again(
+    connect: Connect, transport: Transport, queue: str
+) -> None:
+    body = big_body(9_000_000)
+    transport.publish(queue, [body])
+    take(transport, queue).requeue()
+    lost = connect()
+    assert take(lost, queue).body == body
+    lost.close()
+    assert take(transport, queue).body == body
+
+
 # Many at once
 
 
@@ -368,85 +319,3 @@ def test_nothing_is_lost_or_doubled_among_many_threads_that_fail_and_give_back(
     assert len(done) == everything
     assert set(done.values()) == {1}
     assert transport.receive(queue, NOTHING) is None
-
-
-# Models
-
-
-def test_a_model_is_read_by_many_and_as_often_as_they_like(
-    connect: Connect, transport: Transport, run: str
-) -> None:
-    body = big_body(3_000_000)
-    address = transport.append_model(run, 1, [body[:1000], body[1000:]])
-    for reader in (transport, connect(), connect()):
-        assert bytes(reader.read_model(address)) == body
-        assert bytes(reader.read_model(address)) == body
-
-
-def test_an_address_says_run_and_version(transport: Transport, run: str) -> None:
-    address = transport.append_model(run, 7, [b"weights"])
-    assert (address.run, address.version) == (run, 7)
-
-
-def test_the_version_before_the_newest_is_still_there(transport: Transport, run: str) -> None:
-    first = transport.append_model(run, 1, [b"one"])
-    second = transport.append_model(run, 2, [b"two"])
-    assert bytes(transport.read_model(first)) == b"one"
-    assert bytes(transport.read_model(second)) == b"two"
-
-
-def test_writing_a_version_again_replaces_it(transport: Transport, run: str) -> None:
-    transport.append_model(run, 1, [b"before the crash"])
-    address = transport.append_model(run, 1, [b"after"])
-    assert bytes(transport.read_model(address)) == b"after"
-
-
-def test_writing_a_version_again_does_not_push_another_out(transport: Transport, run: str) -> None:
-    first = transport.append_model(run, 1, [b"one"])
-    for _ in range(3):
-        transport.append_model(run, 2, [b"two"])
-    assert bytes(transport.read_model(first)) == b"one"
-
-
-def test_a_version_written_again_is_as_young_as_its_last_writing(transport: Transport, run: str) -> None:
-    for version in (1, 2):
-        transport.append_model(run, version, [b"before the crash"])
-    restored = transport.append_model(run, 1, [b"restored"])
-    transport.append_model(run, 3, [b"later"])
-    assert bytes(transport.read_model(restored)) == b"restored"
-
-
-def test_an_old_version_leaves_the_log(transport: Transport, run: str) -> None:
-    first = transport.append_model(run, 1, [b"one"])
-    for version in range(2, 30):
-        transport.append_model(run, version, [b"later"])
-    with pytest.raises(ModelMissing):
-        transport.read_model(first)
-
-
-def test_a_run_may_go_on_from_an_older_version(transport: Transport, run: str) -> None:
-    for version in (8, 9):
-        transport.append_model(run, version, [b"to be forgotten"])
-    address = transport.append_model(run, 3, [b"restored"])
-    assert bytes(transport.read_model(address)) == b"restored"
-
-
-def test_the_model_of_an_unknown_run_is_missing(transport: Transport, run: str) -> None:
-    with pytest.raises(ModelMissing):
-        transport.read_model(ModelAddress(run, 1, 0))
-
-
-def test_runs_do_not_see_each_others_models(transport: Transport, run: str) -> None:
-    ours = transport.append_model(run, 1, [b"ours"])
-    theirs = transport.append_model(f"{run}-other", 1, [b"theirs"])
-    assert bytes(transport.read_model(ours)) == b"ours"
-    assert bytes(transport.read_model(theirs)) == b"theirs"
-
-
-def test_what_the_server_trains_after_appending_does_not_change_the_model(
-    transport: Transport, run: str
-) -> None:
-    weights = np.ones(1000, np.uint8)
-    address = transport.append_model(run, 1, [weights.data])
-    weights[:] = 2
-    assert bytes(transport.read_model(address)) == b"\1" * 1000

@@ -23,8 +23,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 KNOWN_ONLY_IN = {
     "msgpack": ("broker_config/wire.py",),
-    "pika": ("broker_config/transports/rabbitmq.py",),
-    "redis": ("broker_config/stores/redis.py",),
+    "pika": ("broker_config/transports/rabbitmq*.py",),
+    "redis": ("broker_config/stores/redis*.py",),
     "prometheus_client": ("*/metrics.py",),
 }
 

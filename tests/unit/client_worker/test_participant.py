@@ -1,25 +1,23 @@
+import logging
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from torch import Tensor, nn
 
+import client_worker.participant
+from broker_config.errors import BrokerUnavailable
 from broker_config.messages import Refusal, TrainTask, Update
-from broker_config.topology import DEAD_LETTERS, tasks_queue, updates_queue
-from broker_config.transports.interface import Delivery, ModelAddress
+from broker_config.topology import DEAD_LETTERS
+from broker_config.transports.interface import Buffers, ModelAddress
 from broker_config.transports.memory import EmbeddedBroker, MemoryTransport
-from broker_config.wire import decode_message, digest, encode_arrays, encode_message
 from client_worker.participant import Participant
 from client_worker.shards import ShardFolder, write_shards
+from client_worker.stopping import Interrupted
 from client_worker.training import Trainer
-from fedil_model.errors import DataError
-from fedil_model.methods import make_method
-from fedil_model.parameters import to_arrays
-from tests.federation import RUN, SITE, Federation, blobs_recipe
-
-TASKS, UPDATES = tasks_queue(SITE), updates_queue(RUN)
+from tests.federation import RUN, SITE, blobs_recipe
+from tests.unit.client_worker.bench import CPU, TASKS, UPDATES, Bench, serve_one
 
 
 class BrokenNetwork(nn.Module):
@@ -38,57 +36,6 @@ class BrokenNetwork(nn.Module):
 
 def broken(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     return BrokenNetwork()
-
-
-class Bench:
-    """A federation with a task in its queue and no server."""
-
-    def __init__(self, directory: Path, **changes: object) -> None:
-        self.federation = Federation(blobs_recipe(**changes), directory)
-        self.transport = MemoryTransport(self.federation.broker)
-        self.transport.declare(TASKS, UPDATES)
-        recipe, dataset = self.federation.recipe, self.federation.dataset
-        method = make_method(recipe.learning(), dataset, torch.device("cpu"))
-        weights = {
-            "global.params": method._student.params,  # type: ignore[attr-defined]
-            "global.buffers": torch.zeros(0),
-            "server.params": method._student.params + 0.01,  # type: ignore[attr-defined]
-            "server.buffers": torch.zeros(0),
-        }
-        body = encode_arrays("model", {}, to_arrays(weights))
-        self.address = self.transport.append_model(RUN, 1, body)
-        self.digest = digest(body)
-
-    def task(self, client: int = 0, activation: int = 1, **changes: Any) -> TrainTask:
-        fields: dict[str, Any] = {
-            "run": RUN,
-            "round": 1,
-            "client": client,
-            "activation": activation,
-            "model": self.address,
-            "model_digest": self.digest,
-            "learning": self.federation.recipe.learning().model_dump_json(),
-        }
-        return TrainTask(**(fields | changes))
-
-    def put(self, task: TrainTask) -> None:
-        self.transport.publish(TASKS, encode_message(task))
-
-    def receive(self, queue: str) -> Delivery | None:
-        return self.transport.receive(queue, 0.0)
-
-    def answer(self) -> Update | Refusal | TrainTask:
-        delivery = self.receive(UPDATES)
-        assert delivery is not None
-        delivery.acknowledge()
-        return decode_message(delivery.body)
-
-
-def serve_one(bench: Bench, participant: Participant | None = None) -> None:
-    participant = participant or bench.federation.participant()
-    delivery = participant._transport.receive(TASKS, 1.0)
-    assert delivery is not None
-    participant._handle(delivery)
 
 
 def test_a_task_becomes_an_update_and_a_ledger_and_is_acknowledged(tmp_path: Path) -> None:
@@ -200,27 +147,32 @@ def test_a_worker_that_is_up_before_the_queue_waits_for_it(tmp_path: Path) -> No
 
 
 def test_a_client_without_data_here_is_refused(tmp_path: Path) -> None:
-    write_shards(tmp_path / "shards", torch.zeros(4, 8), (np.array([0, 1]), np.array([2, 3])))
+    write_shards(tmp_path / "shards", {0: np.zeros((2, 8), np.float32), 3: np.zeros((2, 8), np.float32)})
     bench = Bench(tmp_path)
     transport = MemoryTransport(bench.federation.broker)
     shards = ShardFolder(tmp_path / "shards")
     plugins = [bench.federation.recipe.data.name]
-    trainer = Trainer(transport, bench.federation.store, shards, torch.device("cpu"), plugins)
+    trainer = Trainer(transport, bench.federation.store, shards, CPU, plugins)
     bench.put(bench.task(client=5))
     serve_one(bench, Participant(transport, trainer, SITE))
-    refusal = bench.answer()
-    assert isinstance(refusal, Refusal)
-    assert "client 5 is not in" in refusal.detail
+    assert "client 5 is not in" in bench.refusal().detail
+
+
+def test_a_lost_ledger_is_refused_by_name(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.put(bench.task(activation=3, ledger_at_least=2))
+    serve_one(bench)
+    assert bench.refusal().reason == "LedgerMissing"
+    assert bench.federation.store.latest(RUN) == {}
 
 
 def test_a_worker_asked_to_stop_in_training_gives_its_task_back(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    participant = bench.federation.participant()
-    train = participant._trainer.train
+    participant = bench.participant()
 
     def interrupted(task: TrainTask) -> Update:
-        participant.give_back()
-        return train(task)
+        participant.finish()
+        raise Interrupted
 
     participant._trainer.train = interrupted  # type: ignore[method-assign]
     bench.put(bench.task())
@@ -230,6 +182,122 @@ def test_a_worker_asked_to_stop_in_training_gives_its_task_back(tmp_path: Path) 
     assert returned.redelivered
     assert bench.receive(UPDATES) is None
     participant.serve()  # returns at once
+
+
+def counted_training(participant: Participant) -> list[TrainTask]:
+    trained, train = [], participant._trainer.train
+
+    def counted(task: TrainTask) -> Update:
+        trained.append(task)
+        return train(task)
+
+    participant._trainer.train = counted  # type: ignore[method-assign]
+    return trained
+
+
+def test_a_task_that_comes_again_is_answered_again_without_training(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    participant = bench.participant()
+    trained = counted_training(participant)
+    moved = ModelAddress(RUN, 1, bench.address.offset + 7)  # the server was restarted and wrote it again
+    for task in (bench.task(), bench.task(model=moved)):
+        bench.put(task)
+        serve_one(bench, participant)
+    first, second = bench.update(), bench.update()
+    assert np.array_equal(first.tensors["delta.params"], second.tensors["delta.params"])
+    assert len(trained) == 1
+    assert bench.receive(TASKS) is None
+
+
+@pytest.mark.parametrize(
+    "changes", [{"activation": 2}, {"round": 2}, {"client": 1}, {"learning": "other"}], ids=str
+)
+def test_another_task_is_not_answered_from_memory(tmp_path: Path, changes: dict[str, Any]) -> None:
+    bench = Bench(tmp_path)
+    if "learning" in changes:
+        other = blobs_recipe(client={"epochs": 3, "batch_size": 16, "lr": 0.1})
+        changes = {"learning": other.learning().model_dump_json()}
+    participant = bench.participant()
+    trained = counted_training(participant)
+    for task in (bench.task(), bench.task(**changes)):
+        bench.put(task)
+        serve_one(bench, participant)
+    assert len(trained) == 2
+
+
+class Unreachable(MemoryTransport):
+    def publish(self, queue: str, body: Buffers) -> None:
+        raise BrokerUnavailable("gone for good")
+
+
+def test_an_answer_that_could_not_be_handed_in_is_kept_and_its_task_goes_back(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    participant = bench.participant()
+    trained = counted_training(participant)
+    reachable = participant._transport
+    participant._transport = Unreachable(bench.federation.broker)
+    bench.put(bench.task())
+    with pytest.raises(BrokerUnavailable, match="gone for good"):
+        serve_one(bench, participant)
+    participant._transport = reachable
+    serve_one(bench, participant)
+    assert bench.update().activation == 1
+    assert len(trained) == 1
+
+
+def test_the_answer_to_a_run_that_is_over_is_dropped_and_the_worker_lives_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    bench = Bench(tmp_path)
+    participant = bench.participant()
+    body = bench.transport.read_model(bench.address)
+    bench.put(bench.task(run="over", model=bench.transport.append_model("over", 1, [body])))
+    serve_one(bench, participant)
+    assert "run over, round 1, client 0: dropped, the run is over" in caplog.text
+    assert bench.receive(TASKS) is None
+    assert bench.receive(DEAD_LETTERS) is None
+    bench.put(bench.task())
+    serve_one(bench, participant)
+    assert bench.update().run == RUN
+
+
+def test_each_task_is_one_line_for_people(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    bench = Bench(tmp_path)
+    bench.put(bench.task(client=2))
+    serve_one(bench)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("run blobs, round 1, client 2: trained ")
+    assert line.endswith(" images/s")
+
+
+def test_it_tells_what_it_is_doing(tmp_path: Path) -> None:
+    bench, told = Bench(tmp_path), []
+    participant = bench.participant(tell=lambda **facts: told.append(facts))
+    bench.put(bench.task(client=2))
+    serve_one(bench, participant)
+    assert told[0] == {"state": "training", "run": RUN, "round": 1, "client": 2}
+    assert [facts["state"] for facts in told if "state" in facts] == ["training", "publishing", "idle"]
+    assert told[-1]["tasks_done"] == 1
+    assert next(facts["images_per_second"] for facts in told if "images_per_second" in facts) > 0
+
+
+def test_without_work_for_a_while_it_lets_go_of_memory_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_worker.participant, "_REST_SECONDS", 0.0)
+    monkeypatch.setattr(client_worker.participant, "_POLL_SECONDS", 0.0)
+    bench, rested = Bench(tmp_path), []
+    participant = bench.participant()
+    monkeypatch.setattr(participant._trainer, "rest", lambda: rested.append(True))
+    assert participant._next() is None
+    assert participant._next() is None
+    assert len(rested) == 1
+    bench.put(bench.task())
+    serve_one(bench, participant)
+    assert participant._next() is None
+    assert len(rested) == 2
 
 
 def test_a_worker_reads_a_model_once_for_all_its_clients(tmp_path: Path) -> None:
@@ -246,19 +314,3 @@ def test_a_worker_reads_a_model_once_for_all_its_clients(tmp_path: Path) -> None
         bench.put(bench.task(client=client))
         serve_one(bench, participant)
     assert len(reads) == 1
-
-
-def test_shards_are_each_clients_own_samples_in_order(tmp_path: Path) -> None:
-    inputs = torch.arange(20, dtype=torch.uint8).reshape(10, 2)
-    write_shards(tmp_path, inputs, (np.array([7, 1]), np.array([], dtype=np.int64), np.array([0, 9, 3])))
-    shards = ShardFolder(tmp_path)
-    assert shards.inputs(0).tolist() == inputs[[7, 1]].tolist()
-    assert shards.inputs(1).shape == (0, 2)
-    assert shards.inputs(2).tolist() == inputs[[0, 9, 3]].tolist()
-    with pytest.raises(DataError, match="client 3 is not in"):
-        shards.inputs(3)
-
-
-def test_a_folder_without_shards_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no shards in"):
-        ShardFolder(tmp_path)

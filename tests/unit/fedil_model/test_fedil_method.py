@@ -90,8 +90,8 @@ def test_without_consistency_no_label_can_flow_from_an_unsure_start() -> None:
     broadcast = broadcast_of(fedil)
     result = client(fedil, broadcast)
     assert float(result.update["delta.params"].norm()) == 0.0
-    fold = fedil.open_fold(fedil.initial_state(LABELLED), broadcast, 1)
-    assert fold.add(result.update, result.num_steps).outcome == "rejected_cosine"
+    fold = fedil.open_fold(fedil.initial_state(LABELLED), {1: broadcast}, 1)
+    assert fold.add(result.update, result.num_steps, 1).outcome == "rejected_cosine"
 
     with_it = method(client={"weight_decay": 0.0}, method={"threshold": 0.999})
     assert float(client(with_it, broadcast).update["delta.params"].norm()) > 1e-3
@@ -174,8 +174,9 @@ def folded(
     fedil: FedIL, deltas: list[Tensor], broadcast: Mapping[str, Tensor] | None = None
 ) -> tuple[State, list[Verdict], Folded]:
     state = fedil.initial_state(LABELLED)
-    fold = fedil.open_fold(state, broadcast or fedil.server_step(state, LABELLED, 1).broadcast, 1)
-    verdicts = [fold.add({"delta.params": d, "delta.buffers": d[:0]}, 1) for d in deltas]
+    broadcast = broadcast or fedil.server_step(state, LABELLED, 1).broadcast
+    fold = fedil.open_fold(state, {1: broadcast}, 1)
+    verdicts = [fold.add({"delta.params": d, "delta.buffers": d[:0]}, 1, 1) for d in deltas]
     return state, verdicts, fold.close()
 
 
@@ -218,9 +219,9 @@ def test_momentum_and_the_moving_average_follow_the_increments() -> None:
     ema = state["global.params"] + 0.25 * g0
     assert torch.allclose(one.state["ema.params"], ema, atol=1e-6)
     step = fedil.server_step(one.state, LABELLED, 2)
-    fold = fedil.open_fold(one.state, step.broadcast, 2)
+    fold = fedil.open_fold(one.state, {2: step.broadcast}, 2)
     move = step.broadcast["server.params"] - step.broadcast["global.params"]
-    fold.add({"delta.params": move, "delta.buffers": move[:0]}, 1)
+    fold.add({"delta.params": move, "delta.buffers": move[:0]}, 1, 2)
     two = fold.close()
     expected = one.state["global.params"] + 0.5 * g0 + move
     assert torch.allclose(two.state["global.params"], expected, atol=1e-6)
@@ -241,8 +242,8 @@ def test_with_batch_norm_the_buffers_are_part_of_the_update_and_of_the_mean() ->
     result = client(fedil, broadcast)
     assert float(result.update["delta.buffers"].norm()) > 0
     state = fedil.initial_state(LABELLED)
-    fold = fedil.open_fold(state, broadcast, 1)
-    assert fold.add(result.update, result.num_steps).counts
+    fold = fedil.open_fold(state, {1: broadcast}, 1)
+    assert fold.add(result.update, result.num_steps, 1).counts
     after = fold.close().state
     expected = state["global.buffers"] + result.update["delta.buffers"]
     assert torch.allclose(after["global.buffers"], expected, atol=1e-5)
@@ -265,9 +266,9 @@ def test_the_averaged_model_gets_static_statistics_of_its_own() -> None:
     fedil = method(network={"norm": "sbn"})
     state = fedil.initial_state(LABELLED)
     step = fedil.server_step(state, LABELLED, 1)
-    fold = fedil.open_fold(state, step.broadcast, 1)
+    fold = fedil.open_fold(state, {1: step.broadcast}, 1)
     result = client(fedil, step.broadcast)
-    assert fold.add(result.update, result.num_steps).counts
+    assert fold.add(result.update, result.num_steps, 1).counts
     after = fold.close().state
     shipped = fedil.models(after, step.broadcast, LABELLED)["global"]
     assert torch.equal(shipped.params, after["global.params"])

@@ -1,0 +1,184 @@
+"""RabbitMQ, from 3.10 on. See `broker_config/topology.py` for what lies where.
+
+Two connections, since an alarm of the broker blocks all of one that publishes, and a thread that answers heartbeats
+on both. After the receiving one is lost this transport is dead, like what it held: make another.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from broker_config.errors import BrokerUnavailable, FedILError, QueueMissing
+from broker_config.topology import DEAD, DEAD_LETTERS, TASKS, lead_queue, models_queue, updates_queue
+from broker_config.transports import rabbitmq_bodies as bodies
+from broker_config.transports.interface import Buffers, ModelAddress
+from broker_config.transports.rabbitmq_inlet import Inlet, Letter
+from broker_config.transports.rabbitmq_lead import Lead
+from broker_config.transports.rabbitmq_line import Line, Pump
+from broker_config.transports.rabbitmq_models import ModelLog
+from broker_config.transports.rabbitmq_outlet import Headers, Outlet, family_of
+from broker_config.transports.rabbitmq_url import BLOCKED_SECONDS, account_of
+
+_OURS = "x-fedil-"
+_REDELIVERED = f"{_OURS}redelivered"
+_REASON = f"{_OURS}reason"
+_QUEUE = f"{_OURS}queue"
+_CONSUMER_TIMEOUT_FROM = (3, 12)
+
+
+class RabbitDelivery:
+    def __init__(
+        self, line: Line, inlet: Inlet, outlet: Outlet, letter: Letter, received: Counter[str]
+    ) -> None:
+        self._line, self._inlet, self._outlet, self._tag = line, inlet, outlet, letter.tag
+        self._received = received
+        self._kind = family_of(inlet.queue)
+        headers: Mapping[str, Any] = letter.properties.headers or {}
+        self._headers: Headers = {name: value for name, value in headers.items() if name.startswith(_OURS)}
+        self._inline: bytes | None = letter.body
+        self._place: str | None = headers.get(bodies.BODY_HEADER)
+        """Where the body is, if this is only a notice of it"""
+        self._fetched: memoryview | None = None
+        self._settled = False
+        self.redelivered: bool = letter.redelivered or bool(headers.get(_REDELIVERED))
+        self.sender: str | None = letter.properties.user_id or ""
+        self.reason: str | None = None
+        if self._kind is DEAD:
+            self.reason = str(headers.get(_REASON) or headers.get("x-first-death-reason") or "unknown")
+        received[self._kind.name] += len(letter.body)
+
+    @property
+    def body(self) -> memoryview:
+        if self._place is None:
+            return memoryview(self._inline or b"")
+        if self._fetched is None:
+            self._fetched = bodies.fetch(self._line, self._place)
+            self._received[self._kind.name] += len(self._fetched)
+        return self._fetched
+
+    def release_body(self) -> None:
+        self._fetched = None
+        if self._place is None:
+            self._inline = None
+
+    def acknowledge(self) -> None:
+        self._check_unsettled()
+        self._inlet.acknowledge(self._tag)
+        self._settled = True
+        # Only now: a notice that came back would find no body.
+        if self._place is not None:
+            bodies.discard(self._line, self._place)
+
+    def requeue(self) -> None:
+        self._check_unsettled()
+        if not self._inlet.is_open:
+            self._settled = True  # it went back by itself when the connection was lost
+        elif self._kind.has_delivery_limit and self._inline is not None:
+            # A polite hand-back does not count, but most brokers count it: a fresh copy takes its place.
+            self._replace(self._inlet.queue, {_REDELIVERED: True})
+        else:
+            self._inlet.give_back(self._tag)
+            self._settled = True
+
+    def reject(self, reason: str) -> None:
+        self._check_unsettled()
+        self._replace(DEAD_LETTERS, {_REASON: reason, _QUEUE: self._inlet.queue})
+
+    def _replace(self, queue: str, about: Headers) -> None:
+        """By a copy elsewhere. Where that fails the original goes back: nobody would settle it any more."""
+        try:
+            self._outlet.put(queue, self._inline or b"", {**self._headers, **about})
+        except FedILError:
+            self._inlet.give_back(self._tag)
+            raise
+        else:
+            self._inlet.acknowledge(self._tag)
+        finally:
+            self._settled = True
+
+    def _check_unsettled(self) -> None:
+        if self._settled:
+            raise BrokerUnavailable("this delivery was settled before: settle each exactly once")
+
+
+class RabbitTransport:
+    def __init__(
+        self,
+        url: str,
+        *,
+        blocked_seconds: float = BLOCKED_SECONDS,
+        consumer_timeout_seconds: float | None = None,
+    ) -> None:
+        account = account_of(url, blocked_seconds)
+        self._line = Line(account, "receiving", heals=False)
+        with self._line.talk():
+            pass  # whether we are let in shows here, and not at the first message
+        self._outlet = Outlet(Line(account, "publishing", heals=True))
+        self._models = ModelLog(self._line, self._outlet)
+        self._consumer_timeout_seconds = consumer_timeout_seconds
+        self._inlets: dict[str, Inlet] = {}
+        self._leads: dict[str, Lead] = {}
+        self.bytes_received: Counter[str] = self._models.bytes_received
+        self.bytes_sent: Counter[str] = self._outlet.bytes_sent
+        """Of bodies, by kind: model, update, task, dead …"""
+        self._pump = Pump([self._line, self._outlet.line])
+
+    def declare(self, *queues: str) -> None:
+        self._outlet.declare_exchanges()
+        for queue in queues:
+            self._outlet.declare(queue, self._extra_arguments(queue))
+
+    def publish(self, queue: str, body: Buffers) -> None:
+        bodies.send(self._outlet, queue, body)
+
+    def receive(self, queue: str, timeout_seconds: float) -> RabbitDelivery | None:
+        family_of(queue)
+        inlet = self._inlets.get(queue) or self._inlets.setdefault(queue, Inlet(self._line, queue))
+        try:
+            letter = inlet.take(timeout_seconds)
+        except QueueMissing:
+            self._inlets.pop(queue).abandon()
+            raise
+        return None if letter is None else self._delivery(inlet, letter)
+
+    def append_model(self, run: str, version: int, body: Buffers, kept: int = 2) -> ModelAddress:
+        return self._models.append(run, version, body, kept)
+
+    def read_model(self, address: ModelAddress) -> memoryview:
+        return self._models.read(address)
+
+    def take_lead(self, run: str, timeout_seconds: float) -> bool:
+        lead = self._leads.setdefault(run, Lead(self._line, self._outlet, run))
+        return lead.take(timeout_seconds)
+
+    def retire(self, run: str) -> None:
+        lead = self._leads.pop(run, None)
+        if lead is not None:
+            lead.give_up()
+        bodies.discard_all(self._line, updates_queue(run))
+        for queue in (updates_queue(run), models_queue(run), lead_queue(run)):
+            self._outlet.delete(queue)
+        self._models.forget(run)
+
+    def close(self) -> None:
+        for inlet in self._inlets.values():
+            for letter in inlet.unwanted():
+                with suppress(FedILError):
+                    self._delivery(inlet, letter).requeue()
+        self._pump.stop()
+        self._line.close()
+        self._outlet.line.close()
+
+    def _delivery(self, inlet: Inlet, letter: Letter) -> RabbitDelivery:
+        return RabbitDelivery(self._line, inlet, self._outlet, letter, self.bytes_received)
+
+    def _extra_arguments(self, queue: str) -> Headers | None:
+        wish = self._consumer_timeout_seconds
+        if (
+            wish is None
+            or family_of(queue) is not TASKS
+            or self._outlet.line.version < _CONSUMER_TIMEOUT_FROM
+        ):
+            return None
+        return {"x-consumer-timeout": round(1000 * wish)}

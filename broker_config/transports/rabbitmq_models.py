@@ -1,0 +1,227 @@
+"""The model log on a stream: written once, read by any number, without being used up.
+
+A version is a run of chunk messages and a tiny closing message. Every message carries the index: which versions are
+kept, and from which offset. So whatever is last in the stream tells what can be read, also the chunk after which a
+writer died. Offsets are never counted (segments take some for themselves) but read from the last message.
+"""
+
+import json
+import time
+import uuid
+from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
+
+from pika.adapters.blocking_connection import BlockingChannel
+from pika.exceptions import ChannelClosedByBroker
+from pika.spec import Basic, BasicProperties
+
+from broker_config.buffers import size
+from broker_config.chunks import Assembler, split
+from broker_config.errors import BrokerUnavailable, ModelMissing, QueueMissing
+from broker_config.topology import models_queue
+from broker_config.transports.interface import Buffers, ModelAddress
+from broker_config.transports.rabbitmq_line import Line
+from broker_config.transports.rabbitmq_outlet import Headers, Outlet
+
+_INDEX, _BODY, _OFFSET = "fedil-index", "fedil-body", "x-stream-offset"
+_WINDOW = 8
+"""Chunks under way to a reader: enough to keep the wire busy, few enough for its memory"""
+_EMPTY_SECONDS = 5.0
+_STALL_SECONDS = 60.0
+_SPARE_VERSIONS = 3
+"""Room for the one being written and for what dead writers left behind"""
+_SMALLEST_SEGMENT, _LARGEST_SEGMENT = 16 << 20, 500_000_000
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A line of the index."""
+
+    version: int
+    start: int
+    """No later than the offset of its first chunk, and after all that was written before"""
+    body_id: str
+    num_chunks: int
+
+
+@dataclass(frozen=True)
+class _Entry:
+    tag: int
+    offset: int
+    body_id: str | None
+    index: tuple[_Kept, ...]
+    payload: bytes
+
+
+class ModelLog:
+    def __init__(self, line: Line, outlet: Outlet) -> None:
+        self._line, self._outlet = line, outlet
+        self.bytes_received: Counter[str] = Counter()
+        self._opened: set[str] = set()
+
+    def append(self, run: str, version: int, body: Buffers, kept: int) -> ModelAddress:
+        self._open(run, size(body), kept)
+        return self._outlet.fitting(lambda chunk_bytes: self._append(run, version, body, kept, chunk_bytes))
+
+    def _append(self, run: str, version: int, body: Buffers, kept: int, chunk_bytes: int) -> ModelAddress:
+        queue = models_queue(run)
+        last = self._last(run)
+        if last is None:  # its creator died before the first message
+            last = self._begin(run)
+        body_id, num_chunks = uuid.uuid4(), 0
+        for frame in split(body, chunk_bytes, body_id.bytes):
+            self._outlet.put(queue, frame, {_BODY: body_id.hex, **_index_header(last.index)})
+            num_chunks += 1
+        others = [line for line in last.index if line.version != version]
+        new = _Kept(version, last.offset + 1, body_id.hex, num_chunks)
+        self._outlet.put(queue, b"", _index_header((*others, new)[-kept:]))
+        return ModelAddress(run, version, new.start)
+
+    def read(self, address: ModelAddress) -> memoryview:
+        try:
+            last = self._last(address.run)
+            found = [line for line in last.index if line.version == address.version] if last else []
+            if not last or not found:
+                raise _missing(address)
+            return self._assemble(address, found[0], last.offset)
+        except QueueMissing:
+            raise _missing(address) from None
+
+    def _assemble(self, address: ModelAddress, wanted: _Kept, end: int) -> memoryview:
+        assembler, num_left = Assembler(), wanted.num_chunks
+        with self._reading(address.run, wanted.start, min(_WINDOW, num_left)) as tap:
+            while True:
+                entry = tap.next(_STALL_SECONDS)
+                if entry is None:
+                    raise BrokerUnavailable(
+                        f"RabbitMQ sent nothing of {models_queue(address.run)} for a minute"
+                    )
+                body = None
+                if entry.body_id == wanted.body_id:
+                    self.bytes_received["model"] += len(entry.payload)
+                    body = assembler.add(entry.payload)
+                    num_left -= 1
+                elif entry.offset >= end:
+                    raise _missing(address)  # we are past it: the stream dropped its beginning
+                tap.ask_for(num_left, entry)
+                if body is not None:
+                    return body
+
+    def _open(self, run: str, num_bytes: int, kept: int) -> None:
+        queue = models_queue(run)
+        if run in self._opened:
+            return
+        if not self._outlet.exists(queue):
+            stored = num_bytes + num_bytes // 64 + (1 << 16)
+            segment = min(max(stored, _SMALLEST_SEGMENT), _LARGEST_SEGMENT)
+            # Whole segments are dropped, as soon as the others exceed the length.
+            length = (kept + _SPARE_VERSIONS) * stored + 2 * segment
+            self._outlet.declare_exchanges()
+            self._outlet.declare(
+                queue, {"x-max-length-bytes": length, "x-stream-max-segment-size-bytes": segment}
+            )
+            self._begin(run)
+        self._opened.add(run)
+
+    def forget(self, run: str) -> None:
+        self._opened.discard(run)
+
+    def _begin(self, run: str) -> _Entry:
+        self._outlet.put(models_queue(run), b"", _index_header(()))
+        last = self._last(run)
+        if last is None:
+            raise BrokerUnavailable(
+                f"RabbitMQ does not give back what {models_queue(run)} holds: try again later"
+            )
+        return last
+
+    def _last(self, run: str) -> _Entry | None:
+        with self._reading(run, "last", 1) as tap:
+            return tap.next(_EMPTY_SECONDS)
+
+    @contextmanager
+    def _reading(self, run: str, offset: int | str, window: int) -> Iterator["_Tap"]:
+        with self._line.talk() as connection:
+            channel = connection.channel()
+            try:
+                yield _Tap(self._line, channel, models_queue(run), offset, window)
+            except ChannelClosedByBroker as error:
+                raise self._line.translated(error, models_queue(run)) from error
+            finally:
+                if channel.is_open:
+                    channel.close()
+
+
+class _Tap:
+    """A reader of a stream that asks for exactly what it will take: what else were under way at the end, pika would
+    reject, and the broker answers that by closing the whole connection."""
+
+    def __init__(
+        self, line: Line, channel: BlockingChannel, queue: str, offset: int | str, window: int
+    ) -> None:
+        self._line, self._channel, self._queue = line, channel, queue
+        self._arrived: deque[_Entry] = deque()
+        self._under_way = window
+        """Asked for and not yet taken"""
+        self._cancelled = False
+        channel.basic_qos(prefetch_count=window)
+        channel.add_on_cancel_callback(self._on_cancel)
+        channel.basic_consume(queue, self._on_message, arguments={_OFFSET: offset})
+
+    def next(self, timeout_seconds: float) -> _Entry | None:
+        deadline = time.monotonic() + timeout_seconds
+        while not self._arrived:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return None
+            self._channel.connection.process_data_events(left)
+            if self._cancelled:
+                raise QueueMissing(f"the stream {self._queue!r} was deleted")
+            if not self._channel.is_open:
+                raise self._line.why_closed(self._channel, self._queue)
+        self._under_way -= 1
+        return self._arrived.popleft()
+
+    def ask_for(self, num_left: int, taken: _Entry) -> None:
+        """Acknowledging gives credit for one more, and does nothing else to a stream."""
+        if self._under_way < num_left:
+            self._channel.basic_ack(taken.tag)
+            self._under_way += 1
+
+    def _on_message(
+        self, _channel: BlockingChannel, method: Basic.Deliver, properties: BasicProperties, body: bytes
+    ) -> None:
+        headers = properties.headers or {}
+        self._arrived.append(
+            _Entry(
+                method.delivery_tag,
+                int(headers[_OFFSET]),
+                headers.get(_BODY),
+                _index_in(headers.get(_INDEX)),
+                body,
+            )
+        )
+
+    def _on_cancel(self, _frame: object) -> None:
+        self._cancelled = True
+
+
+def _index_header(index: tuple[_Kept, ...]) -> Headers:
+    return {_INDEX: json.dumps([astuple(line) for line in index])}
+
+
+def _index_in(header: object) -> tuple[_Kept, ...]:
+    """Only the server may write here; what is no index of ours holds nothing."""
+    try:
+        return tuple(_Kept(*fields) for fields in json.loads(str(header)))
+    except (ValueError, TypeError):
+        return ()
+
+
+def _missing(address: ModelAddress) -> ModelMissing:
+    return ModelMissing(
+        f"version {address.version} of run {address.run!r} is not in the model log: "
+        "drop this task and wait for one with a newer version"
+    )

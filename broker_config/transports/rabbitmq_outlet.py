@@ -1,0 +1,136 @@
+"""What we send: every message persistent, mandatory and confirmed, under the name that the broker checks."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+import pika
+from pika.adapters.blocking_connection import BlockingChannel
+from pika.exceptions import ChannelClosedByBroker, NackError, UnroutableError
+
+from broker_config.errors import BrokerRefused, BrokerUnavailable, FedILError, QueueMissing
+from broker_config.topology import EXCHANGES, QueueKind, kind_of
+from broker_config.transports.rabbitmq_line import Line, TooLarge
+
+_log = logging.getLogger(__name__)
+
+CHUNK_BYTES = 4 << 20
+"""Every RabbitMQ takes messages of this size by default (4.x up to 16 MiB), and larger ones are no faster."""
+_SMALLEST_CHUNK_BYTES = 16 << 10
+
+Headers = Mapping[str, str | int | bool]
+_T = TypeVar("_T")
+
+
+class Outlet:
+    def __init__(self, line: Line) -> None:
+        self.line = line
+        self.bytes_sent: Counter[str] = Counter()
+        """By kind of queue"""
+        self._channel: BlockingChannel | None = None
+        self._chunk_bytes = CHUNK_BYTES
+
+    def put(self, queue: str, body: bytes, headers: Headers | None = None, kind: str = "") -> None:
+        """Returns when the broker has taken responsibility. `kind` is what the bytes are counted as."""
+        family = family_of(queue)
+        properties = pika.BasicProperties(
+            delivery_mode=pika.DeliveryMode.Persistent.value,
+            user_id=self.line.account.user or None,
+            headers=dict(headers) if headers else None,
+        )
+        with self.line.talk() as connection:
+            try:
+                self._open(connection).basic_publish(
+                    family.exchange_of(queue).name,
+                    family.routing_key(queue),
+                    body,
+                    properties,
+                    mandatory=True,
+                )
+            except UnroutableError:
+                raise QueueMissing(f"nobody declared the queue {queue!r}: declare it first") from None
+            except NackError:
+                raise BrokerUnavailable(
+                    f"RabbitMQ could not take a message for {queue}: try again later"
+                ) from None
+            except ChannelClosedByBroker as error:
+                raise _refused(self.line, error, queue) from error
+        self.bytes_sent[kind or family.name] += len(body)
+
+    def fitting(self, send: Callable[[int], _T]) -> _T:
+        """Calls `send` with the largest size of a message, and with smaller ones where the broker's limit is low."""
+        while True:
+            try:
+                return send(self._chunk_bytes)
+            except TooLarge as error:
+                if self._chunk_bytes <= _SMALLEST_CHUNK_BYTES:
+                    raise BrokerRefused(
+                        f"RabbitMQ takes no message of any use ({error}): raise max_message_size"
+                    ) from None
+                self._chunk_bytes //= 2
+
+    def declare_exchanges(self) -> None:
+        def declare_all(channel: BlockingChannel) -> None:
+            for exchange in EXCHANGES:
+                channel.exchange_declare(exchange.name, exchange.type, durable=True)
+
+        self._do(declare_all)
+
+    def declare(self, queue: str, extra: Headers | None = None) -> None:
+        """One that exists otherwise is used as it is: its operator may know better."""
+        family = family_of(queue)
+        exchange = family.exchange_of(queue)
+        if family.exchange.is_family:
+            self._do(lambda channel: channel.exchange_declare(exchange.name, exchange.type, durable=True))
+        arguments = family.arguments | dict(extra or {})
+        try:
+            self._do(lambda channel: channel.queue_declare(queue, durable=True, arguments=arguments))
+        except _Inequivalent as error:
+            _log.warning("the queue %s is used as it is, with other arguments than ours: %s", queue, error)
+        key = family.routing_key(queue)
+        self._do(lambda channel: channel.queue_bind(queue, exchange.name, key))
+
+    def exists(self, queue: str) -> bool:
+        try:
+            self._do(lambda channel: channel.queue_declare(queue, durable=True, passive=True))
+        except QueueMissing:
+            return False
+        return True
+
+    def delete(self, queue: str) -> None:
+        """Harmless if it is not there."""
+        self._do(lambda channel: channel.queue_delete(queue))
+
+    def _do(self, request: Callable[[BlockingChannel], object]) -> None:
+        with self.line.talk() as connection:
+            try:
+                request(self._open(connection))
+            except ChannelClosedByBroker as error:
+                if error.reply_code == 406 and "inequivalent arg" in error.reply_text:
+                    raise _Inequivalent(error.reply_text) from error
+                raise
+
+    def _open(self, connection: pika.BlockingConnection) -> BlockingChannel:
+        """The broker closes a channel over every mistake; the connection lives on."""
+        if self._channel is None or self._channel.connection is not connection or not self._channel.is_open:
+            self._channel = connection.channel()
+            self._channel.confirm_delivery()
+        return self._channel
+
+
+class _Inequivalent(BrokerRefused):
+    pass
+
+
+def family_of(queue: str) -> QueueKind:
+    family = kind_of(queue)
+    if family is None or "*" in queue or "#" in queue:
+        raise QueueMissing(f"{queue!r} is no name of ours: see broker_config/topology.py")
+    return family
+
+
+def _refused(line: Line, error: ChannelClosedByBroker, queue: str) -> FedILError | TooLarge:
+    if error.reply_code == 406 and "max size" in error.reply_text:
+        return TooLarge(error.reply_text)
+    return line.translated(error, queue)

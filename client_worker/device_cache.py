@@ -1,0 +1,52 @@
+"""Shards that stay on a GPU between tasks: the ones used last, as many as there is room for."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+_SHARE_OF_MEMORY = 0.25
+
+
+class DeviceCache:
+    def __init__(self, device: torch.device, limit_bytes: int) -> None:
+        self._device, self._limit_bytes = device, limit_bytes
+        self._kept: OrderedDict[int, Tensor] = OrderedDict()
+
+    def get(self, client: int, load: Callable[[], Tensor]) -> Tensor:
+        if client in self._kept:
+            self._kept.move_to_end(client)
+            return self._kept[client]
+        loaded = load()
+        # First out, then in: the two need not fit at the same time.
+        keep = loaded.nbytes <= self._limit_bytes
+        while keep and self._kept and self._num_bytes() + loaded.nbytes > self._limit_bytes:
+            self._kept.popitem(last=False)
+        moved = to_device(loaded, self._device)
+        if keep:
+            self._kept[client] = moved
+        return moved
+
+    def clear(self) -> None:
+        self._kept.clear()
+
+    def _num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._kept.values())
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """To a GPU from memory that does not move, while this thread goes on."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def cache_bytes(device: torch.device, asked_megabytes: int | None, sharing: int) -> int:
+    """As asked, or a quarter of a GPU among the processes that share it. On a CPU nothing: what is memory-mapped
+    need not be kept."""
+    if device.type != "cuda":
+        return 0
+    if asked_megabytes is not None:
+        return asked_megabytes * 10**6
+    return int(torch.cuda.get_device_properties(device).total_memory * _SHARE_OF_MEMORY / sharing)

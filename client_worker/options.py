@@ -1,0 +1,103 @@
+"""The command line of a worker, without anything heavy: wrong arguments are answered before torch is loaded."""
+
+import argparse
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from client_worker.placement import Slot
+from fedil_model.errors import SettingError
+
+BROKER_URL, STORE_URL = "FEDIL_BROKER_URL", "FEDIL_STORE_URL"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--broker",
+        metavar="URL",
+        help=f"where tasks come from; default: {BROKER_URL} from the environment, where a password is not seen by "
+        "others",
+    )
+    parser.add_argument("--store", metavar="URL", help=f"where the ledgers are; default: {STORE_URL}")
+    parser.add_argument("--site", required=True, metavar="S", help="whose task queue to serve")
+    parser.add_argument(
+        "--shards", required=True, type=Path, metavar="DIR", help="folder with the site's unlabelled samples"
+    )
+    parser.add_argument("--device", type=device, default="auto", metavar="auto|cpu|cuda:N")
+    parser.add_argument(
+        "--processes",
+        type=at_least_one,
+        default=1,
+        metavar="K",
+        help="how many to train in; with --device auto they are dealt out over the GPUs",
+    )
+    parser.add_argument(
+        "--grace",
+        type=_seconds,
+        default=0.0,
+        metavar="SECONDS",
+        help="when asked to stop: finish the task if that takes no longer, else give it back; default: 0, at once",
+    )
+    parser.add_argument(
+        "--cache",
+        type=_megabytes,
+        metavar="MB",
+        help="how much of a GPU's memory may hold shards between tasks; default: a quarter",
+    )
+    parser.add_argument(
+        "--plugin",
+        action="append",
+        default=[],
+        metavar="MODULE:CALLABLE",
+        help="code of yours that tasks may name; repeatable",
+    )
+    # For a pool's children: which of how many they are.
+    parser.add_argument("--slot", type=_slot, help=argparse.SUPPRESS)
+
+
+def fill_from_environment(options: argparse.Namespace, environment: Mapping[str, str]) -> None:
+    for name, variable in (("broker", BROKER_URL), ("store", STORE_URL)):
+        given = getattr(options, name) or environment.get(variable)
+        if not given:
+            raise SettingError(f"no {name} to connect to: give --{name} URL, or set {variable}")
+        setattr(options, name, given)
+
+
+def for_children(options: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
+    """Arguments and environment. Addresses may hold passwords, so they go where others cannot read them."""
+    arguments = ["--site", options.site, "--shards", str(options.shards), "--device", options.device]
+    arguments += ["--grace", str(options.grace)]
+    if options.cache is not None:
+        arguments += ["--cache", str(options.cache)]
+    for plugin in options.plugin:
+        arguments += ["--plugin", plugin]
+    return arguments, {BROKER_URL: options.broker, STORE_URL: options.store}
+
+
+def device(text: str) -> str:
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", text):
+        raise argparse.ArgumentTypeError(f"wants auto, cpu or cuda:N, got {text!r}")
+    return text
+
+
+def at_least_one(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"wants a number from 1 up, got {text!r}")
+    return int(text)
+
+
+def _megabytes(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"wants megabytes, a number from 0 up, got {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    if not re.fullmatch(r"\d+(\.\d+)?", text):
+        raise argparse.ArgumentTypeError(f"wants seconds, a number from 0 up, got {text!r}")
+    return float(text)
+
+
+def _slot(text: str) -> Slot:
+    number, _, processes = text.partition("/")
+    return Slot(int(number), int(processes))

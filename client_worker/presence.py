@@ -1,0 +1,36 @@
+"""What a worker puts on the board about itself."""
+
+import os
+import secrets
+import socket
+from collections.abc import Callable
+from importlib import metadata
+
+from broker_config.presence import Presence
+from broker_config.stores.interface import Store
+from broker_config.topology import workers_topic
+
+
+def worker_presence(connect: Callable[[], Store], site: str, device: str) -> Presence:
+    host, pid = socket.gethostname(), os.getpid()
+    facts = {
+        "host": host,
+        "pid": pid,
+        "device": device,
+        "state": "starting",
+        "run": None,
+        "round": None,
+        "client": None,
+        "tasks_done": 0,
+        "images_per_second": None,
+        "version": _version(),
+    }
+    # Processes in containers may share a host's name and a number.
+    return Presence(connect, workers_topic(site), f"{host}-{pid}-{secrets.token_hex(3)}", facts)
+
+
+def _version() -> str:
+    try:
+        return metadata.version("fedil")
+    except metadata.PackageNotFoundError:
+        return "source tree"

@@ -1,0 +1,81 @@
+"""One worker process, put together: connections, data, device, loop."""
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from broker_config.errors import BrokerUnavailable
+from broker_config.patient import Patience, PatientTransport
+from broker_config.stores import connect_store
+from broker_config.stores.interface import Store
+from broker_config.transports import connect_transport
+from client_worker.device_cache import cache_bytes
+from client_worker.ledgers import PatientLedgers
+from client_worker.participant import Participant
+from client_worker.placement import Slot, place
+from client_worker.presence import worker_presence
+from client_worker.shards import ShardFolder, brief
+from client_worker.stopping import Stopping
+from client_worker.training import Trainer
+from fedil_model.precision import choose_device, repeatable_on
+
+_log = logging.getLogger(__name__)
+
+
+def serve(options: argparse.Namespace, stopping: Stopping) -> None:
+    """Until asked to stop."""
+    if options.slot is not None:
+        _end_with_the_parent()
+    placement = place(options.device, options.slot or Slot(), torch.cuda.device_count())
+    device = choose_device(placement.device)
+    repeatable_on(device)
+    shards = ShardFolder(options.shards)
+    patience = Patience(stop=stopping.asked)
+    board = partial(_connect_store, options, replace(patience, seconds=1.0))
+    try:
+        with ExitStack() as stack:
+            ledgers = PatientLedgers(partial(_connect_store, options, patience), patience)
+            stack.callback(ledgers.close)
+            presence = stack.enter_context(worker_presence(board, options.site, str(device)))
+            transport = PatientTransport(lambda: connect_transport(options.broker), patience)
+            stack.callback(transport.close)
+            _log.info("%s: site %s, %s, on %s", presence.name, options.site, brief(shards.clients), device)
+            trainer = Trainer(
+                transport,
+                ledgers,
+                shards,
+                device,
+                options.plugin,
+                cache_bytes=cache_bytes(device, options.cache, placement.sharing),
+                interruptible=stopping.interruptible,
+            )
+            Participant(transport, trainer, options.site, stopping, presence.tell).serve()
+    except BrokerUnavailable:
+        # Nobody waits for a broker once asked to stop; what was not settled it delivers again.
+        if not stopping.asked():
+            raise
+
+
+def _connect_store(options: argparse.Namespace, patience: Patience) -> Store:
+    return connect_store(options.store, site_of=lambda _: options.site, patience=patience)
+
+
+def _end_with_the_parent() -> None:
+    """The pool holds the other end of our standard input, and lets go of it only by dying."""
+    threading.Thread(target=_wait_for_the_end, name="fedil-parent", daemon=True).start()
+
+
+def _wait_for_the_end() -> None:
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    main_thread = threading.main_thread().ident
+    if main_thread is not None:
+        signal.pthread_kill(main_thread, signal.SIGTERM)

@@ -1,0 +1,161 @@
+"""A deployment on one machine: RabbitMQ and Redis of its own, the server and its workers as processes, all of it in
+the run's folder. Running it again goes on where it was."""
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from client_worker.pool import WorkerPool
+from fedil_model.plugins import is_plugin
+from ops.services import ServiceMissing, private_prometheus, private_rabbitmq, private_redis
+from ops.services.process import Guard, PrivateService
+from server_worker.run_dir import RunDir
+from server_worker.run_lock import sole_use
+
+if TYPE_CHECKING:
+    from server_worker.recipe import Recipe
+
+_LOOK_SECONDS = 0.2
+_PROMETHEUS = """\
+global: {scrape_interval: 5s}
+scrape_configs:
+  - job_name: fedil
+    file_sd_configs: [{files: [targets.json], refresh_interval: 5s}]
+"""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    recipe: "Recipe"
+    recipe_file: Path
+    overrides: Sequence[str]
+    run_dir: Path
+    workers: int
+    device: str
+
+    @property
+    def services(self) -> Path:
+        return self.run_dir / "services"
+
+
+def run_cluster(cluster: Cluster, stop: threading.Event, say: Callable[[str], None]) -> int:
+    """The server's exit code. Blocks until it has ended, by itself or because `stop` was set."""
+    with ExitStack() as stack:
+        # Two nodes on the same data would destroy it.
+        stack.enter_context(sole_use(cluster.services))
+        say("starting RabbitMQ and Redis")
+        broker = stack.enter_context(gently(private_rabbitmq(cluster.services / "rabbitmq"))).url
+        store = stack.enter_context(gently(private_redis(cluster.services / "redis"))).url
+        say(f"broker {broker}  store {store}")
+        watch_if_possible(cluster, stack, say)
+        write_missing_shards(cluster, say)
+        connection = ["--broker", broker, "--store", store, "--device", cluster.device]
+        pools = [
+            stack.enter_context(start_workers(cluster, site, count, connection, stop, say))
+            for site, count in shares(cluster.workers, list(cluster.recipe.sites)).items()
+        ]
+        server = stack.enter_context(start_server(cluster, connection))
+        code = follow(server, stop)
+        for pool in pools:
+            if pool.failure:
+                raise pool.failure
+        return code
+
+
+@contextmanager
+def gently(service: PrivateService) -> Iterator[PrivateService]:
+    """Its data will be used again, so it may say goodbye; a second Ctrl-C kills it."""
+    with service:
+        yield service
+        service.stop()
+
+
+def watch_if_possible(cluster: Cluster, stack: ExitStack, say: Callable[[str], None]) -> None:
+    folder = cluster.services / "prometheus"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "targets.json").write_text(json.dumps([]))
+    try:
+        prometheus = stack.enter_context(gently(private_prometheus(folder, _PROMETHEUS)))
+    except ServiceMissing as missing:
+        say(f"no metrics are kept: {missing}")
+    else:
+        say(f"Prometheus {prometheus.url}")
+
+
+def write_missing_shards(cluster: Cluster, say: Callable[[str], None]) -> None:
+    # Here, not above: they load torch, and a missing program is told before.
+    from client_worker.shards import has_shards
+    from ops.commands.shards import write_site_shards
+
+    for site in cluster.recipe.sites:
+        folder = shards_of(cluster, site)
+        if not has_shards(folder):
+            clients, samples = write_site_shards(cluster.recipe, site, folder)
+            say(f"site {site}: {samples} samples of {len(clients)} clients")
+
+
+def shards_of(cluster: Cluster, site: str) -> Path:
+    return RunDir(cluster.run_dir).shards / site
+
+
+def shares(workers: int, sites: Sequence[str]) -> dict[str, int]:
+    """Every site has at least one worker: nobody else may train its clients."""
+    each, rest = divmod(workers, len(sites))
+    return {site: max(1, each + (number < rest)) for number, site in enumerate(sites)}
+
+
+def start_workers(
+    cluster: Cluster,
+    site: str,
+    count: int,
+    connection: Sequence[str],
+    stop: threading.Event,
+    say: Callable[[str], None],
+) -> WorkerPool:
+    logs = RunDir(cluster.run_dir).logs
+    logs.mkdir(parents=True, exist_ok=True)
+    arguments = [*connection, "--site", site, "--shards", str(shards_of(cluster, site))]
+    for name in filter(is_plugin, (cluster.recipe.data.name, cluster.recipe.network.name)):
+        arguments += ["--plugin", name]
+    return WorkerPool(
+        arguments,
+        count,
+        open_log=lambda number: (logs / f"worker-{site}-{number}.log").open("ab", buffering=0),
+        note=lambda text: say(f"site {site}: {text}"),
+        gave_up=stop.set,
+        see=f" (see {logs})",
+    )
+
+
+@contextmanager
+def start_server(cluster: Cluster, connection: Sequence[str]) -> Iterator["subprocess.Popen[bytes]"]:
+    """Its lines are the cluster's. It has a session of its own, since Ctrl-C is ours to handle."""
+    command = [sys.executable, "-m", "server_worker", "--recipe", str(cluster.recipe_file)]
+    command += [*connection, "--run-dir", str(cluster.run_dir)]
+    for override in cluster.overrides:
+        command += ["--set", override]
+    if cluster.recipe.data.root is not None:
+        command += ["--set", f"data.root={json.dumps(str(cluster.recipe.data.root))}"]
+    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    guard = Guard(server.pid)
+    try:
+        yield server
+    finally:
+        server.kill()
+        server.wait()
+        guard.release()
+
+
+def follow(server: "subprocess.Popen[bytes]", stop: threading.Event) -> int:
+    while server.poll() is None and not stop.is_set():
+        with suppress(subprocess.TimeoutExpired):
+            server.wait(_LOOK_SECONDS)
+    if server.poll() is None:
+        server.terminate()  # it ends once what is under way is safe
+    return server.wait()

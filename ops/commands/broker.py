@@ -1,0 +1,167 @@
+"""Set up RabbitMQ and Redis for a federation: one user for the server and one for each site, with the rights that
+their processes need and no others."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedil_model.errors import SettingError
+from ops.broker_accounts import ADMIN_STORE_URL, MANAGEMENT_URL
+from ops.commands.shards import add_override_argument
+from server_worker.options import BROKER_URL, STORE_URL
+
+if TYPE_CHECKING:
+    from ops.broker_setup import Wish
+
+HELP = "set up RabbitMQ and Redis: queues, users, rights; or check them"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    init = actions.add_parser(
+        "init", help="apply to brokers that run; harmless to repeat", allow_abbrev=False
+    )
+    files = actions.add_parser("files", help="write files for brokers to start with", allow_abbrev=False)
+    check = actions.add_parser("check", help="say what is wrong with brokers that run", allow_abbrev=False)
+    for action in (init, files, check):
+        action.add_argument("--sites", metavar="A,B", help="names of the sites")
+        action.add_argument(
+            "--recipe",
+            metavar="R",
+            help="take sites and deadline from this recipe: a built-in name or a .toml file",
+        )
+        action.add_argument(
+            "--deadline",
+            type=_seconds,
+            metavar="SECONDS",
+            help="the longest of a round; default: the recipe's",
+        )
+        add_override_argument(action)
+    for action in (init, files):
+        _add_account_arguments(action)
+    _add_management_argument(init, "of an administrator")
+    init.add_argument(
+        "--store",
+        metavar="URL",
+        help=f"redis(s)://user:password@host:port of an administrator; default: {ADMIN_STORE_URL} from the environment",
+    )
+    init.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="write the addresses with passwords there instead of showing them",
+    )
+    files.add_argument("--out", type=Path, metavar="DIR", required=True, help="where to write them")
+    files.add_argument(
+        "--tls",
+        metavar="DIR",
+        help="TLS only, with ca.pem, server.pem and server.key from this folder as the brokers see it",
+    )
+    check.add_argument(
+        "--broker",
+        metavar="URL",
+        help=f"as a server or a site uses it; default: {BROKER_URL} from the environment",
+    )
+    check.add_argument("--store", metavar="URL", help=f"likewise; default: {STORE_URL}")
+    _add_management_argument(check, "to see users and rights, too")
+
+
+def _add_account_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rotate", action="store_true", help="new passwords, also for users that have one")
+    parser.add_argument(
+        "--broker-address",
+        metavar="URL",
+        help="where sites find RabbitMQ, without credentials; a path names the virtual host (default: fedil)",
+    )
+    parser.add_argument("--store-address", metavar="URL", help="where sites find Redis, without credentials")
+
+
+def _add_management_argument(parser: argparse.ArgumentParser, purpose: str) -> None:
+    parser.add_argument(
+        "--management",
+        metavar="URL",
+        help=f"http(s)://user:password@host:15672, {purpose}; default: {MANAGEMENT_URL} from the environment",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    return {"init": run_init, "files": run_files, "check": run_check}[args.action](args)
+
+
+def run_init(args: argparse.Namespace) -> int:
+    management_url = _given(args.management, MANAGEMENT_URL, "--management")
+    store_url = _given(args.store, ADMIN_STORE_URL, "--store")
+    wish = _wish(args)
+    from ops.broker_management import Management
+    from ops.broker_setup import apply
+
+    apply(wish, Management(management_url), store_url, print, _warn)
+    return 0
+
+
+def run_files(args: argparse.Namespace) -> int:
+    wish = _wish(args)
+    from ops.broker_setup import write_files
+
+    write_files(wish, args.out, args.tls, print)
+    return 0
+
+
+def run_check(args: argparse.Namespace) -> int:
+    broker, store = args.broker or os.environ.get(BROKER_URL), args.store or os.environ.get(STORE_URL)
+    management = args.management or os.environ.get(MANAGEMENT_URL)
+    if not (broker or store or management):
+        raise SettingError("nothing to check: give --broker, --store or --management")
+    sites, deadline_seconds = _sites_and_deadline(args)
+    from ops.broker_check import check
+
+    findings = check(broker, store, management, sites, deadline_seconds)
+    for finding in findings:
+        print(finding)
+    return 1 if any(finding.is_wrong for finding in findings) else 0
+
+
+def _wish(args: argparse.Namespace) -> "Wish":
+    sites, deadline_seconds = _sites_and_deadline(args)
+    if not sites:
+        raise SettingError("which sites? give --sites a,b or --recipe R")
+    from ops.broker_setup import Wish
+
+    return Wish(sites, deadline_seconds, args.out, args.rotate, args.broker_address, args.store_address)
+
+
+def _sites_and_deadline(args: argparse.Namespace) -> tuple[tuple[str, ...], float]:
+    from broker_config.definitions import check_sites
+    from server_worker.recipe import FederationSettings
+
+    sites = [site.strip() for site in (args.sites or "").split(",") if site.strip()]
+    federation = FederationSettings()
+    if args.recipe is not None:
+        from ops.recipe_files import read_recipe
+
+        recipe = read_recipe(args.recipe, args.overrides)
+        sites, federation = sites or list(recipe.sites), recipe.federation
+    return check_sites(sites), args.deadline or federation.deadline_seconds
+
+
+def _given(value: str | None, variable: str, option: str) -> str:
+    found = value or os.environ.get(variable)
+    if not found:
+        raise SettingError(f"no administrator's address: give {option} URL, or set {variable}")
+    return found
+
+
+def _warn(text: str) -> None:
+    print(f"fedil: {text}", file=sys.stderr)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e8:
+        raise argparse.ArgumentTypeError(f"wants seconds, a number above 0, got {text!r}")
+    return seconds

@@ -1,0 +1,56 @@
+"""Train on one machine as in a deployment: RabbitMQ, Redis, a server and workers, each a process of its own.
+
+The same command goes on with a run that was stopped or killed."""
+
+import argparse
+from pathlib import Path
+
+from ops.commands.shards import add_override_argument
+from ops.commands.simulate import DEFAULT_RECIPE, at_least_one, default_workers, device
+from ops.interruption import interruptible
+from ops.invocation import shell_line
+from ops.recipe_files import find_recipe, read_recipe
+
+HELP = "train on this machine over RabbitMQ and Redis, as a deployment does"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "recipe",
+        nargs="?",
+        default=DEFAULT_RECIPE,
+        metavar="RECIPE",
+        help=f"a built-in name (see: fedil recipes) or a .toml file; default: {DEFAULT_RECIPE}",
+    )
+    add_override_argument(parser)
+    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="default: runs/<recipe name>-cluster")
+    parser.add_argument(
+        "--workers",
+        type=at_least_one,
+        metavar="N",
+        help="processes, dealt out over the sites; default: one per core",
+    )
+    parser.add_argument("--device", type=device, default="auto", metavar="auto|cpu|cuda:N")
+
+
+def run(args: argparse.Namespace) -> int:
+    recipe = read_recipe(args.recipe, args.overrides)
+    from ops.cluster import Cluster, run_cluster
+
+    cluster = Cluster(
+        recipe,
+        find_recipe(args.recipe),
+        args.overrides,
+        run_dir=args.run_dir or Path("runs") / f"{recipe.name}-cluster",
+        workers=args.workers or default_workers(recipe),
+        device=args.device,
+    )
+    with interruptible(on_first=lambda: say("stopping; once more ends it at once")) as interruption:
+        code = run_cluster(cluster, interruption.stop, say)
+    if interruption.exit_code:
+        say(f"go on with: {shell_line(*args.words)}")
+    return interruption.exit_code or code
+
+
+def say(text: str) -> None:
+    print(f"cluster: {text}", flush=True)

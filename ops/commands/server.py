@@ -1,0 +1,88 @@
+"""Lead one run: the server of a federation whose workers are anywhere.
+
+The same command goes on with a run that was stopped or killed. `python -m server_worker` does the same without
+the view."""
+
+import argparse
+import os
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from broker_config.errors import FedILError
+from fedil_model.errors import SettingError
+from ops.interruption import interruptible
+from ops.invocation import shell_line
+from ops.recipe_files import differences, read_recipe
+from ops.run_place import is_run
+from server_worker import options
+
+HELP = "lead a run, for workers that connect to the same broker"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--recipe", required=True, metavar="R", help="a built-in name (see: fedil recipes) or a .toml file"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="overrides",
+        help="override one setting, such as client.lr=0.1; repeatable",
+    )
+    options.add_arguments(parser)
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON line per round, and one for the summary"
+    )
+    parser.add_argument("--quiet", action="store_true", help="only the summary at the end")
+
+
+def run(args: argparse.Namespace) -> int:
+    options.fill_from_environment(args, os.environ)
+    recipe = read_recipe(args.recipe, args.overrides)
+    run_dir: Path = args.run_dir or Path("runs") / recipe.name
+    if is_run(run_dir):
+        from ops.run_dir import load_run
+
+        if changes := differences(load_run(run_dir), recipe):
+            raise SettingError(
+                f"{run_dir} was started with other settings: {'; '.join(changes)}. Use those, or another --run-dir"
+            )
+    from ops.view import make_view
+
+    began = time.monotonic()
+    view = make_view(recipe, run_dir, _host(args.broker), as_json=args.json, quiet=args.quiet)
+    again = shell_line(*args.words)
+    with view, interruptible(on_first=view.stopping) as interruption:
+        # Here, because it loads torch: the view already shows that something is happening.
+        from ops.diagnostics import purity_where_known
+        from ops.summary import summarise
+        from server_worker.deployment import Deployment, serve
+        from server_worker.run_dir import RunDir
+
+        deployment = Deployment(
+            recipe, run_dir, args.broker, args.store, args.run_id, args.device, args.standby
+        )
+        try:
+            outcome = serve(deployment, view, interruption.stop, purity_where_known)
+        except FedILError as error:
+            error.add_note(f"what was saved before is intact; go on with: {again}")
+            raise
+    summary = summarise(
+        RunDir(run_dir),
+        recipe,
+        ledger_digest=outcome.ledger_digest,
+        split_digest=outcome.split_digest,
+        baseline=None,
+        seconds=time.monotonic() - began,
+        stopped=outcome.stopped,
+    )
+    view.finish(summary, again)
+    return interruption.exit_code if summary.stopped else 0
+
+
+def _host(broker_url: str) -> str:
+    """For the title: without the password."""
+    return urlsplit(broker_url).hostname or "a broker"

@@ -1,0 +1,43 @@
+"""Train the clients of one site: workers that take tasks from a broker until they are asked to stop.
+
+The same as `python -m client_worker`, and with --recipe it makes the site's shards first."""
+
+import argparse
+from pathlib import Path
+
+from client_worker import options
+from ops.commands.shards import add_override_argument, write_site_shards
+from ops.recipe_files import read_recipe
+
+HELP = "train one site's clients, for a server elsewhere"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    options.add_arguments(parser)
+    parser.add_argument(
+        "--recipe",
+        metavar="R",
+        help="make the shards from this recipe's dataset if --shards has none, and allow the code that it names",
+    )
+    add_override_argument(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.recipe is not None:
+        prepare(args)
+    from client_worker.__main__ import run as serve
+
+    return serve(args)
+
+
+def prepare(args: argparse.Namespace) -> None:
+    from client_worker.shards import has_shards
+    from fedil_model.plugins import is_plugin
+
+    recipe = read_recipe(args.recipe, args.overrides)
+    # Who names a recipe trusts the code that it names.
+    args.plugin += filter(is_plugin, (recipe.data.name, recipe.network.name))
+    shards: Path = args.shards
+    if not has_shards(shards):
+        clients, samples = write_site_shards(recipe, args.site, shards)
+        print(f"{shards}: {samples} samples of {len(clients)} clients")

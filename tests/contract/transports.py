@@ -1,0 +1,67 @@
+"""The transports that the contract suites try, and what those share. A new one is added to BROKERS."""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from broker_config.embedded import serve
+from broker_config.stores.memory import MemoryStore
+from broker_config.transports import connect_transport
+from broker_config.transports.interface import Delivery, Transport
+from broker_config.transports.memory import EmbeddedBroker
+from ops.services import Service
+
+Connect = Callable[[], Transport]
+SOON = 20.0
+"""Seconds within which a message that is there must come, however busy the machine."""
+NOTHING = 0.3
+"""Seconds after which we believe that no message comes."""
+
+
+@contextmanager
+def memory(_: pytest.FixtureRequest) -> Iterator[Connect]:
+    broker = EmbeddedBroker()
+    yield lambda: connect_transport("memory://", broker)
+
+
+@contextmanager
+def memory_chunked(_: pytest.FixtureRequest) -> Iterator[Connect]:
+    broker = EmbeddedBroker(max_message_bytes=100_000)
+    yield lambda: connect_transport("memory://", broker)
+
+
+@contextmanager
+def memory_socket(_: pytest.FixtureRequest) -> Iterator[Connect]:
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        serve(EmbeddedBroker(), MemoryStore(), Path(directory) / "broker.sock") as server,
+    ):
+        yield lambda: connect_transport(server.url)
+
+
+@contextmanager
+def rabbitmq(request: pytest.FixtureRequest) -> Iterator[Connect]:
+    service: Service = request.getfixturevalue("rabbitmq")
+    yield lambda: connect_transport(service.url)
+
+
+BROKERS: dict[str, Callable[[pytest.FixtureRequest], AbstractContextManager[Connect]]] = {
+    "memory": memory,
+    "memory-chunked": memory_chunked,
+    "memory-socket": memory_socket,
+    "rabbitmq": rabbitmq,
+}
+
+
+def take(transport: Transport, queue: str) -> Delivery:
+    delivery = transport.receive(queue, SOON)
+    assert delivery is not None
+    return delivery
+
+
+def big_body(num_bytes: int) -> bytes:
+    return np.random.default_rng(0).bytes(num_bytes)

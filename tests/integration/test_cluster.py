@@ -1,0 +1,112 @@
+"""`fedil cluster`: a deployment on one machine, killed, stopped and gone on with, ends as an undisturbed simulation."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ops.cluster import shares
+from ops.services.process import wait_until
+from tests.integration.test_simulation import RECIPE
+from tests.processes import alive, family
+from tests.services import must_run_everything
+
+SITES = "[federation.sites]\nnorth = 5\nsouth = 3\n"
+PATIENCE_SECONDS = 30.0
+
+
+class Command:
+    """`fedil COMMAND` on the tiny recipe, with its lines."""
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        recipe = folder / "tiny.toml"
+        recipe.write_text(RECIPE + SITES)
+        command = [sys.executable, "-m", "ops.cli", words[0], str(recipe), "--workers", "2", *words[1:]]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+        self.lines: list[str] = []
+
+    def read_until(self, pattern: str) -> str:
+        assert self.process.stdout
+        for line in self.process.stdout:
+            self.lines.append(line)
+            if re.search(pattern, line):
+                return line
+        raise AssertionError(f"it ended without {pattern!r}:\n{''.join(self.lines)}")
+
+    def finish(self) -> tuple[int, str]:
+        assert self.process.stdout
+        self.lines += self.process.stdout
+        self.process.stdout.close()
+        return self.process.wait(), "".join(self.lines)
+
+
+def test_a_cluster_that_was_killed_and_stopped_ends_as_an_undisturbed_simulation(tmp_path: Path) -> None:
+    run_dir = str(tmp_path / "run")
+    killed = Command(tmp_path, "cluster", "--run-dir", run_dir)
+    killed.read_until("round 1 of 5 closed|is not installed")
+    if "is not installed" in killed.lines[-1]:
+        killed.finish()
+        (pytest.fail if must_run_everything() else pytest.skip)(killed.lines[-1])
+    everybody = family(killed.process.pid)
+    assert (
+        len(everybody) > 8
+    )  # two brokers with their helpers, Prometheus or not, a server, two workers, guards
+    killed.process.kill()
+    assert wait_until(lambda: not alive(everybody), PATIENCE_SECONDS)
+    killed.finish()
+
+    stopped = Command(tmp_path, "cluster", "--run-dir", run_dir)
+    stopped.read_until("round [23] of 5 closed")
+    everybody = family(stopped.process.pid)
+    stopped.process.terminate()
+    code, said = stopped.finish()
+    assert code == 128 + signal.SIGTERM, said
+    assert "go on with: " in said
+    assert wait_until(lambda: not alive(everybody), PATIENCE_SECONDS)
+
+    code, said = Command(tmp_path, "cluster", "--run-dir", run_dir).finish()
+    assert code == 0, said
+    code, told = Command(tmp_path, "simulate", "--run-dir", str(tmp_path / "other"), "--json").finish()
+    assert code == 0, told
+    summary = json.loads(told.splitlines()[-1])
+    assert f"θ′ {summary['model_digest']}, ledgers {summary['ledger_digest']}" in said
+
+
+def test_a_missing_service_is_told_before_anything_is_trained(tmp_path: Path) -> None:
+    code = (
+        "import shutil, sys; shutil.which = lambda *_, **__: None; from ops.cli import main;"
+        " sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", code, "cluster", "digits", "--run-dir", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "fedil: RabbitMQ is not installed: apt install rabbitmq-server\n"
+
+
+def test_two_clusters_cannot_share_a_folder(tmp_path: Path) -> None:
+    from server_worker.run_lock import sole_use
+
+    with sole_use(tmp_path / "run" / "services"):
+        code, said = Command(tmp_path, "cluster", "--run-dir", str(tmp_path / "run")).finish()
+    assert code == 1
+    assert "in use by another fedil" in said
+
+
+@pytest.mark.parametrize(
+    ("workers", "sites", "expected"),
+    [
+        (3, ["all"], {"all": 3}),
+        (5, ["a", "b"], {"a": 3, "b": 2}),
+        (1, ["a", "b", "c"], {"a": 1, "b": 1, "c": 1}),
+    ],
+)
+def test_workers_are_dealt_out_and_every_site_has_one(
+    workers: int, sites: list[str], expected: dict[str, int]
+) -> None:
+    assert shares(workers, sites) == expected

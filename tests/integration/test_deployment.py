@@ -1,0 +1,114 @@
+"""The deployment as people start it: server and worker processes over real RabbitMQ and Redis."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from broker_config.stores import connect_store
+from broker_config.topology import workers_topic
+from ops.services import Service
+from tests.deployment import ROOT, Deployed, write_all_shards, write_recipe
+
+SOON = 240.0
+"""Seconds within which a small run ends, however busy the machine."""
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_recipe(tmp_path_factory.mktemp("recipe"), rounds=4)
+
+
+@pytest.fixture(scope="module")
+def simulated(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """θ′ and ledgers of the same recipe over memory://, which 1 and 2 workers must agree on."""
+    digests = [simulate(recipe, tmp_path_factory.mktemp("simulated") / str(n), workers=n) for n in (1, 2)]
+    assert digests[0] == digests[1]
+    return digests[0]
+
+
+def simulate(recipe: Path, run_dir: Path, workers: int) -> tuple[str, str]:
+    command = [sys.executable, "-m", "ops.cli", "simulate", str(recipe), "--run-dir", str(run_dir)]
+    told = subprocess.run(
+        [*command, "--workers", str(workers), "--json", "--quiet"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    summary = json.loads(told.stdout.splitlines()[-1])
+    return summary["model_digest"], summary["ledger_digest"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_rabbitmq_and_redis_give_the_bits_of_the_simulation(
+    workers: int, recipe: Path, simulated: tuple[str, str], rabbitmq: Service, redis: Service, tmp_path: Path
+) -> None:
+    with Deployed(tmp_path, recipe, rabbitmq.url, redis.url, workers) as run:
+        assert run.wait(SOON) == simulated
+
+
+def test_a_standby_server_takes_over_and_the_run_ends_with_the_same_bits(
+    recipe: Path, simulated: tuple[str, str], rabbitmq: Service, redis: Service, tmp_path: Path
+) -> None:
+    with Deployed(tmp_path, recipe, rabbitmq.url, redis.url, workers=0, server_restarts=False) as run:
+        run.wait_until_logged(run.server_log, "round 1 of 4 is next", SOON)
+        with run.standby() as standby:
+            run.wait_until_logged(standby.log, "another server leads run", SOON)
+            run.add_worker()
+            run.wait_for_progress(0, SOON)
+            run.server.kill()
+            assert run.wait(SOON, standby) == simulated
+
+
+def test_sigterm_stops_the_server_cleanly_and_the_same_command_goes_on(
+    recipe: Path, simulated: tuple[str, str], rabbitmq: Service, redis: Service, tmp_path: Path
+) -> None:
+    with Deployed(tmp_path, recipe, rabbitmq.url, redis.url, workers=1, server_restarts=False) as first:
+        first.wait_for_progress(1, SOON)
+        first.server.signal(signal.SIGTERM)
+        assert first.server.finished.wait(SOON), first.tail()
+        assert "the same command goes on with it" in first.server_log.read_text("utf-8")
+    with Deployed(tmp_path, recipe, rabbitmq.url, redis.url, workers=1) as second:
+        assert second.wait(SOON) == simulated
+
+
+def test_a_redis_that_lost_everything_is_noticed_and_named(
+    recipe: Path, rabbitmq: Service, own_redis: Service, tmp_path: Path
+) -> None:
+    with Deployed(tmp_path, recipe, rabbitmq.url, own_redis.url, workers=1, server_restarts=False) as first:
+        first.wait_until_logged(first.server_log, "round 1 of 4 closed", SOON)
+        first.server.kill()
+    forget_everything(own_redis)
+    with Deployed(tmp_path, recipe, rabbitmq.url, own_redis.url, workers=1, server_restarts=False) as second:
+        second.wait_until_logged(second.server_log, "Redis has lost", SOON)
+
+
+def forget_everything(service: Service) -> None:
+    import redis
+
+    client = redis.Redis.from_url(service.url)
+    client.flushall()
+    client.close()
+
+
+def test_clients_of_a_site_without_workers_are_not_asked(
+    rabbitmq: Service, redis: Service, tmp_path: Path
+) -> None:
+    more = "site_timeout_seconds = 1.0\n[federation.sites]\nhere = 8\nelsewhere = 4\n"
+    recipe = write_recipe(tmp_path, rounds=3, more=more)
+    write_all_shards(recipe, tmp_path / "shards")
+    with Deployed(tmp_path / "run", recipe, rabbitmq.url, redis.url, workers=0) as run:
+        store = connect_store(redis.url)
+        run.wait_until_logged(run.server_log, "round 1 of 3 is next", SOON)
+        run.add_worker("here")
+        run.add_worker("elsewhere")
+        run.wait_until_logged(run.server_log, "round 1 of 3 closed", SOON)
+        run.workers[1].stop()
+        store.withdraw(workers_topic("elsewhere"), next(iter(store.notices(workers_topic("elsewhere")))))
+        store.close()
+        run.wait(SOON)
+        assert "site elsewhere has no worker" in run.server_log.read_text("utf-8")

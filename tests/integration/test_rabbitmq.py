@@ -1,0 +1,306 @@
+"""The RabbitMQ transport beyond the contract, on a real broker."""
+
+import signal
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+import numpy as np
+import pika
+import pytest
+from pika.adapters.utils.io_services_utils import _AsyncTransportBase
+
+from broker_config.errors import BrokerRefused, BrokerUnavailable, MessageRejected, QueueMissing
+from broker_config.topology import DEAD_LETTERS, TASKS, tasks_queue, updates_queue
+from broker_config.transports.interface import DELIVERY_LIMIT
+from broker_config.transports.rabbitmq import RabbitDelivery, RabbitTransport
+from broker_config.transports.rabbitmq_line import READ_BYTES, READ_LIMITS
+from ops.services import Service
+from tests.integration.rabbitmq_peeking import (
+    SOON,
+    delete_queue,
+    headers_of_next,
+    in_another_process,
+    killed_in_the_middle,
+    put_by_hand,
+    queue_exists,
+)
+
+Connect = Callable[..., RabbitTransport]
+NOTHING = 0.3
+BIG = 20_000_000
+"""Several chunks"""
+
+
+@pytest.fixture
+def connect(rabbitmq: Service) -> Iterator[Connect]:
+    opened: list[RabbitTransport] = []
+
+    def open_and_remember(options: str = "") -> RabbitTransport:
+        opened.append(RabbitTransport(rabbitmq.url + options))
+        return opened[-1]
+
+    yield open_and_remember
+    for transport in opened:
+        transport.close()
+
+
+@pytest.fixture
+def transport(connect: Connect) -> RabbitTransport:
+    return connect()
+
+
+@pytest.fixture
+def queue(transport: RabbitTransport) -> str:
+    name = updates_queue(uuid.uuid4().hex)
+    transport.declare(name, DEAD_LETTERS)
+    return name
+
+
+@pytest.fixture
+def tasks(transport: RabbitTransport) -> str:
+    name = tasks_queue(uuid.uuid4().hex)
+    transport.declare(name, DEAD_LETTERS)
+    return name
+
+
+def take(transport: RabbitTransport, queue: str) -> RabbitDelivery:
+    delivery = transport.receive(queue, SOON)
+    assert delivery is not None
+    return delivery
+
+
+def body_of(num_bytes: int) -> bytes:
+    return np.random.default_rng(0).bytes(num_bytes)
+
+
+# The connection
+
+
+def test_a_caller_that_computes_for_longer_than_three_heartbeats_keeps_its_task(
+    connect: Connect, transport: RabbitTransport, tasks: str
+) -> None:
+    worker = connect("?heartbeat=2")
+    worker.publish(tasks, [b"task"])
+    delivery = take(worker, tasks)
+    ends, steps = time.monotonic() + 7.0, 0
+    while time.monotonic() < ends:
+        steps += 1
+    worker.publish(tasks, [b"result"])
+    delivery.acknowledge()
+    result = take(transport, tasks)
+    assert (bytes(result.body), result.redelivered) == (b"result", False)
+
+
+def test_a_wrong_password_is_refused_by_name_and_is_not_told(rabbitmq: Service) -> None:
+    with pytest.raises(BrokerRefused, match="'guest'") as refused:
+        RabbitTransport(rabbitmq.url.replace("guest:guest", "guest:hush"))
+    assert "hush" not in str(refused.value)
+
+
+def test_an_unknown_virtual_host_is_named(rabbitmq: Service) -> None:
+    with pytest.raises(BrokerRefused, match="'nowhere'"):
+        RabbitTransport(rabbitmq.url.replace("%2F", "nowhere"))
+
+
+def test_a_broker_that_is_not_there_is_unavailable() -> None:
+    with pytest.raises(BrokerUnavailable, match=r"no RabbitMQ answers at 127\.0\.0\.1:1 "):
+        RabbitTransport("amqp://guest:hush@127.0.0.1:1/")
+
+
+def test_a_missing_queue_harms_nothing_else(transport: RabbitTransport, queue: str) -> None:
+    transport.publish(queue, [b"1"])
+    held = take(transport, queue)
+    with pytest.raises(QueueMissing):
+        transport.publish(tasks_queue("nobody"), [b"task"])
+    with pytest.raises(QueueMissing):
+        transport.receive(tasks_queue("nobody"), NOTHING)
+    held.acknowledge()
+    transport.publish(queue, [b"2"])
+    assert bytes(take(transport, queue).body) == b"2"
+
+
+def test_a_name_outside_the_topology_is_refused(transport: RabbitTransport) -> None:
+    for name in ("elsewhere", tasks_queue("#"), "fedil.tasks."):
+        with pytest.raises(QueueMissing, match="no name of ours"):
+            transport.declare(name)
+
+
+def test_a_signal_in_the_middle_of_a_call_gives_up_the_connection_and_what_it_held(
+    connect: Connect, transport: RabbitTransport, queue: str
+) -> None:
+    class Struck(Exception):
+        pass
+
+    def strike(signum: int, frame: FrameType | None) -> None:
+        raise Struck
+
+    transport.publish(queue, [b"held"])
+    worker = connect()
+    held = take(worker, queue)
+    before = signal.signal(signal.SIGALRM, strike)
+    signal.setitimer(signal.ITIMER_REAL, NOTHING)
+    try:
+        with pytest.raises(Struck):
+            worker.receive(queue, SOON)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert take(transport, queue).redelivered
+    held.requeue()  # harmless: it went back by itself
+    with pytest.raises(BrokerUnavailable):
+        worker.receive(queue, NOTHING)
+
+
+def test_pika_still_has_the_limits_that_we_raise(transport: RabbitTransport) -> None:
+    assert [getattr(_AsyncTransportBase, limit) for limit in READ_LIMITS] == [READ_BYTES] * len(READ_LIMITS)
+
+
+# Queues
+
+
+def test_the_sender_is_the_user_that_the_broker_vouches_for(transport: RabbitTransport, tasks: str) -> None:
+    transport.publish(tasks, [b"task"])
+    assert take(transport, tasks).sender == "guest"
+
+
+def test_a_waiting_consumer_is_told_that_its_queue_was_deleted(
+    rabbitmq: Service, transport: RabbitTransport, tasks: str
+) -> None:
+    assert transport.receive(tasks, NOTHING) is None
+    delete_queue(rabbitmq.url, tasks)
+    with pytest.raises(QueueMissing, match="deleted"):
+        transport.receive(tasks, SOON)
+    transport.declare(tasks)
+    transport.publish(tasks, [b"task"])
+    assert bytes(take(transport, tasks).body) == b"task"
+
+
+def test_what_came_for_somebody_who_no_longer_asked_goes_back_uncounted(
+    connect: Connect, transport: RabbitTransport, tasks: str
+) -> None:
+    leaving = connect()
+    assert leaving.receive(tasks, NOTHING) is None
+    transport.publish(tasks, [b"task"])
+    for _ in range(DELIVERY_LIMIT + 1):
+        follower = connect()
+        assert follower.receive(tasks, NOTHING) is None  # it lies with the one that is leaving
+        leaving.close()
+        leaving = follower
+    leaving.close()
+    assert bytes(take(transport, tasks).body) == b"task"
+
+
+def test_a_queue_that_its_operator_made_otherwise_is_used_as_it_is(
+    rabbitmq: Service, transport: RabbitTransport
+) -> None:
+    name = tasks_queue(uuid.uuid4().hex)
+    with pika.BlockingConnection(pika.URLParameters(rabbitmq.url)) as connection:
+        connection.channel().queue_declare(name, durable=True)
+    transport.declare(name)
+    transport.publish(name, [b"task"])
+    assert bytes(take(transport, name).body) == b"task"
+
+
+# Bodies that are too big for one message
+
+
+def test_a_body_of_100_megabytes_has_a_queue_of_its_own_until_it_is_acknowledged(
+    rabbitmq: Service, connect: Connect, transport: RabbitTransport, queue: str
+) -> None:
+    body = body_of(100_000_000)
+    transport.publish(queue, [body])
+    place = headers_of_next(rabbitmq.url, queue)["x-fedil-body"]
+    assert place.startswith("fedil.body.guest.")
+    reader = connect()
+    delivery = take(reader, queue)
+    assert delivery.body == body
+    assert queue_exists(rabbitmq.url, place)
+    delivery.acknowledge()
+    reader.close()
+    assert not queue_exists(rabbitmq.url, place)
+    assert transport.bytes_sent["update"] >= len(body)
+    assert reader.bytes_received["update"] >= len(body)
+
+
+def test_a_body_whose_queue_is_gone_is_rejected_by_reason(
+    rabbitmq: Service, transport: RabbitTransport, queue: str
+) -> None:
+    transport.publish(queue, [body_of(BIG)])
+    delete_queue(rabbitmq.url, headers_of_next(rabbitmq.url, queue)["x-fedil-body"])
+    delivery = take(transport, queue)
+    with pytest.raises(MessageRejected) as rejected:
+        _ = delivery.body
+    assert rejected.value.reason == "body_missing"
+    delivery.acknowledge()
+
+
+def test_a_notice_cannot_make_us_read_or_delete_a_queue_that_holds_no_body(
+    rabbitmq: Service, transport: RabbitTransport, tasks: str, queue: str
+) -> None:
+    exchange, key = TASKS.exchange_of(tasks).name, TASKS.routing_key(tasks)
+    put_by_hand(rabbitmq.url, exchange, key, {"x-fedil-body": queue})
+    delivery = take(transport, tasks)
+    with pytest.raises(MessageRejected, match="schema"):
+        _ = delivery.body
+    delivery.acknowledge()
+    assert queue_exists(rabbitmq.url, queue)
+
+
+def test_a_rejected_big_body_can_be_read_from_the_dead_letters(
+    connect: Connect, transport: RabbitTransport, queue: str
+) -> None:
+    body = body_of(BIG) + uuid.uuid4().bytes
+    transport.publish(queue, [body])
+    take(transport, queue).reject("schema")
+    while (letter := take(transport, DEAD_LETTERS)).body != body:
+        letter.acknowledge()
+    assert letter.reason == "schema"
+    letter.acknowledge()
+
+
+def test_a_big_body_whose_reader_was_killed_in_the_middle_comes_back_whole(
+    rabbitmq: Service, transport: RabbitTransport, queue: str
+) -> None:
+    body = body_of(BIG)
+    transport.publish(queue, [body])
+    code = f"""
+from broker_config.transports import connect_transport
+connect_transport({rabbitmq.url!r}).receive({queue!r}, {SOON}).body
+"""
+    killed_in_the_middle(code, "broker_config.chunks:Assembler.add", 3)
+    delivery = take(transport, queue)
+    assert delivery.redelivered
+    assert delivery.body == body
+
+
+def test_a_body_whose_writer_was_killed_in_the_middle_is_as_if_never_sent(
+    rabbitmq: Service, transport: RabbitTransport, queue: str
+) -> None:
+    code = f"""
+from broker_config.transports import connect_transport
+connect_transport({rabbitmq.url!r}).publish({queue!r}, [bytes({BIG})])
+"""
+    killed_in_the_middle(code, "broker_config.transports.rabbitmq_outlet:Outlet.put", 3)
+    assert transport.receive(queue, NOTHING) is None
+
+
+def test_reading_a_big_body_needs_little_more_memory_than_the_body(
+    rabbitmq: Service, transport: RabbitTransport, queue: str
+) -> None:
+    num_bytes, spare = 200_000_000, 50_000_000
+    transport.publish(queue, [bytes(num_bytes)])
+    code = f"""
+from pathlib import Path
+from broker_config.transports import connect_transport
+def kib(name):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name))
+delivery = connect_transport({rabbitmq.url!r}).receive({queue!r}, {SOON})
+before = kib("VmRSS")
+assert len(delivery.body) == {num_bytes}
+print((kib("VmHWM") - before) * 1024)
+delivery.acknowledge()
+"""
+    assert int(in_another_process(code)) < num_bytes + spare

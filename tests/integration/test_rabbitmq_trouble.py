@@ -1,0 +1,110 @@
+"""The RabbitMQ transport when its broker dies, runs out of memory or is set up tightly."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from broker_config.errors import BrokerUnavailable
+from broker_config.topology import DEAD_LETTERS, tasks_queue, updates_queue
+from broker_config.transports.rabbitmq import RabbitTransport
+from ops.services import RabbitMQ, Service, rabbitmq_service
+from tests.integration.rabbitmq_peeking import SOON
+from tests.services import needed
+
+UPDATES, TASKS = updates_queue("run"), tasks_queue("site")
+BIG = 10_000_000
+LONG = 120.0
+"""RabbitMQ looks at its consumer_timeout once a minute, unless it is told otherwise."""
+
+
+def test_a_killed_broker_is_unavailable_to_every_call_and_keeps_what_it_had(own_rabbitmq: Service) -> None:
+    body = np.random.default_rng(0).bytes(BIG)
+    with closing(RabbitTransport(own_rabbitmq.url)) as transport:
+        transport.declare(UPDATES, TASKS, DEAD_LETTERS)
+        transport.publish(UPDATES, [body])
+        transport.publish(TASKS, [b"task"])
+        address = transport.append_model("run", 1, [body])
+        held = transport.receive(TASKS, SOON)
+        assert held is not None
+        own_rabbitmq.kill()
+        for call in (
+            lambda: transport.publish(TASKS, [b"lost"]),
+            lambda: transport.receive(TASKS, SOON),
+            held.acknowledge,
+            lambda: transport.read_model(address),
+            lambda: transport.take_lead("run", SOON),
+        ):
+            with pytest.raises(BrokerUnavailable):
+                call()
+    own_rabbitmq.start()
+    with closing(RabbitTransport(own_rabbitmq.url)) as transport:
+        task, update = transport.receive(TASKS, SOON), transport.receive(UPDATES, SOON)
+        assert task is not None
+        assert update is not None
+        assert bytes(task.body) == b"task"
+        assert update.body == body
+        assert transport.read_model(address) == body
+        assert transport.append_model("run", 2, [body]).offset > address.offset
+
+
+def test_an_acknowledgement_after_the_brokers_death_says_so(own_rabbitmq: Service) -> None:
+    with closing(RabbitTransport(own_rabbitmq.url)) as transport:
+        transport.declare(UPDATES)
+        transport.publish(UPDATES, [b"update"])
+        held = transport.receive(UPDATES, SOON)
+        assert held is not None
+        own_rabbitmq.kill()
+        with pytest.raises(BrokerUnavailable):
+            held.acknowledge()
+
+
+def test_a_broker_in_alarm_is_named_and_still_gives_what_it_has(tmp_path: Path) -> None:
+    config = "vm_memory_high_watermark.relative = 0.0000001"
+    with needed(lambda: rabbitmq_service(tmp_path / "rabbitmq", config=config)) as service:
+        transport = RabbitTransport(service.url, blocked_seconds=2.0)
+        with closing(transport):
+            transport.declare(UPDATES)
+            with pytest.raises(BrokerUnavailable, match=r"blocked publishing \(memory or disk alarm\)"):
+                transport.publish(UPDATES, [b"update"])
+            assert transport.receive(UPDATES, 0.0) is None
+
+
+@pytest.fixture(scope="module")
+def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    config = "consumer_timeout = 2000\nmax_message_size = 1000000"
+    directory = tmp_path_factory.mktemp("tight") / "rabbitmq"
+    with needed(lambda: rabbitmq_service(directory, config=config)) as service:
+        if isinstance(service, RabbitMQ):
+            service.ctl("eval", "application:set_env(rabbit, channel_tick_interval, 500).")
+        yield service
+
+
+def test_bodies_and_models_fit_a_broker_that_takes_only_small_messages(tight: Service) -> None:
+    body = np.random.default_rng(0).bytes(BIG)
+    with closing(RabbitTransport(tight.url)) as transport:
+        transport.declare(UPDATES)
+        transport.publish(UPDATES, [body])
+        update = transport.receive(UPDATES, SOON)
+        assert update is not None
+        assert update.body == body
+        assert transport.read_model(transport.append_model("run", 1, [body])) == body
+
+
+def test_what_was_held_beyond_the_consumer_timeout_went_back_and_the_setting_is_named(tight: Service) -> None:
+    with closing(RabbitTransport(tight.url)) as slow, closing(RabbitTransport(tight.url)) as next_one:
+        slow.declare(TASKS, DEAD_LETTERS)
+        assert slow.take_lead("other", SOON)
+        slow.publish(TASKS, [b"task"])
+        held = slow.receive(TASKS, SOON)
+        assert held is not None
+        back = next_one.receive(TASKS, LONG)
+        assert back is not None
+        assert back.redelivered
+        with pytest.raises(BrokerUnavailable, match=r"consumer_timeout in rabbitmq\.conf"):
+            held.acknowledge()
+        with pytest.raises(BrokerUnavailable, match=r"consumer_timeout in rabbitmq\.conf"):
+            slow.receive(TASKS, SOON)
+        assert not next_one.take_lead("other", 0.0)

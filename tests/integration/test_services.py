@@ -1,0 +1,276 @@
+"""The services that other tests trust: they come back with their data, and nothing of them stays behind."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pika
+import pytest
+import redis as redis_client
+
+from ops.services import (
+    Service,
+    ServiceFailed,
+    ServiceMissing,
+    private_prometheus,
+    private_rabbitmq,
+    private_redis,
+    process,
+    rabbitmq_service,
+    redis_service,
+)
+from ops.services.process import wait_until
+from tests.processes import alive, family
+from tests.services import needed, temporary_services
+
+PATIENCE_SECONDS = 30.0
+
+
+@contextmanager
+def channel_to(url: str) -> Iterator[Any]:
+    connection = pika.BlockingConnection(pika.URLParameters(url))
+    try:
+        yield connection.channel()
+    finally:
+        connection.close()
+
+
+@contextmanager
+def client_of(url: str) -> Iterator[Any]:
+    client = redis_client.Redis.from_url(url)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def test_a_killed_rabbitmq_comes_back_with_its_queue_and_message(own_rabbitmq: Service) -> None:
+    url = own_rabbitmq.url
+    with channel_to(url) as channel:
+        channel.confirm_delivery()
+        channel.queue_declare("kept", durable=True)
+        channel.basic_publish("", "kept", b"precious", pika.BasicProperties(delivery_mode=2), mandatory=True)
+    own_rabbitmq.kill()
+    with pytest.raises(pika.exceptions.AMQPConnectionError), channel_to(url):
+        pass
+    own_rabbitmq.start()
+    assert own_rabbitmq.url == url
+    with channel_to(url) as channel:
+        assert channel.basic_get("kept", auto_ack=True)[2] == b"precious"
+
+
+def test_a_killed_redis_comes_back_with_what_it_confirmed(own_redis: Service) -> None:
+    url = own_redis.url
+    with client_of(url) as client:
+        client.set("kept", b"precious")
+    own_redis.kill()
+    own_redis.start()
+    assert own_redis.url == url
+    with client_of(url) as client:
+        assert client.get("kept") == b"precious"
+
+
+def test_data_outlives_the_ports(tmp_path: Path) -> None:
+    with needed(lambda: private_redis(tmp_path)) as first, client_of(first.url) as client:
+        client.set("kept", b"precious")
+        first.stop()
+    with private_redis(tmp_path) as second, client_of(second.url) as client:
+        assert second.url != first.url
+        assert client.get("kept") == b"precious"
+
+
+def test_a_rabbitmq_begun_again_in_its_folder_keeps_the_data_and_takes_new_settings(tmp_path: Path) -> None:
+    with needed(lambda: private_rabbitmq(tmp_path)) as first:
+        with channel_to(first.url) as channel:
+            channel.queue_declare("kept", durable=True)
+        first.stop()
+    with private_rabbitmq(tmp_path, config="# ours is 20\nheartbeat = 7\n", management=True) as second:
+        assert second.url != first.url
+        with channel_to(second.url) as channel:
+            assert channel.queue_declare("kept", passive=True).method.queue == "kept"
+        assert second.ctl("eval", "application:get_env(rabbit, heartbeat).").strip() == "{ok,7}"
+        page = process.ask(b"GET / HTTP/1.0\r\n\r\n", second.ports["management"])
+        assert page.startswith(b"HTTP/1.1 200")
+        with pytest.raises(ServiceFailed, match="rabbitmqctl no_such_command"):
+            second.ctl("no_such_command")
+
+
+def test_two_rabbitmqs_at_once_know_nothing_of_each_other(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        starting = [pool.submit(private_rabbitmq, tmp_path / name) for name in ("one", "two")]
+        nodes = [needed(future.result) for future in starting]
+    with nodes[0] as one, nodes[1] as two:
+        with channel_to(one.url) as channel:
+            channel.queue_declare("mine", durable=True)
+        with (
+            channel_to(two.url) as channel,
+            pytest.raises(pika.exceptions.ChannelClosedByBroker, match="404"),
+        ):
+            channel.queue_declare("mine", passive=True)
+        one.kill()
+        assert two.running
+        with channel_to(two.url) as channel:
+            assert channel.is_open
+
+
+def test_prometheus_answers_with_the_configuration_it_was_given(tmp_path: Path) -> None:
+    config = "global: {scrape_interval: 7s}\n"
+    with needed(lambda: private_prometheus(tmp_path, config)) as prometheus:
+        reply = process.ask(b"GET /-/healthy HTTP/1.0\r\n\r\n", prometheus.port)
+        assert reply.startswith(b"HTTP/1.0 200")
+
+
+@pytest.mark.parametrize("start", [private_redis, private_rabbitmq])
+def test_nothing_of_a_service_outlives_its_context(
+    start: Callable[[Path], process.PrivateService], tmp_path: Path
+) -> None:
+    before = family(os.getpid())
+    with needed(lambda: start(tmp_path)):
+        started = family(os.getpid()) - before
+        assert len(started) >= 2  # the program and its guard
+    assert wait_until(lambda: not alive(started), PATIENCE_SECONDS)
+
+
+@pytest.mark.parametrize("start", ["private_redis", "private_rabbitmq"])
+def test_nothing_of_a_service_outlives_a_killed_parent(start: str, tmp_path: Path) -> None:
+    code = f"""
+import sys
+from pathlib import Path
+from ops.services import ServiceMissing, {start}
+try:
+    service = {start}(Path(sys.argv[1]))
+except ServiceMissing as missing:
+    sys.exit(f"missing:{{missing}}")
+print("running", flush=True)
+sys.stdin.read()
+"""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with parent:
+        assert parent.stdout
+        assert parent.stderr
+        if parent.stdout.readline() != "running\n":
+            said = parent.stderr.read()
+            needed(lambda: raise_missing(said.removeprefix("missing:")))
+        started = family(parent.pid)
+        assert len(started) >= 2
+        parent.kill()
+    assert wait_until(lambda: not alive(started), PATIENCE_SECONDS)
+
+
+def raise_missing(text: str) -> None:
+    raise ServiceMissing(text)
+
+
+def test_a_service_outlives_the_thread_that_started_it(tmp_path: Path) -> None:
+    started: list[process.PrivateService] = []
+    thread = threading.Thread(target=lambda: started.append(needed(lambda: private_redis(tmp_path))))
+    thread.start()
+    thread.join()
+    with started[0] as service:
+        assert service.running
+        assert process.ask(b"PING\r\n", service.ports["redis"]) == b"+PONG\r\n"
+
+
+def test_a_busy_port_is_given_up_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    choose = process.free_ports
+    with socket.create_server((process.LOOPBACK, 0)) as occupant:
+        busy = occupant.getsockname()[1]
+        choices = iter([{"redis": busy}, choose(["redis"])])
+        monkeypatch.setattr(process, "free_ports", lambda names: next(choices))
+        with needed(lambda: private_redis(tmp_path)) as service:
+            assert service.port != busy
+            assert next(choices, None) is None
+
+
+def test_a_port_lost_while_it_was_dead_is_named(tmp_path: Path) -> None:
+    with needed(lambda: private_redis(tmp_path)) as service:
+        service.kill()
+        with (
+            socket.create_server((process.LOOPBACK, service.port)),
+            pytest.raises(ServiceFailed, match=f"something else listens on port {service.port}"),
+        ):
+            service.start()
+        service.start()
+        assert service.running
+
+
+def test_starting_twice_and_killing_twice_do_no_harm(tmp_path: Path) -> None:
+    with needed(lambda: private_redis(tmp_path)) as service:
+        service.start()
+        assert service.running
+        service.kill()
+        service.kill()
+        service.stop()
+        assert not service.running
+
+
+def test_a_service_that_will_not_start_says_why(tmp_path: Path) -> None:
+    with pytest.raises(ServiceFailed, match=r"(?s)Redis ended while starting.*no-such-option"):
+        needed(lambda: private_redis(tmp_path, options=["--no-such-option", "1"]))
+
+
+def test_a_rabbitmq_that_will_not_start_says_why(tmp_path: Path) -> None:
+    with pytest.raises(ServiceFailed, match=r"(?s)RabbitMQ ended while starting.*no_such_key"):
+        needed(lambda: private_rabbitmq(tmp_path, config="no_such_key = 1"))
+
+
+@pytest.mark.parametrize(
+    ("start", "text"),
+    [
+        (private_rabbitmq, "RabbitMQ is not installed: apt install rabbitmq-server"),
+        (private_redis, "Redis is not installed: apt install redis-server"),
+        (rabbitmq_service, "RabbitMQ is not installed: apt install rabbitmq-server, or start Docker"),
+        (redis_service, "Redis is not installed: apt install redis-server, or start Docker"),
+        (
+            lambda folder: private_prometheus(folder, ""),
+            "Prometheus is not installed: apt install prometheus",
+        ),
+    ],
+)
+def test_a_missing_program_is_named_with_the_command_that_installs_it(
+    start: Callable[[Path], object], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDIL_SERVICES", "native")
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
+    with pytest.raises(ServiceMissing, match=f"^{text}$"):
+        start(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("surroundings", "outcome"),
+    [
+        ({}, pytest.skip.Exception),
+        ({"CI": "false", "FEDIL_REQUIRE_SERVICES": "0"}, pytest.skip.Exception),
+        ({"CI": "true"}, pytest.fail.Exception),
+        ({"FEDIL_REQUIRE_SERVICES": "1"}, pytest.fail.Exception),
+    ],
+)
+def test_a_missing_service_skips_at_home_and_fails_in_ci(
+    surroundings: dict[str, str], outcome: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CI", "FEDIL_REQUIRE_SERVICES"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in surroundings.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(outcome, match="apt install it"):
+        needed(lambda: raise_missing("apt install it"))
+
+
+def test_scripts_outside_of_pytest_get_both_services_in_a_folder_that_goes_away() -> None:
+    with needed(temporary_services) as both, client_of(both.redis.url) as client:
+        with channel_to(both.rabbitmq.url) as channel:
+            assert channel.is_open
+        assert client.ping()

@@ -1,0 +1,50 @@
+"""Private services with TLS: a client with a certificate is heard, one without is not."""
+
+import socket
+import ssl
+from pathlib import Path
+
+import pytest
+
+from ops.services import Tls, private_rabbitmq, private_redis, process
+from tests.certificates import Authority
+from tests.services import needed
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+def tls_of(authority: Authority) -> Tls:
+    return Tls(authority.certificate, *authority.sign("server", host="localhost"))
+
+
+def ask_safely(question: bytes, port: int, authority: Authority, *, client: str = "") -> bytes:
+    context = ssl.create_default_context(cafile=str(authority.certificate))
+    if client:
+        context.load_cert_chain(*authority.sign(client))
+    with (
+        socket.create_connection((process.LOOPBACK, port), timeout=10.0) as plain,
+        context.wrap_socket(plain, server_hostname="localhost") as safe,
+    ):
+        safe.sendall(question)
+        return safe.recv(64)
+
+
+def test_rabbitmq_hears_only_clients_with_a_certificate(authority: Authority, tmp_path: Path) -> None:
+    with needed(lambda: private_rabbitmq(tmp_path / "node", tls=tls_of(authority))) as node:
+        port, hello = node.ports["amqps"], b"AMQP\0\0\x09\x01"
+        assert node.tls_url == f"amqps://guest:guest@localhost:{port}/%2F"
+        assert ask_safely(hello, port, authority, client="north")[:1] == b"\x01"
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            ask_safely(hello, port, authority)
+
+
+def test_redis_hears_only_clients_with_a_certificate(authority: Authority, tmp_path: Path) -> None:
+    with needed(lambda: private_redis(tmp_path / "redis", tls=tls_of(authority))) as redis:
+        port, hello = redis.ports["tls"], b"PING\r\n"
+        assert redis.tls_url == f"rediss://localhost:{port}/0"
+        assert ask_safely(hello, port, authority, client="north") == b"+PONG\r\n"
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            ask_safely(hello, port, authority)

@@ -1,0 +1,102 @@
+"""The transport that outlives its broker, on a broker that can be taken away."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from broker_config.errors import BrokerRefused, BrokerUnavailable, QueueMissing
+from broker_config.patient import GivenUp, Patience, PatientTransport
+from broker_config.transports.interface import Transport
+from broker_config.transports.memory import EmbeddedBroker, MemoryTransport
+
+QUEUE = "fedil.tasks.here"
+
+
+class Outage:
+    """Connections to one broker, which `cut` ends; the next `refusals` attempts find nobody."""
+
+    def __init__(self) -> None:
+        self.broker = EmbeddedBroker()
+        self.broker.declare([QUEUE])
+        self.connections: list[MemoryTransport] = []
+        self.refusals = 0
+
+    def connect(self) -> Transport:
+        if self.refusals:
+            self.refusals -= 1
+            raise BrokerUnavailable("nobody answers")
+        self.connections.append(MemoryTransport(self.broker))
+        return self.connections[-1]
+
+    def cut(self, refusals: int = 1) -> None:
+        self.connections[-1].close()
+        self.refusals = refusals
+
+
+@pytest.fixture
+def outage() -> Outage:
+    return Outage()
+
+
+def patient(
+    outage: Outage, stop: Callable[[], bool] = lambda: False, seconds: float = 30.0
+) -> PatientTransport:
+    return PatientTransport(outage.connect, Patience(seconds, stop))
+
+
+def test_a_publish_is_repeated_on_a_new_connection(outage: Outage) -> None:
+    transport = patient(outage)
+    outage.cut()
+    transport.publish(QUEUE, [b"task"])
+    delivery = transport.receive(QUEUE, 5.0)
+    assert delivery is not None
+    assert bytes(delivery.body) == b"task"
+    assert len(outage.connections) == 2
+
+
+def test_settling_what_was_lost_with_its_connection_is_harmless_and_it_comes_again(outage: Outage) -> None:
+    transport = patient(outage)
+    transport.publish(QUEUE, [b"task"])
+    lost = transport.receive(QUEUE, 5.0)
+    assert lost is not None
+    outage.cut()
+    lost.acknowledge()
+    again = transport.receive(QUEUE, 5.0)
+    assert again is not None
+    assert (bytes(again.body), again.redelivered) == (b"task", True)
+
+
+def test_who_was_asked_to_stop_does_not_wait(outage: Outage) -> None:
+    stop = threading.Event()
+    transport = patient(outage, stop.is_set)
+    outage.cut(refusals=1000)
+    stop.set()
+    with pytest.raises(GivenUp, match="nobody answers"):
+        transport.receive(QUEUE, 0.1)
+
+
+def test_patience_ends(outage: Outage) -> None:
+    transport = patient(outage, seconds=0.3)
+    outage.cut(refusals=1000)
+    with pytest.raises(GivenUp):
+        transport.publish(QUEUE, [b"task"])
+
+
+def test_what_waiting_cannot_mend_is_said_at_once(outage: Outage) -> None:
+    transport = patient(outage)
+    with pytest.raises(QueueMissing):
+        transport.publish("fedil.tasks.nowhere", [b"task"])
+
+    def refuse() -> Transport:
+        raise BrokerRefused("wrong password")
+
+    with pytest.raises(BrokerRefused):
+        PatientTransport(refuse, Patience())
+
+
+def test_closed_is_closed(outage: Outage) -> None:
+    transport = patient(outage)
+    transport.close()
+    with pytest.raises(BrokerUnavailable):
+        transport.publish(QUEUE, [b"task"])

@@ -1,0 +1,89 @@
+"""A federation with a task in its queue and no server."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from broker_config.messages import Refusal, TrainTask, Update
+from broker_config.topology import tasks_queue, updates_queue
+from broker_config.transports.interface import Delivery
+from broker_config.transports.memory import MemoryTransport
+from broker_config.wire import decode_message, digest, encode_arrays, encode_message
+from client_worker.participant import Participant
+from client_worker.training import Trainer
+from fedil_model.methods import make_method
+from fedil_model.parameters import to_arrays
+from tests.federation import RUN, SITE, ArrayShards, Federation, blobs_recipe
+
+TASKS, UPDATES = tasks_queue(SITE), updates_queue(RUN)
+CPU = torch.device("cpu")
+
+
+class Bench:
+    def __init__(self, directory: Path, **changes: object) -> None:
+        self.federation = Federation(blobs_recipe(**changes), directory)
+        self.transport = MemoryTransport(self.federation.broker)
+        self.transport.declare(TASKS, UPDATES)
+        recipe, dataset = self.federation.recipe, self.federation.dataset
+        method = make_method(recipe.learning(), dataset, CPU)
+        weights = {
+            "global.params": method._student.params,  # type: ignore[attr-defined]
+            "global.buffers": torch.zeros(0),
+            "server.params": method._student.params + 0.01,  # type: ignore[attr-defined]
+            "server.buffers": torch.zeros(0),
+        }
+        body = encode_arrays("model", {}, to_arrays(weights))
+        self.address = self.transport.append_model(RUN, 1, body)
+        self.digest = digest(body)
+
+    def task(self, client: int = 0, activation: int = 1, **changes: Any) -> TrainTask:
+        fields: dict[str, Any] = {
+            "run": RUN,
+            "round": 1,
+            "client": client,
+            "activation": activation,
+            "model": self.address,
+            "model_digest": self.digest,
+            "learning": self.federation.recipe.learning().model_dump_json(),
+        }
+        return TrainTask(**(fields | changes))
+
+    def trainer(self, **more: Any) -> Trainer:
+        federation = self.federation
+        shards = ArrayShards(federation.train.inputs, federation.split.clients)
+        plugins = [federation.recipe.data.name]
+        return Trainer(MemoryTransport(federation.broker), federation.store, shards, CPU, plugins, **more)
+
+    def participant(self, trainer: Trainer | None = None, **more: Any) -> Participant:
+        transport = MemoryTransport(self.federation.broker)
+        return Participant(transport, trainer or self.trainer(), SITE, **more)
+
+    def put(self, task: TrainTask) -> None:
+        self.transport.publish(TASKS, encode_message(task))
+
+    def receive(self, queue: str) -> Delivery | None:
+        return self.transport.receive(queue, 0.0)
+
+    def answer(self) -> Update | Refusal | TrainTask:
+        delivery = self.receive(UPDATES)
+        assert delivery is not None
+        delivery.acknowledge()
+        return decode_message(delivery.body)
+
+    def update(self) -> Update:
+        answer = self.answer()
+        assert isinstance(answer, Update)
+        return answer
+
+    def refusal(self) -> Refusal:
+        answer = self.answer()
+        assert isinstance(answer, Refusal)
+        return answer
+
+
+def serve_one(bench: Bench, participant: Participant | None = None) -> None:
+    participant = participant or bench.federation.participant()
+    delivery = participant._transport.receive(TASKS, 1.0)
+    assert delivery is not None
+    participant._handle(delivery)

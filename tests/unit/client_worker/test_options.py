@@ -1,0 +1,54 @@
+import argparse
+
+import pytest
+
+from client_worker.options import add_arguments, fill_from_environment, for_children
+from client_worker.placement import Slot
+from fedil_model.errors import SettingError
+
+NEEDED = ["--site", "s", "--shards", "folder"]
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_arguments(parser)
+    return parser.parse_args([*NEEDED, *words])
+
+
+def test_addresses_come_from_the_environment_unless_they_are_given() -> None:
+    options = parsed("--broker", "memory:///a")
+    fill_from_environment(options, {"FEDIL_BROKER_URL": "memory:///b", "FEDIL_STORE_URL": "memory:///c"})
+    assert (options.broker, options.store) == ("memory:///a", "memory:///c")
+
+
+def test_a_missing_address_is_named_with_both_ways_to_give_it() -> None:
+    with pytest.raises(SettingError, match="give --store URL, or set FEDIL_STORE_URL"):
+        fill_from_environment(parsed("--broker", "memory:///a"), {})
+
+
+def test_children_get_the_same_options_and_the_addresses_where_others_do_not_see_them() -> None:
+    words = ["--device", "cuda:1", "--grace", "2.5", "--cache", "100", "--plugin", "a:b", "--plugin", "c:d"]
+    options = parsed(*words, "--processes", "3", "--broker", "x://u:secret@h", "--store", "y://u:secret@h")
+    arguments, environment = for_children(options)
+    assert not any("secret" in word for word in arguments)
+    child = parsed(*arguments, "--slot", "1/3")
+    fill_from_environment(child, environment)
+    assert child.slot == Slot(1, 3)
+    assert child.processes == 1
+    same = set(vars(options)) - {"slot", "processes"}
+    assert {name: getattr(child, name) for name in same} == {name: getattr(options, name) for name in same}
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--device", "gpu"], "wants auto, cpu or cuda:N"),
+        (["--processes", "0"], "wants a number from 1 up"),
+        (["--grace", "-1"], "wants seconds"),
+        (["--grace", "soon"], "wants seconds"),
+        (["--cache", "1.5"], "wants megabytes"),
+    ],
+)
+def test_mistakes_are_named(words: list[str], complaint: str) -> None:
+    with pytest.raises(argparse.ArgumentError, match=complaint):
+        parsed(*words)

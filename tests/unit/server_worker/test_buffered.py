@@ -1,0 +1,367 @@
+"""Buffered mode with the real loop: who waits for whom, what counts, and what a crash leaves behind."""
+
+import dataclasses
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from broker_config.errors import CheckpointDamaged, FedILError
+from broker_config.messages import Refusal, TrainTask, Update
+from broker_config.topology import DEAD_LETTERS, tasks_queue, updates_queue
+from broker_config.transports.interface import Delivery
+from broker_config.transports.memory import MemoryTransport
+from broker_config.wire import decode_message, encode_message
+from client_worker.training import Trainer
+from server_worker.checkpoint import CheckpointFolder
+from server_worker.coordinator import Stopped
+from server_worker.events import RoundRecord
+from server_worker.progress import Progress
+from server_worker.recipe import Recipe
+from tests.federation import RUN, SITE, ArrayShards, Federation, blobs_recipe
+
+
+def buffered(rounds: int = 4, seed: int = 0, **federation: Any) -> Recipe:
+    base = {"mode": "buffered", "in_flight": 4, "buffer_size": 2}
+    return blobs_recipe(rounds=rounds, seed=seed, federation={**base, **federation})
+
+
+class Clients:
+    """All the clients of a federation, in the test's hands: each answers when it is told to."""
+
+    def __init__(self, federation: Federation) -> None:
+        self.transport = MemoryTransport(federation.broker)
+        self.transport.declare(tasks_queue(SITE), updates_queue(RUN), DEAD_LETTERS)
+        shards = ArrayShards(federation.train.inputs, federation.split.clients)
+        plugins = [federation.recipe.data.name]
+        self._trainer = Trainer(self.transport, federation.store, shards, torch.device("cpu"), plugins)
+        self._deliveries: dict[tuple[int, int], Delivery] = {}
+
+    def take(self, count: int) -> list[TrainTask]:
+        """The next tasks; they come only when the server has dealt with what was sent before."""
+        tasks = []
+        for _ in range(count):
+            delivery = self.transport.receive(tasks_queue(SITE), 20.0)
+            assert delivery is not None, "no task came"
+            task = decode_message(delivery.body)
+            assert isinstance(task, TrainTask)
+            self._deliveries[task.client, task.activation] = delivery
+            tasks.append(task)
+        return tasks
+
+    def answer(self, task: TrainTask) -> Update:
+        update = self._trainer.train(task)
+        self.send(update)
+        self._deliveries[task.client, task.activation].acknowledge()
+        return update
+
+    def send(self, message: Update | Refusal) -> None:
+        self.transport.publish(updates_queue(RUN), encode_message(message))
+
+    def refuse(self, task: TrainTask) -> None:
+        self.send(Refusal(RUN, task.round, task.client, task.activation, "no", "no data"))
+
+    def kill(self, task: TrainTask) -> None:
+        self._deliveries[task.client, task.activation].reject("delivery_limit")
+
+
+class Server:
+    """A coordinator in a thread of its own."""
+
+    def __init__(self, federation: Federation) -> None:
+        self._federation = federation
+        self._transport = MemoryTransport(federation.broker)
+        self._thread = threading.Thread(target=self._run)
+        self._error: BaseException | None = None
+        self.progress: Progress | None = None
+
+    def _run(self) -> None:
+        try:
+            self.progress = self._federation.coordinator(self._transport).run()
+        except Stopped:
+            pass
+        except Exception as error:
+            self._error = error
+        finally:
+            self._transport.close()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def end(self) -> None:
+        self._thread.join(30.0)
+        assert not self._thread.is_alive()
+        if self._error is not None:
+            raise self._error
+
+    def die(self) -> None:
+        self._federation.stop.set()
+        self.end()
+
+
+@contextmanager
+def served(federation: Federation) -> Iterator[tuple[Server, Clients]]:
+    clients, server = Clients(federation), Server(federation)
+    server.start()
+    try:
+        yield server, clients
+    finally:
+        federation.stop.set()
+        server._thread.join(30.0)
+        clients.transport.close()
+
+
+def outcomes(record: RoundRecord) -> list[tuple[int, str, int | None]]:
+    return [(o.client, o.outcome, o.staleness) for o in record.outcomes]
+
+
+def check_every_task_has_one_outcome(progress: Progress, records: list[RoundRecord]) -> None:
+    """Of what a client was asked, all but the task it may have at hand is accounted for, once."""
+    by_round = {record.round: record for record in records}  # the last one is announced again on resuming
+    assert sorted(by_round) == list(range(1, progress.round + 1))
+    settled = Counter(o.client for record in by_round.values() for o in record.outcomes)
+    assert progress.buffer is not None
+    in_flight = Counter(client for client, _, _ in progress.buffer["flights"])
+    assert {c: n for c, n in enumerate(progress.activations) if n} == dict(settled + in_flight)
+
+
+def test_a_run_learns_and_explains_every_task(tmp_path: Path) -> None:
+    federation = Federation(buffered(rounds=6), tmp_path)
+    progress = federation.play()
+    assert progress is not None
+    assert progress.round == 6
+    check_every_task_has_one_outcome(progress, federation.diary.records)
+    found = [o for record in federation.diary.records for o in record.outcomes]
+    assert {o.outcome for o in found} == {"accepted"}
+    assert {o.staleness for o in found} > {0, 1}
+    assert federation.diary.records[-1].pseudo_labels > 0
+    assert federation.diary.notes == ["started 1 of 6"]
+
+
+def test_one_worker_gives_the_same_bits_twice_and_another_seed_does_not(tmp_path: Path) -> None:
+    runs = [Federation(buffered(seed=seed), tmp_path / str(n)) for n, seed in enumerate((0, 0, 1))]
+    for run in runs:
+        run.play()
+    assert runs[0].fingerprint() == runs[1].fingerprint()
+    assert runs[0].fingerprint()[0] != runs[2].fingerprint()[0]
+
+
+@pytest.mark.parametrize("broker_lives", [True, False])
+@pytest.mark.parametrize("moment", [(1, 1), (1, 2), (2, 1), (3, 2), (4, 2)])
+def test_a_server_that_dies_at_any_moment_goes_on_and_counts_everything_once(
+    tmp_path: Path, moment: tuple[int, int], broker_lives: bool
+) -> None:
+    recipe = buffered(buffer_size=3)
+    first = Federation(recipe, tmp_path)
+    first.diary.on_update = lambda number, answered: (
+        first.stop.set() if (number, answered) == moment else None
+    )
+    assert first.play() is None
+    again = {"broker": first.broker} if broker_lives else {}
+    second = Federation(recipe, tmp_path, **again)  # type: ignore[arg-type]
+    progress = second.play()
+    assert progress is not None
+    check_every_task_has_one_outcome(progress, first.diary.records + second.diary.records)
+    assert not any("not_asked" in note for note in second.diary.notes)
+    for client, (activation, _) in second.store.latest(RUN).items():
+        assert progress.answered[client] <= activation <= progress.activations[client]
+
+
+def test_a_task_sent_after_the_last_checkpoint_is_known_to_the_next_server(tmp_path: Path) -> None:
+    federation = Federation(buffered(buffer_size=3), tmp_path)
+    with served(federation) as (server, clients):
+        tasks = clients.take(4)
+        clients.answer(tasks[0])
+        (later,) = clients.take(1)
+        server.die()
+    resumed = Federation(buffered(buffer_size=3, rounds=1), tmp_path, broker=federation.broker)
+    with served(resumed) as (server, clients):
+        again = clients.take(4)
+        # Who has answered already is not asked again; what lay in the queue comes beside what is sent anew.
+        assert tasks[0].client not in {task.client for task in again}
+        assert (later.client, later.activation) in {(task.client, task.activation) for task in again}
+        clients.answer(tasks[1])
+        clients.answer(later)
+        server.end()
+    (record,) = resumed.diary.records
+    assert sorted(o.client for o in record.outcomes) == sorted(
+        (tasks[0].client, tasks[1].client, later.client)
+    )
+    assert record.accepted == 3
+
+
+def test_a_slow_client_holds_nobody_up_and_its_update_counts_late(tmp_path: Path) -> None:
+    federation = Federation(buffered(rounds=3, in_flight=2, buffer_size=1), tmp_path)
+    with served(federation) as (server, clients):
+        slow, task = clients.take(2)
+        for _ in range(2):
+            clients.answer(task)
+            (task,) = clients.take(1)
+        assert task.model.version == 3
+        clients.answer(slow)
+        server.end()
+    assert outcomes(federation.diary.records[-1]) == [(slow.client, "accepted", 2)]
+    assert federation.diary.records[-1].delta_norm > 0
+
+
+def test_a_client_is_not_asked_twice_for_one_version(tmp_path: Path) -> None:
+    federation = Federation(buffered(rounds=1, in_flight=5, buffer_size=5), tmp_path)
+    with served(federation) as (server, clients):
+        asked = clients.take(5)
+        clients.answer(asked[0])
+        asked += clients.take(1)
+        for task in asked[1:5]:
+            clients.answer(task)
+        server.end()
+    assert len({task.client for task in asked}) == 6
+
+
+def test_who_is_too_stale_is_named_its_place_is_filled_and_its_answer_dropped(tmp_path: Path) -> None:
+    recipe = buffered(rounds=3, in_flight=2, buffer_size=1, max_staleness=0)
+    federation = Federation(recipe, tmp_path)
+    with served(federation) as (server, clients):
+        slow, quick = clients.take(2)
+        clients.answer(quick)
+        tasks = clients.take(2)  # for the one that answered and for the one that is too late
+        assert [task.model.version for task in tasks] == [2, 2]
+        clients.send(dataclasses.replace(clients.answer(tasks[0]), client=slow.client, round=1))
+        clients.answer(clients.take(1)[0])
+        server.end()
+    second = federation.diary.records[1]
+    assert (slow.client, "stale", 1) in outcomes(second)
+    assert (tasks[0].client, "accepted", 0) in outcomes(second)
+    assert second.accepted == 1
+    assert any(f"client {slow.client}: stale" in note for note in federation.diary.notes)
+
+
+def test_strangers_and_repeats_change_nothing_and_are_named(tmp_path: Path) -> None:
+    federation = Federation(buffered(rounds=1), tmp_path)
+    with served(federation) as (server, clients):
+        first, second, *_ = clients.take(4)
+        update = clients.answer(first)
+        clients.send(update)
+        clients.send(dataclasses.replace(update, run="another"))
+        clients.send(dataclasses.replace(update, activation=7))
+        clients.send(dataclasses.replace(update, round=9, base_version=9, client=second.client))
+        clients.answer(second)
+        server.end()
+    (record,) = federation.diary.records
+    assert len(record.outcomes) == 2
+    assert record.refused == {"other_run": 1, "not_asked": 2}
+    assert any(note.endswith("duplicate") for note in federation.diary.notes)
+
+
+def test_a_task_that_is_a_dead_letter_is_not_waited_for(tmp_path: Path) -> None:
+    federation = Federation(buffered(rounds=1), tmp_path)
+    with served(federation) as (server, clients):
+        tasks = clients.take(4)
+        clients.kill(tasks[0])
+        assert len(clients.take(1)) == 1  # its place is filled
+        clients.answer(tasks[1])
+        server.end()
+    found = {o.client: o for o in federation.diary.records[0].outcomes}
+    assert found[tasks[0].client].outcome == "refused"
+    assert "dead letter (delivery_limit)" in found[tasks[0].client].detail
+
+
+def test_when_everybody_refuses_the_run_ends_and_says_why(tmp_path: Path) -> None:
+    federation = Federation(buffered(), tmp_path)
+    with served(federation) as (server, clients):
+        for _ in range(4):
+            clients.refuse(clients.take(1)[0])
+        with pytest.raises(FedILError, match=r"round 1: every client refused; the first says no: no data"):
+            server.end()
+
+
+class Clock:
+    """Stands still, but for jumps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_client_that_does_not_answer_in_time_is_given_up_and_replaced(tmp_path: Path) -> None:
+    clock = Clock()
+    federation = Federation(buffered(rounds=1, in_flight=3), tmp_path, clock=clock)
+    with served(federation) as (server, clients):
+        silent = clients.take(2)
+        (task,) = clients.take(1)
+        clock.now = 50.0
+        clients.answer(task)
+        (late,) = clients.take(1)
+        clock.now = 70.0
+        clients.take(2)
+        clients.answer(late)
+        server.end()
+    (record,) = federation.diary.records
+    found = {o.client: (o.outcome, o.detail) for o in record.outcomes}
+    for task in silent:
+        assert found[task.client] == ("missing", "no answer within 60 s")
+    assert record.accepted == 2
+
+
+def test_silence_ends_the_run_and_says_what_to_do(tmp_path: Path) -> None:
+    clock = Clock()
+    federation = Federation(buffered(), tmp_path, clock=clock)
+    with served(federation) as (server, clients):
+        clients.take(4)
+        clock.now = 60.0
+        with pytest.raises(FedILError, match=r"no client has answered for 60 s: start workers or raise"):
+            server.end()
+
+
+class TwoSites:
+    """Clients 0-2 belong to one site and 3-5 to the other; one of them may go."""
+
+    gone: str | None = None
+
+    def names(self) -> tuple[str, ...]:
+        return (SITE, "there")
+
+    def site_of(self, client: int) -> str:
+        return SITE if client < 3 else "there"
+
+    def may_speak(self, sender: str | None, client: int) -> bool:
+        return True
+
+    def present(self) -> tuple[str, ...]:
+        return tuple(site for site in self.names() if site != self.gone)
+
+
+def test_clients_of_a_site_that_went_away_give_their_places_to_others(tmp_path: Path) -> None:
+    sites = TwoSites()
+    federation = Federation(buffered(rounds=2, in_flight=6, buffer_size=5), tmp_path, sites=sites)
+    with served(federation) as (server, clients):
+        tasks = clients.take(3)
+        clients.answer(tasks[0])
+        sites.gone = "there"
+        clients.answer(tasks[1])
+        clients.answer(tasks[2])
+        # Three answers are all that there can be: the buffer does not wait for five.
+        for task in clients.take(3):
+            assert task.model.version == 2
+            clients.answer(task)
+        server.end()
+    first = {o.client: (o.outcome, o.detail) for o in federation.diary.records[0].outcomes}
+    assert [first[client][0] for client in range(3)] == ["accepted"] * 3
+    assert [first[client] for client in range(3, 6)] == [("missing", "its site has no worker")] * 3
+    assert [o.client for o in federation.diary.records[1].outcomes] == [0, 1, 2]
+
+
+def test_a_damaged_list_of_who_was_asked_is_named_with_what_to_do(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    assert folder.asked() is None
+    folder.save_asked({"version": 3, "flights": [[1, 2, 3]]})
+    assert folder.asked() == {"version": 3, "flights": [[1, 2, 3]]}
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CheckpointDamaged, match="delete it to ask clients anew"):
+        folder.asked()

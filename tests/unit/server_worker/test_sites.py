@@ -1,0 +1,57 @@
+from broker_config.stores.memory import MemoryStore
+from broker_config.topology import workers_topic
+from server_worker.sites import WatchedSites
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def watched(store: MemoryStore, clock: Clock, notes: list[str], user: str | None = "server") -> WatchedSites:
+    return WatchedSites({"a": range(0, 4), "b": range(4, 6)}, store, clock, 60.0, user, notes.append)
+
+
+def test_a_site_counts_as_present_until_its_workers_have_had_time_to_come() -> None:
+    clock = Clock()
+    sites = watched(MemoryStore(), clock, [])
+    assert sites.present() == ("a", "b")
+    clock.now = 59.0
+    assert sites.present() == ("a", "b")
+    clock.now = 61.0
+    assert sites.present() == ()
+
+
+def test_a_site_that_vanished_is_named_once_and_so_is_its_return() -> None:
+    clock, store, notes = Clock(), MemoryStore(), list[str]()
+    sites = watched(store, clock, notes)
+    store.announce(workers_topic("a"), "w", {}, 1000.0)
+    clock.now = 100.0
+    assert sites.present() == ("a",)
+    assert sites.present() == ("a",)
+    store.announce(workers_topic("b"), "w", {}, 1000.0)
+    assert sites.present() == ("a", "b")
+    assert notes == ["site b has no worker: its clients are not asked until it has one", "site b is back"]
+
+
+def test_a_site_speaks_for_its_own_clients_only() -> None:
+    sites = watched(MemoryStore(), Clock(), [])
+    assert sites.may_speak("site-a", 3)
+    assert not sites.may_speak("site-a", 4)
+    assert not sites.may_speak("site-b", 99)
+    assert not sites.may_speak("", 3)
+    assert not sites.may_speak("stranger", 3)
+
+
+def test_whoever_has_the_servers_own_credentials_is_trusted_and_so_is_a_broker_without_users() -> None:
+    sites = watched(MemoryStore(), Clock(), [])
+    assert sites.may_speak("server", 4)
+    assert sites.may_speak(None, 4)
+
+
+def test_clients_belong_to_sites_in_order() -> None:
+    sites = watched(MemoryStore(), Clock(), [])
+    assert [sites.site_of(client) for client in range(6)] == ["a", "a", "a", "a", "b", "b"]
