@@ -74,6 +74,7 @@ class Rights:
 
 
 def site_rights(site: str) -> Rights:
+    check_sites([site])
     user = site_user(site)
     own_bodies = _literally(f"{BODIES.prefix}{user}.") + ".+"
     own_body_keys = f"^{_literally(user)}\\."
@@ -177,15 +178,21 @@ def redis_rules(user: str) -> tuple[str, ...]:
     """ACL rules of a user with one of our names, beginning from nothing."""
     if user == ADMIN_USER:
         return ("~*", "&*", "+@all")
-    rules = server_rules() if user == SERVER_USER else site_rules(user.removeprefix(site_user("")))
+    if user == SERVER_USER:
+        rules = server_rules()
+    else:
+        (site,) = check_sites([user.removeprefix(site_user(""))])
+        rules = site_rules(site)
     return ("resetkeys", "resetchannels", "-@all", *rules)
 
 
-def redis_acl(password_hashes: Mapping[str, str]) -> str:
-    """An ACL file. The user `default`, whom Redis lets in without a password, is switched off."""
+def redis_acl(password_hashes: Mapping[str, str | None]) -> str:
+    """An ACL file. The user `default`, whom Redis lets in without a password, is switched off; nobody can be one
+    without a hash."""
     lines = ["user default off resetpass resetkeys resetchannels -@all"]
     for user, hashed in password_hashes.items():
-        lines.append(" ".join(["user", user, "on", f"#{hashed}", *redis_rules(user)]))
+        password = [f"#{hashed}"] if hashed else []
+        lines.append(" ".join(["user", user, "on", *password, *redis_rules(user)]))
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -13,6 +13,8 @@ _WEEK_MS = 7 * 24 * 3600 * 1000
 _MOST_DEAD_LETTERS = 10_000
 
 DEAD_LETTERS = "fedil.dead"
+DEFAULT_SITE = "default"
+"""Who owns the clients where nobody says"""
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ import sys
 import threading
 from types import FrameType
 
+from broker_config.addresses import fill_from_environment
 from broker_config.errors import FedILError
-from client_worker.options import add_arguments, fill_from_environment, for_children
+from client_worker.options import add_arguments, for_children
 from client_worker.pool import WorkerPool
 from client_worker.stopping import LAST_SECONDS, SIGNALS, Stopping
 from fedil_model.errors import LearningError, SettingError

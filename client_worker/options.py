@@ -2,23 +2,14 @@
 
 import argparse
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
+from broker_config.addresses import BROKER_URL, STORE_URL, add_address_arguments
 from client_worker.placement import Slot
-from fedil_model.errors import SettingError
-
-BROKER_URL, STORE_URL = "FEDIL_BROKER_URL", "FEDIL_STORE_URL"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--broker",
-        metavar="URL",
-        help=f"where tasks come from; default: {BROKER_URL} from the environment, where a password is not seen by "
-        "others",
-    )
-    parser.add_argument("--store", metavar="URL", help=f"where the ledgers are; default: {STORE_URL}")
+    add_address_arguments(parser)
     parser.add_argument("--site", required=True, metavar="S", help="whose task queue to serve")
     parser.add_argument(
         "--shards", required=True, type=Path, metavar="DIR", help="folder with the site's unlabelled samples"
@@ -53,14 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     # For a pool's children: which of how many they are.
     parser.add_argument("--slot", type=_slot, help=argparse.SUPPRESS)
-
-
-def fill_from_environment(options: argparse.Namespace, environment: Mapping[str, str]) -> None:
-    for name, variable in (("broker", BROKER_URL), ("store", STORE_URL)):
-        given = getattr(options, name) or environment.get(variable)
-        if not given:
-            raise SettingError(f"no {name} to connect to: give --{name} URL, or set {variable}")
-        setattr(options, name, given)
 
 
 def for_children(options: argparse.Namespace) -> tuple[list[str], dict[str, str]]:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
+from broker_config.addresses import BROKER_URL, STORE_URL
 from broker_config.definitions import ADMIN_USER, VHOST
 from broker_config.durable import write_atomically
 from broker_config.errors import FedILError
-from server_worker.options import BROKER_URL, STORE_URL
 
 MANAGEMENT_URL, ADMIN_STORE_URL = "FEDIL_MANAGEMENT_URL", "FEDIL_ADMIN_STORE_URL"
 

@@ -55,8 +55,8 @@ class Management:
     def _refusal(self, code: int, reason: str) -> FedILError:
         if code in (401, 403):
             return BrokerRefused(
-                f"the management API at {self.where} refused the user {self.user!r} ({reason}): check name and password, "
-                "and that it has the tag administrator (rabbitmqctl set_user_tags)"
+                f"the management API at {self.where} refused the user {self.user!r} ({reason}): check name and "
+                "password, and that it has the tag administrator (rabbitmqctl set_user_tags)"
             )
         if code == 404:
             return BrokerRefused(

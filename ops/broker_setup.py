@@ -46,12 +46,11 @@ def write_files(wish: Wish, out: Path, tls: str | None, say: Say) -> None:
     accounts = {user: _complete(account) for user, account in known.items()}
     for user, account in accounts.items():
         say(str(write_environment(out, user, account.environment(addresses))))
-    broker, store = _hashes(accounts)
-    definitions = rabbitmq_definitions(wish.sites, broker, addresses.vhost)
+    definitions = rabbitmq_definitions(wish.sites, _broker_hashes(accounts), addresses.vhost)
     # Readable for the brokers, whoever they run as: hashes of such passwords tell nothing.
     for name, text in {
         "definitions.json": json.dumps(definitions, indent=2) + "\n",
-        "users.acl": redis_acl(store),
+        "users.acl": redis_acl(_store_hashes(accounts)),
         "rabbitmq.conf": rabbitmq_conf(wish.deadline_seconds, tls),
         "redis.conf": redis_conf(tls),
     }.items():
@@ -66,15 +65,13 @@ def apply(wish: Wish, management: Management, store_url: str, say: Say, warn: Sa
     at_broker = {user["name"] for user in management.get("users")}
     with administering(store_url) as redis:
         at_store = redis.users()
-        known = remembered(users_of(wish.sites), None if wish.rotate else wish.out)
-        accounts = {
-            user: _complete(
-                account,
-                keep_broker=_keeps(wish, user in at_broker),
-                keep_store=_keeps(wish, user in at_store),
-            )
-            for user, account in known.items()
-        }
+        if wish.rotate:
+            accounts = {user: _complete(Account(user)) for user in users_of(wish.sites)}
+        else:
+            accounts = {
+                user: _complete(account, keep_broker=user in at_broker, keep_store=user in at_store)
+                for user, account in remembered(users_of(wish.sites), wish.out).items()
+            }
         addresses = _addresses_of_running(wish, management, overview, store_url)
         _hand_out(accounts, addresses, wish.out, say)
         version = tuple(int(part) for part in str(overview["rabbitmq_version"]).split("-")[0].split("."))
@@ -82,23 +79,17 @@ def apply(wish: Wish, management: Management, store_url: str, say: Say, warn: Sa
         _apply_to_redis(redis, accounts, warn)
 
 
-def _keeps(wish: Wish, there: bool) -> bool:
-    return there and not wish.rotate
-
-
 def _apply_to_rabbitmq(
     wish: Wish, management: Management, accounts: Mapping[str, Account], vhost: str, version: tuple[int, ...]
 ) -> None:
-    hashes = {user: _broker_hash(account) for user, account in accounts.items()}
-    definitions = rabbitmq_definitions(wish.sites, hashes, vhost)
+    definitions = rabbitmq_definitions(wish.sites, _broker_hashes(accounts), vhost)
     definitions["policies"] = deadline_policies(wish.deadline_seconds, version, vhost)
     management.post("definitions", definitions)
 
 
 def _apply_to_redis(redis: RedisAdmin, accounts: Mapping[str, Account], warn: Say) -> None:
-    redis.set_users(
-        {user: AclUser(redis_rules(user), _store_hash(account)) for user, account in accounts.items()}
-    )
+    hashes = _store_hashes(accounts)
+    redis.set_users({user: AclUser(redis_rules(user), hashed) for user, hashed in hashes.items()})
     if not redis.save_users():
         warn(
             f"Redis at {redis.where} forgets these users when it restarts: give it an aclfile, then run this again"
@@ -134,20 +125,14 @@ def _complete(account: Account, *, keep_broker: bool = False, keep_store: bool =
     )
 
 
-def _hashes(accounts: Mapping[str, Account]) -> tuple[dict[str, str | None], dict[str, str]]:
-    broker = {user: _broker_hash(account) for user, account in accounts.items()}
-    store = {user: _store_hash(account) or "" for user, account in accounts.items()}
-    return broker, store
+def _broker_hashes(accounts: Mapping[str, Account]) -> dict[str, str | None]:
+    passwords = {user: account.broker_password for user, account in accounts.items()}
+    return {user: word and rabbitmq_password_hash(user, word) for user, word in passwords.items()}
 
 
-def _broker_hash(account: Account) -> str | None:
-    password = account.broker_password
-    return None if password is None else rabbitmq_password_hash(account.user, password)
-
-
-def _store_hash(account: Account) -> str | None:
-    password = account.store_password
-    return None if password is None else redis_password_hash(password)
+def _store_hashes(accounts: Mapping[str, Account]) -> dict[str, str | None]:
+    passwords = {user: account.store_password for user, account in accounts.items()}
+    return {user: word and redis_password_hash(word) for user, word in passwords.items()}
 
 
 def _addresses_in_containers(wish: Wish, tls: str | None) -> Addresses:

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from broker_config.errors import FedILError
 from fedil_model.errors import LearningError, SettingError
 from ops.commands import (
+    broker,
     cluster,
     evaluate,
     export,

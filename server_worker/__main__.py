@@ -9,9 +9,10 @@ import threading
 from pathlib import Path
 from types import FrameType
 
+from broker_config.addresses import fill_from_environment
 from broker_config.errors import FedILError
 from fedil_model.errors import LearningError
-from server_worker.options import add_arguments, fill_from_environment
+from server_worker.options import add_arguments
 
 _log = logging.getLogger("fedil.server")
 

@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, StringConstraints, ValidationError, model_validator
 
+from broker_config.topology import DEFAULT_SITE
 from fedil_model.errors import SettingError
 from fedil_model.hyperparameters import Learning, Settings, merge
 
 SiteName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$")]
 """No dots: it becomes part of queue names, routing keys, key patterns and user names."""
-DEFAULT_SITE = "default"
 
 
 class FederationSettings(Settings):

@@ -39,15 +39,15 @@ class MemoryStore:
             earlier = [activation for activation in record.kept if activation < before_activation]
             if earlier and max(earlier) >= at_least:
                 return self._shelf.ledger(run, client, max(earlier))
+        if record.kept and not earlier and 0 < record.first < before_activation:
+            raise LedgerMissing(
+                f"run {run!r}, client {client}: what came before activation {before_activation} has "
+                f"made room for {record.kept}: drop this task, a later one is under way"
+            )
         if at_least:
             raise LedgerMissing(
                 f"run {run!r}, client {client}: the ledger of activation {at_least} was committed and is gone: "
                 "restore the store from a backup, or start a new run"
-            )
-        if 0 < record.first < before_activation:
-            raise LedgerMissing(
-                f"run {run!r}, client {client}: what came before activation {before_activation} has "
-                f"made room for {record.kept}: drop this task, a later one is under way"
             )
         return None
 

@@ -17,6 +17,7 @@ from broker_config.stores.memory import KEPT_GENERATIONS
 from broker_config.stores.redis_keys import board_key, clients_key, ledger_key, notice_key, site_in
 from broker_config.stores.redis_link import Client, NotOurs, RedisLink
 from broker_config.stores.shelves import Record
+from broker_config.topology import DEFAULT_SITE
 
 MAX_NAME_LENGTH = 200
 MAX_FACTS_BYTES = 1 << 16
@@ -34,7 +35,7 @@ class RedisStore:
         """`site_of` names the owner of a client, "default" if nothing else is said. It is part of the key, so
         that an ACL can fence sites off."""
         self._link = RedisLink(url, patience)
-        self._site_of = site_of or (lambda _: "default")
+        self._site_of = site_of or (lambda _: DEFAULT_SITE)
 
     def check(self) -> None:
         """Raises BrokerRefused if this Redis or our rights in it cannot keep ledgers."""

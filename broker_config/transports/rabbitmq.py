@@ -1,7 +1,7 @@
 """RabbitMQ, from 3.10 on. See `broker_config/topology.py` for what lies where.
 
-Two connections, since an alarm of the broker blocks all of one that publishes, and a thread that answers heartbeats
-on both. After the receiving one is lost this transport is dead, like what it held: make another.
+Two connections, since an alarm of the broker blocks all of one that publishes, a third one for large bodies, and a
+thread that answers heartbeats on all. After the receiving one is lost this transport is dead, like what it held: make another.
 """
 
 from collections import Counter
@@ -115,6 +115,8 @@ class RabbitTransport:
         with self._line.talk():
             pass  # whether we are let in shows here, and not at the first message
         self._outlet = Outlet(Line(account, "publishing", heals=True))
+        # Others' queues of bodies: a trap among them may cost this connection, and nothing else.
+        self._fetching = Line(account, "fetching", heals=True)
         self._models = ModelLog(self._line, self._outlet)
         self._consumer_timeout_seconds = consumer_timeout_seconds
         self._inlets: dict[str, Inlet] = {}
@@ -122,7 +124,7 @@ class RabbitTransport:
         self.bytes_received: Counter[str] = self._models.bytes_received
         self.bytes_sent: Counter[str] = self._outlet.bytes_sent
         """Of bodies, by kind: model, update, task, dead …"""
-        self._pump = Pump([self._line, self._outlet.line])
+        self._pump = Pump([self._line, self._fetching, self._outlet.line])
 
     def declare(self, *queues: str) -> None:
         self._outlet.declare_exchanges()
@@ -168,10 +170,11 @@ class RabbitTransport:
                     self._delivery(inlet, letter).requeue()
         self._pump.stop()
         self._line.close()
+        self._fetching.close()
         self._outlet.line.close()
 
     def _delivery(self, inlet: Inlet, letter: Letter) -> RabbitDelivery:
-        return RabbitDelivery(self._line, inlet, self._outlet, letter, self.bytes_received)
+        return RabbitDelivery(self._fetching, inlet, self._outlet, letter, self.bytes_received)
 
     def _extra_arguments(self, queue: str) -> Headers | None:
         wish = self._consumer_timeout_seconds

@@ -5,11 +5,11 @@ import re
 import uuid
 from contextlib import suppress
 
-from pika.exceptions import ChannelClosedByBroker
+from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker
 
 from broker_config.buffers import size
 from broker_config.chunks import Assembler, split
-from broker_config.errors import BrokerRefused, FedILError, MessageRejected, QueueMissing
+from broker_config.errors import BrokerRefused, BrokerUnavailable, FedILError, MessageRejected, QueueMissing
 from broker_config.topology import BODIES, body_queue
 from broker_config.transports.interface import Buffers
 from broker_config.transports.rabbitmq_line import Line
@@ -19,6 +19,8 @@ BODY_HEADER = "x-fedil-body"
 """The queue that holds the body"""
 _NAME = re.compile(rf"{re.escape(BODIES.prefix)}.+\.[0-9a-f]{{32}}")
 _LAZY_UNTIL = (3, 12)
+_LOCKED, _NOT_IMPLEMENTED = 405, 540
+_NO_BODY = (_LOCKED, _NOT_IMPLEMENTED)
 
 
 def send(outlet: Outlet, queue: str, body: Buffers) -> None:
@@ -60,9 +62,23 @@ def is_place(name: object) -> bool:
 
 
 def fetch(line: Line, place: str) -> memoryview:
-    """Nothing is acknowledged, so that the chunks go back where they were; `discard` ends them."""
+    """Nothing is acknowledged, so that the chunks go back where they were; `discard` ends them. The queue is the
+    sender's, who may have made a stream of it: then the broker closes the whole connection, not only a channel."""
     if not is_place(place):
         raise MessageRejected("schema", f"a notice of a body at {place!r:.200}")
+    try:
+        return _fetch(line, place)
+    except BrokerUnavailable as error:
+        cause = error.__cause__
+        if (
+            isinstance(cause, ChannelClosedByBroker | ConnectionClosedByBroker)
+            and cause.reply_code in _NO_BODY
+        ):
+            raise MessageRejected("body_missing", f"{place} holds no body: {cause.reply_text}") from error
+        raise
+
+
+def _fetch(line: Line, place: str) -> memoryview:
     assembler = Assembler()
     with line.talk() as connection:
         channel = connection.channel()

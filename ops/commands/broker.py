@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from broker_config.addresses import BROKER_URL, STORE_URL
 from fedil_model.errors import SettingError
 from ops.broker_accounts import ADMIN_STORE_URL, MANAGEMENT_URL
 from ops.commands.shards import add_override_argument
-from server_worker.options import BROKER_URL, STORE_URL
 
 if TYPE_CHECKING:
     from ops.broker_setup import Wish

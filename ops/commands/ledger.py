@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from broker_config.addresses import STORE_URL
 from fedil_model.errors import SettingError
 
 if TYPE_CHECKING:
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from ops.ledgers import Shelves
 
 HELP = "look at the ledgers of a run's clients"
-STORE = "FEDIL_STORE_URL"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     everybody = actions.add_parser("list", help="a line for each client", allow_abbrev=False)
     for action in (show, everybody):
         action.add_argument("--run", dest="run_id", metavar="RUN", help="the run's id (see: fedil status)")
-        action.add_argument("--store", metavar="URL", help=f"redis://… (default: {STORE} of the environment)")
+        action.add_argument("--store", metavar="URL", help=f"redis://… (default: {STORE_URL} of the environment)")
         action.add_argument("--site", help="who owns the clients (default: all sites of the run)")
         action.add_argument(
             "--run-dir", type=Path, metavar="DIR", help="a simulation's folder instead of a store"
@@ -64,7 +64,7 @@ def find_ledgers(args: argparse.Namespace) -> "tuple[str, AbstractContextManager
         return args.run_id or load_run(args.run_dir).name, shelves_in_folder(RunDir(args.run_dir).ledgers)
     url = args.store or os.environ.get(STORE, "")
     if not url:
-        raise SettingError(f"where are the ledgers? Set {STORE}, or give --store URL or --run-dir DIR")
+        raise SettingError(f"where are the ledgers? Set {STORE_URL}, or give --store URL or --run-dir DIR")
     if not url.startswith(("redis://", "rediss://")):
         raise SettingError(
             "the store's URL must begin with redis:// or rediss://; see --run-dir for simulations"

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from broker_config.addresses import fill_from_environment
 from broker_config.errors import FedILError
 from fedil_model.errors import SettingError
 from ops.interruption import interruptible
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    options.fill_from_environment(args, os.environ)
+    fill_from_environment(args, os.environ)
     recipe = read_recipe(args.recipe, args.overrides)
     run_dir: Path = args.run_dir or Path("runs") / recipe.name
     if is_run(run_dir):

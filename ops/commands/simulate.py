@@ -140,7 +140,9 @@ def going_on(run_dir: Path, recipe: "Recipe") -> "Recipe":
 
 
 def default_workers(recipe: "Recipe") -> int:
-    return min(usable_cores(), recipe.federation.clients_per_round)
+    federation = recipe.federation
+    at_once = federation.in_flight if federation.mode == "buffered" else federation.clients_per_round
+    return min(usable_cores(), at_once)
 
 
 def usable_cores() -> int:

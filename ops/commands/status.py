@@ -7,6 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from broker_config.addresses import STORE_URL
 from fedil_model.errors import SettingError
 
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from broker_config.stores.interface import Store
 
 HELP = "show runs, sites and workers, live"
-STORE_URL = "FEDIL_STORE_URL"
 EVERY_SECONDS = 1.0
 
 

@@ -25,6 +25,8 @@ def make_view(recipe: "Recipe", run_dir: Path, where: str, *, as_json: bool, qui
         return PlainView()
     from ops.view.live import LiveView
 
-    asked = recipe.federation.clients_per_round + recipe.federation.over_select
+    federation = recipe.federation
+    buffered = federation.mode == "buffered"
+    asked = federation.buffer_size if buffered else federation.clients_per_round + federation.over_select
     parts = [recipe.name, f"{recipe.split.clients} clients, {asked} a round", where]
     return LiveView(" · ".join([*parts, brief_path(run_dir)]), expected=asked)

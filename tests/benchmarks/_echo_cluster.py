@@ -1,10 +1,9 @@
 """The echo, deployed: RabbitMQ, Redis and workers of our own, and one server process per run."""
 
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from client_worker.options import BROKER_URL, STORE_URL
+from broker_config.addresses import BROKER_URL, STORE_URL
 from client_worker.shards import write_shards
 from ops.services import private_rabbitmq, private_redis
-from ops.services.process import Guard
 from server_worker.recipe import Recipe
 from tests.benchmarks._echo_method import DATASET
-from tests.benchmarks._process_facts import memory_bytes
+from tests.benchmarks._processes import memory_bytes, started
 
-_ROOT = Path(__file__).parents[2]
 MOST_CLIENTS = 100
 
 
@@ -34,19 +31,20 @@ class Cluster:
         """What the server reports of the whole run; raises if anything unusual happened."""
         path, report = self.folder / f"{recipe.name}.json", self.folder / f"{recipe.name}-report.json"
         path.write_text(recipe.model_dump_json(), encoding="utf-8")
-        arguments = ["_echo_server", str(path), str(self.folder / recipe.name), str(report)]
+        command = [*_python("_echo_server"), str(path), str(self.folder / recipe.name), str(report)]
         log = self.folder / f"{recipe.name}.log"
-        with _started(arguments, self.environment, log) as server:
+        with started(command, self.environment, log) as server:
             code = server.wait()
         if code:
             raise RuntimeError(f"the server of {recipe.name} failed:\n{log.read_text('utf-8')[-3000:]}")
         fields: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
         unusual = [outcome for outcome in fields["outcomes"] if outcome != "accepted"] + fields["notes"]
         if unusual or fields["rounds"] != recipe.rounds:
-            raise RuntimeError(f"{recipe.name}: {fields['rounds']} rounds, and {unusual or 'no more'}")
+            raise RuntimeError(f"{recipe.name}: {fields['rounds']} rounds; {unusual}")
         return fields
 
     def worker_peak_bytes(self) -> int:
+        """Of the one that had most, ever."""
         return max(memory_bytes("VmHWM", worker.pid) for worker in self.workers)
 
 
@@ -57,34 +55,14 @@ def echo_cluster(folder: Path, workers: int, rabbitmq_config: str = "") -> Itera
         rabbitmq = stack.enter_context(private_rabbitmq(folder / "rabbitmq", config=rabbitmq_config))
         redis = stack.enter_context(private_redis(folder / "redis"))
         environment = {BROKER_URL: rabbitmq.url, STORE_URL: redis.url}
-        arguments = ["_echo_worker", "--site", "default", "--shards", str(folder / "shards")]
-        arguments += ["--device", "cpu", "--plugin", DATASET]
-        started = [
-            stack.enter_context(_started(arguments, environment, folder / f"worker-{number}.log"))
+        command = [*_python("_echo_worker"), "--site", "default", "--shards", str(folder / "shards")]
+        command += ["--device", "cpu", "--plugin", DATASET]
+        processes = [
+            stack.enter_context(started(command, environment, folder / f"worker-{number}.log"))
             for number in range(workers)
         ]
-        yield Cluster(folder, environment, tuple(started))
+        yield Cluster(folder, environment, tuple(processes))
 
 
-@contextmanager
-def _started(
-    arguments: Sequence[str], environment: dict[str, str], log: Path
-) -> Iterator["subprocess.Popen[bytes]"]:
-    module, *rest = arguments
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", f"tests.benchmarks.{module}", *rest],
-            env={**os.environ, **environment},
-            cwd=_ROOT,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            start_new_session=True,
-        )
-    guard = Guard(process.pid)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-        guard.release()
+def _python(module: str) -> list[str]:
+    return [sys.executable, "-m", f"tests.benchmarks.{module}"]

@@ -47,7 +47,7 @@ def install() -> None:
     METHODS["fedil"] = Echo
 
 
-def samples(parameters: int, fold: str) -> Dataset:  # noqa: ARG001 - the method reads them
+def samples(parameters: int, fold: str) -> Dataset:
     def load() -> Samples:
         return Samples(torch.zeros(400, *_SHAPE, dtype=torch.uint8), torch.arange(400) % 2)
 

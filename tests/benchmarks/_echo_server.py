@@ -11,15 +11,15 @@ from pathlib import Path
 
 import torch
 
+from broker_config.addresses import BROKER_URL, STORE_URL
 from broker_config.transports import TRANSPORTS
 from broker_config.transports.interface import Transport
 from broker_config.transports.rabbitmq import RabbitTransport
 from server_worker.deployment import Deployment, serve
 from server_worker.events import ClientOutcome, RoundRecord
-from server_worker.options import BROKER_URL, STORE_URL
 from server_worker.recipe import make_recipe
 from tests.benchmarks._echo_method import install
-from tests.benchmarks._process_facts import memory_bytes, sent_bytes
+from tests.benchmarks._processes import memory_bytes, sent_bytes
 
 
 class Meter:
@@ -27,7 +27,7 @@ class Meter:
 
     def __init__(self) -> None:
         self.transports: list[RabbitTransport] = []
-        self.idle_bytes = 0
+        self.empty_bytes = self.idle_bytes = self.peak_bytes = 0
         self.began: dict[int, float] = {}
         self.sent: dict[int, dict[str, int]] = {}
         self.seconds: dict[int, dict[str, float]] = {}
@@ -44,12 +44,13 @@ class Meter:
         return connect_and_remember
 
     def run_started(self, first_round: int, rounds: int) -> None:
-        pass
+        """It holds the model, and nothing else is there yet."""
+        self.idle_bytes = memory_bytes("VmRSS")
 
     def phase(self, round_number: int, name: str) -> None:
         if name == "load_data":
-            # Everything is imported and connected, and nothing of the model's size exists yet.
-            self.idle_bytes = memory_bytes("VmRSS")
+            # Imported and connected; nothing of the model's size exists yet, nor what comes with the data.
+            self.empty_bytes = memory_bytes("VmRSS")
         if name == "server_step":
             kinds = [dict(transport.bytes_sent) for transport in self.transports]
             by_kind = {kind: sum(k.get(kind, 0) for k in kinds) for kind in ("model", "task")}
@@ -61,6 +62,7 @@ class Meter:
 
     def round_closed(self, record: RoundRecord) -> None:
         self.seconds[record.round] = dict(record.seconds)
+        self.peak_bytes = memory_bytes("VmHWM")
 
     def note(self, text: str) -> None:
         self.notes.append(text)
@@ -82,7 +84,9 @@ def main(recipe: str, run_dir: str, report: str) -> None:
     fields = {
         "rounds": outcome.rounds_done,
         "digest": outcome.model_digest,
+        "empty_bytes": meter.empty_bytes,
         "idle_bytes": meter.idle_bytes,
+        "peak_bytes_in_rounds": meter.peak_bytes,
         "peak_bytes": memory_bytes("VmHWM"),
         "began": meter.began,
         "sent": meter.sent,

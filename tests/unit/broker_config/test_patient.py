@@ -72,7 +72,7 @@ def test_who_was_asked_to_stop_does_not_wait(outage: Outage) -> None:
     transport = patient(outage, stop.is_set)
     outage.cut(refusals=1000)
     stop.set()
-    with pytest.raises(GivenUp, match="nobody answers"):
+    with pytest.raises(GivenUp):
         transport.receive(QUEUE, 0.1)
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 import client_worker.pool
+from broker_config.addresses import BROKER_URL, STORE_URL
 from broker_config.errors import FedILError
 from client_worker.__main__ import main, run
-from client_worker.options import BROKER_URL, STORE_URL, add_arguments
+from client_worker.options import add_arguments
 from client_worker.stopping import SIGNALS
 
 SAYS_WHY_AND_DIES = """#!/bin/sh

@@ -2,9 +2,10 @@ import argparse
 
 import pytest
 
-from client_worker.options import add_arguments, fill_from_environment, for_children
+from broker_config.addresses import fill_from_environment
+from broker_config.errors import FedILError
+from client_worker.options import add_arguments, for_children
 from client_worker.placement import Slot
-from fedil_model.errors import SettingError
 
 NEEDED = ["--site", "s", "--shards", "folder"]
 
@@ -22,7 +23,7 @@ def test_addresses_come_from_the_environment_unless_they_are_given() -> None:
 
 
 def test_a_missing_address_is_named_with_both_ways_to_give_it() -> None:
-    with pytest.raises(SettingError, match="give --store URL, or set FEDIL_STORE_URL"):
+    with pytest.raises(FedILError, match="give --store URL, or set FEDIL_STORE_URL"):
         fill_from_environment(parsed("--broker", "memory:///a"), {})
 
 

@@ -122,6 +122,7 @@ def test_the_json_view_writes_nothing_but_json_to_stdout(
         "detail": "",
         "metrics": {},
         "num_samples": 0,
+        "staleness": None,
     }
     assert (last["event"], last["run_dir"], last["stopped"]) == ("summary", str(tmp_path), False)
     assert "a message was refused" in captured.err

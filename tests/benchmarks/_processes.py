@@ -1,0 +1,64 @@
+"""Processes of a benchmark: started, never left behind, and what Linux knows of their memory and traffic."""
+
+import os
+import signal
+import socket
+import struct
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ops.services.process import Guard
+from tests.processes import family
+
+ROOT = Path(__file__).parents[2]
+_BYTES_ACKED = struct.Struct("<120xQ")
+"""Of the kernel's tcp_info: what the other side has received, headers not counted."""
+
+
+@contextmanager
+def started(
+    command: Sequence[str], environment: Mapping[str, str], log: Path
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """Killed at the end, with all that it has started itself."""
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, **environment},
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
+    guard = Guard(process.pid)
+    try:
+        yield process
+    finally:
+        descendants = family(process.pid)
+        process.kill()
+        process.wait()
+        for pid in descendants:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        guard.release()
+
+
+def memory_bytes(what: str, pid: int | str = "self") -> int:
+    """VmRSS is what it has now, VmHWM the most that it ever had. (getrusage's peak would outlive exec.)"""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{what}:"))
+
+
+def sent_bytes() -> int:
+    """On all TCP connections that this process has open."""
+    total = 0
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            with socket.socket(fileno=os.dup(int(descriptor))) as connection:
+                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED.size)
+        except OSError:
+            continue  # no socket, no TCP, or closed meanwhile
+        total += _BYTES_ACKED.unpack(info)[0] if len(info) == _BYTES_ACKED.size else 0
+    return total

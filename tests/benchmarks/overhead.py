@@ -1,0 +1,101 @@
+"""The same federation over RabbitMQ and Redis, and in memory: what the brokers cost while clients really train.
+
+Two worker processes on either side, and the server in this one. The clock runs from the start of the second round, when
+every process is up, to the start of the last one.
+"""
+
+import statistics
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from client_worker.options import BROKER_URL, STORE_URL
+from ops.commands.shards import write_site_shards
+from ops.services import private_rabbitmq, private_redis
+from ops.simulate import simulate
+from server_worker.deployment import Deployment, serve
+from server_worker.recipe import DEFAULT_SITE, Recipe
+from tests.benchmarks import simulate_scaling
+from tests.benchmarks._processes import started
+from tests.benchmarks.simulate_scaling import Stopwatch
+
+BAR = 1.10
+ROUNDS = 6
+REPEATS = 3
+WORKERS = 2
+
+
+@dataclass(frozen=True)
+class Timed:
+    seconds: float
+    digests: tuple[str, str]
+    """Of θ′ and of the ledgers"""
+
+
+def run() -> dict[str, Any]:
+    recipe = simulate_scaling.recipe().model_copy(update={"rounds": ROUNDS, "evaluate_every": ROUNDS})
+    memory: list[Timed] = []
+    rabbit: list[Timed] = []
+    with (
+        tempfile.TemporaryDirectory(prefix="fedil-overhead-") as folder,
+        private_rabbitmq(Path(folder) / "rabbitmq") as rabbitmq,
+        private_redis(Path(folder) / "redis") as redis,
+    ):
+        shards = Path(folder) / "shards"
+        write_site_shards(recipe, DEFAULT_SITE, shards)
+        urls = {BROKER_URL: rabbitmq.url, STORE_URL: redis.url}
+        for number in range(REPEATS):
+            memory.append(_in_memory(recipe, Path(folder) / f"memory-{number}"))
+            rabbit.append(_deployed(recipe, Path(folder) / f"rabbit-{number}", shards, urls))
+            print(f"memory {memory[-1]}, rabbit {rabbit[-1]}", flush=True)
+    digests = {timed.digests for timed in memory + rabbit}
+    assert len(digests) == 1, f"the runs are not the same: {digests}"
+    seconds = {
+        name: statistics.median(t.seconds for t in ts)
+        for name, ts in (("memory", memory), ("rabbit", rabbit))
+    }
+    ratio = seconds["rabbit"] / seconds["memory"]
+    return {
+        "name": "overhead",
+        "ratio": round(ratio, 3),
+        "bar": BAR,
+        "ok": ratio <= BAR,
+        "seconds_a_round": {name: round(total / (ROUNDS - 2), 2) for name, total in seconds.items()},
+        "all_seconds": {
+            "memory": [round(timed.seconds, 2) for timed in memory],
+            "rabbit": [round(timed.seconds, 2) for timed in rabbit],
+        },
+        "rounds": ROUNDS - 2,
+        "digests": digests.pop(),
+    }
+
+
+def _in_memory(recipe: Recipe, run_dir: Path) -> Timed:
+    watch = Stopwatch()
+    done = simulate(
+        recipe,
+        run_dir,
+        workers=WORKERS,
+        device="cpu",
+        resume=False,
+        watcher=watch,
+        stop=threading.Event(),
+    )
+    return Timed(_seconds(watch), (done.model_digest, done.ledger_digest))
+
+
+def _deployed(recipe: Recipe, run_dir: Path, shards: Path, urls: dict[str, str]) -> Timed:
+    watch = Stopwatch()
+    command = [sys.executable, "-m", "client_worker", "--site", DEFAULT_SITE, "--shards", str(shards)]
+    command += ["--device", "cpu", "--processes", str(WORKERS), "--plugin", recipe.data.name]
+    with started(command, urls, run_dir.with_suffix(".log")):
+        deployment = Deployment(recipe, run_dir, urls[BROKER_URL], urls[STORE_URL], device="cpu")
+        done = serve(deployment, watch, threading.Event())
+    return Timed(_seconds(watch), (done.model_digest, done.ledger_digest))
+
+
+def _seconds(watch: Stopwatch) -> float:
+    return watch.began[ROUNDS] - watch.began[2]

@@ -1,0 +1,57 @@
+"""Real brokers that started with the configuration which FedIL writes: a server, an administrator, some sites."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from broker_config.definitions import (
+    ADMIN_USER,
+    VHOST,
+    rabbitmq_definitions,
+    rabbitmq_password_hash,
+    redis_acl,
+    redis_password_hash,
+    users_of,
+)
+from ops.broker_management import Management
+from ops.services import RabbitMQ, Redis, private_rabbitmq, private_redis
+from tests.services import needed
+
+
+@dataclass(frozen=True)
+class Brokers:
+    rabbitmq: RabbitMQ
+    redis: Redis
+
+    def broker_url(self, user: str) -> str:
+        return self.rabbitmq.url_of(user, password_of(user), VHOST)
+
+    def store_url(self, user: str) -> str:
+        return self.redis.url.replace("//", f"//{user}:{password_of(user)}@")
+
+    @property
+    def management(self) -> Management:
+        login = f"//{ADMIN_USER}:{password_of(ADMIN_USER)}@"
+        return Management(self.rabbitmq.management_url.replace("//", login))
+
+
+def password_of(user: str) -> str:
+    return f"word-of-{user}"
+
+
+@contextmanager
+def configured_brokers(directory: Path, *sites: str) -> Iterator[Brokers]:
+    users = (*users_of(sites), ADMIN_USER)
+    hashes = {user: rabbitmq_password_hash(user, password_of(user)) for user in users}
+    definitions, acl = directory / "definitions.json", directory / "users.acl"
+    definitions.write_text(json.dumps(rabbitmq_definitions(sites, hashes)))
+    acl.write_text(redis_acl({user: redis_password_hash(password_of(user)) for user in users}))
+    with (
+        needed(
+            lambda: private_rabbitmq(directory / "mq", definitions=definitions, management=True)
+        ) as rabbitmq,
+        needed(lambda: private_redis(directory / "redis", options=["--aclfile", str(acl)])) as redis,
+    ):
+        yield Brokers(rabbitmq, redis)

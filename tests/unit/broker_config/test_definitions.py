@@ -1,0 +1,177 @@
+"""The brokers' configuration as text; what brokers make of it is tested with real ones."""
+
+import base64
+import hashlib
+import re
+
+import pytest
+
+from broker_config.definitions import (
+    SERVER_USER,
+    check_sites,
+    consumer_timeout_seconds,
+    deadline_policies,
+    rabbitmq_conf,
+    rabbitmq_definitions,
+    rabbitmq_password_hash,
+    redis_acl,
+    redis_conf,
+    redis_password_hash,
+    server_rights,
+    site_rights,
+    users_of,
+)
+from broker_config.errors import FedILError
+from broker_config.topology import (
+    DEAD_LETTERS,
+    body_queue,
+    lead_queue,
+    models_queue,
+    site_user,
+    tasks_queue,
+    updates_queue,
+)
+from fedil_model.errors import LearningError
+from ops.services.rabbitmq import read_settings
+from tests.federation import blobs_recipe
+
+NAMES = [
+    "a",
+    "North-1",
+    "9_",
+    "a" * 40,
+    "",
+    "a" * 41,
+    "-a",
+    "_a",
+    "a.b",
+    "a*",
+    "a b",
+    "a\n",
+    "ä",
+    "a/b",
+    "{a}",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_a_site_for_the_brokers_is_one_for_a_recipe(name: str) -> None:
+    def accepts(check: object) -> bool:
+        try:
+            check()  # type: ignore[operator]
+        except (FedILError, LearningError):
+            return False
+        return True
+
+    by_recipe = accepts(lambda: blobs_recipe(federation={"sites": {name: 6}}))
+    assert accepts(lambda: check_sites([name])) == by_recipe
+
+
+def test_a_site_named_twice_is_one_site() -> None:
+    assert users_of(["b", "a", "b"]) == (SERVER_USER, "site-b", "site-a")
+
+
+OTHERS = ("ab", "a-b", "b", "A")
+"""Sites whose names begin like that of site a, or nearly"""
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_names_of_other_sites_do_not_match_though_they_begin_alike(other: str) -> None:
+    rights = site_rights("a")
+    foreign = [
+        tasks_queue(other),
+        f"fedil.site.{other}",
+        body_queue(site_user(other), "0" * 32),
+        f"x{tasks_queue('a')}",
+        f"{tasks_queue('a')}x",
+    ]
+    for pattern in (rights.configure, rights.write, rights.read):
+        assert [name for name in foreign if re.search(pattern, name)] == []
+    for patterns in rights.topics.values():
+        assert [
+            key for pattern in patterns for key in (f"site-{other}.0", "#", "*.0") if re.search(pattern, key)
+        ] == []
+
+
+def test_a_site_writes_to_nothing_that_is_for_the_server_alone() -> None:
+    rights = site_rights("a")
+    servers = [
+        "fedil.models",
+        "fedil.lead",
+        lead_queue("r"),
+        updates_queue("r"),
+        models_queue("r"),
+        "amq.default",
+        "",
+    ]
+    assert [
+        name for name in servers if re.search(rights.write, name) or re.search(rights.configure, name)
+    ] == []
+    secret = [lead_queue("r"), updates_queue("r"), DEAD_LETTERS, body_queue("site-a", "0"), "fedil.updates"]
+    assert [name for name in secret if re.search(rights.read, name)] == []
+
+
+def test_the_server_has_all_that_is_ours_and_nothing_else() -> None:
+    rights = server_rights()
+    for pattern in (rights.configure, rights.write, rights.read):
+        assert re.search(pattern, lead_queue("r"))
+        assert not re.search(pattern, "amq.default")
+        assert not re.search(pattern, "others.fedil.x")
+
+
+def test_only_users_with_a_new_password_are_written_but_all_get_their_rights() -> None:
+    definitions = rabbitmq_definitions(["a", "b"], {"server": None, "site-a": "hash", "site-b": None}, "v")
+    assert [user["name"] for user in definitions["users"]] == ["site-a"]
+    assert [entry["user"] for entry in definitions["permissions"]] == ["server", "site-a", "site-b"]
+    places = ("permissions", "queues", "bindings", "exchanges")
+    assert {entry["vhost"] for kind in places for entry in definitions[kind]} == {"v"}
+    assert [queue["name"] for queue in definitions["queues"]] == [
+        DEAD_LETTERS,
+        tasks_queue("a"),
+        tasks_queue("b"),
+    ]
+
+
+def test_a_password_hash_is_salted_by_the_user_and_does_not_change() -> None:
+    first = rabbitmq_password_hash("site-a", "word")
+    assert first == rabbitmq_password_hash("site-a", "word")
+    assert first != rabbitmq_password_hash("site-b", "word")
+    raw = base64.b64decode(first)
+    assert raw[4:] == hashlib.sha256(raw[:4] + b"word").digest()
+
+
+def test_in_redis_nobody_comes_in_without_a_password() -> None:
+    hashed = redis_password_hash("word")
+    default, site, nobody = redis_acl({"site-a": hashed, "site-b": None}).splitlines()
+    assert default.startswith("user default off")
+    assert f"on #{hashed} " in site
+    assert "#" not in nobody
+    assert "nopass" not in site + nobody
+
+
+def test_the_consumer_timeout_follows_from_the_deadline() -> None:
+    assert consumer_timeout_seconds(7200.0) == 14400.0
+    assert consumer_timeout_seconds(1.0) == 1800.0
+    assert read_settings(rabbitmq_conf(7200.0))["consumer_timeout"] == "14400000"
+
+
+def test_a_policy_sets_the_consumer_timeout_where_the_broker_knows_it() -> None:
+    assert deadline_policies(7200.0, (3, 11, 28)) == []
+    (policy,) = deadline_policies(7200.0, (3, 12, 0))
+    assert policy["definition"] == {"consumer-timeout": 14400000}
+    names = [tasks_queue("a"), updates_queue("r"), lead_queue("r"), DEAD_LETTERS]
+    assert [bool(re.search(policy["pattern"], name)) for name in names] == [True, True, False, False]
+
+
+def test_without_tls_there_is_nothing_of_it() -> None:
+    assert "ssl" not in rabbitmq_conf(60.0)
+    assert "tls" not in redis_conf()
+
+
+def test_with_tls_there_is_nothing_else() -> None:
+    settings = read_settings(rabbitmq_conf(60.0, "/certificates"))
+    assert settings["listeners.tcp"] == "none"
+    assert settings["ssl_options.cacertfile"] == "/certificates/ca.pem"
+    lines = redis_conf("/certificates").splitlines()
+    assert [line for line in lines if line.startswith("port ")][-1] == "port 0"
+    assert "tls-key-file /certificates/server.key" in lines
