@@ -4,7 +4,7 @@ address is not seen by others."""
 import argparse
 from collections.abc import Mapping
 
-from broker_config.errors import FedILError
+from broker_config.errors import AddressMissing
 
 BROKER_URL, STORE_URL = "FEDIL_BROKER_URL", "FEDIL_STORE_URL"
 
@@ -25,5 +25,5 @@ def fill_from_environment(options: argparse.Namespace, environment: Mapping[str,
     for name, variable in (("broker", BROKER_URL), ("store", STORE_URL)):
         given = getattr(options, name) or environment.get(variable)
         if not given:
-            raise FedILError(f"no {name} to connect to: give --{name} URL, or set {variable}")
+            raise AddressMissing(f"no {name} to connect to: give --{name} URL, or set {variable}")
         setattr(options, name, given)

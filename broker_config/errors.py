@@ -1,4 +1,5 @@
 """FedILError
+├── AddressMissing      nobody said where a broker is
 ├── BrokerUnavailable   try again later
 ├── BrokerRefused       wrong credentials, no permission, a setting that would lose data: put it right, then start again
 ├── QueueMissing        declare the topology first
@@ -12,6 +13,10 @@
 
 class FedILError(Exception):
     """Anything that the moving and keeping of bytes refuses; its text says what to do."""
+
+
+class AddressMissing(FedILError):
+    pass
 
 
 class BrokerUnavailable(FedILError):

@@ -30,7 +30,8 @@ class SplitSettings(Settings):
     labelled_fraction: float | None = Field(default=None, gt=0.0, lt=1.0)
     label_split: Literal["stratified", "random"] = "stratified"
     clients: PositiveInt = 100
-    partition: Literal["iid", "classes", "dirichlet", "batch_iid", "batch_noniid"] = "iid"
+    partition: Literal["iid", "classes", "dirichlet", "batch_iid", "batch_noniid", "elsewhere"] = "iid"
+    """"elsewhere": nothing is dealt out. All samples here are labelled, the clients' data lie at their sites."""
     classes_share: float = Field(default=0.2, gt=0.0, le=1.0)
     """partition = "classes": the share of all classes that each client holds, exactly."""
     alpha: PositiveFloat = 0.5
@@ -40,7 +41,13 @@ class SplitSettings(Settings):
 
     @model_validator(mode="after")
     def _one_way_to_say_how_many_labels(self) -> "SplitSettings":
-        if (self.labelled is None) == (self.labelled_fraction is None):
+        given = (self.labelled is not None) + (self.labelled_fraction is not None)
+        if self.partition == "elsewhere":
+            if given:
+                raise ValueError(
+                    'with partition = "elsewhere" all samples here are labelled: do not say how many'
+                )
+        elif given != 1:
             raise ValueError("give exactly one of `labelled` and `labelled_fraction`")
         return self
 

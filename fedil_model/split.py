@@ -27,6 +27,15 @@ class Split:
     clients: tuple[np.ndarray, ...]
     seed: int
 
+    def deal(self) -> tuple[np.ndarray, ...]:
+        """The clients' shards; raises DataError where they are not here to be dealt out."""
+        if not any(len(held) for held in self.clients):
+            raise DataError(
+                'split.partition = "elsewhere": the clients\' data are at their sites, which write their own shards '
+                "(see client_worker/shards.py); start fedil server here"
+            )
+        return self.clients
+
     @cached_property
     def digest(self) -> str:
         content = hashlib.sha256(f"fedil-split-1 seed={self.seed} clients={len(self.clients)}".encode())
@@ -86,6 +95,9 @@ def make_split(labels: np.ndarray, num_classes: int, settings: SplitSettings, se
     labels = np.asarray(labels)
     if len(labels) and not 0 <= labels.min() <= labels.max() < num_classes:
         raise DataError(f"labels go from {labels.min()} to {labels.max()}, expected 0 to {num_classes - 1}")
+    if settings.partition == "elsewhere":
+        nothing = np.zeros(0, np.int64)
+        return Split(np.arange(len(labels)), (nothing,) * settings.clients, seed)
     labelled = _choose_labelled(
         labels, num_classes, settings, np.random.default_rng(derive_seed(seed, "labelled"))
     )

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from broker_config.errors import FedILError
+from broker_config.errors import AddressMissing, FedILError
 from fedil_model.errors import LearningError, SettingError
 from ops.commands import (
     broker,
@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.environ.get("FEDIL_DEBUG"):
             raise
         complain(explain(error), error)
-        return MISUSED if isinstance(error, SettingError) else FAILED
+        return MISUSED if isinstance(error, SettingError | AddressMissing) else FAILED
 
 
 def explain(error: Exception) -> str:

@@ -1,7 +1,8 @@
 """RabbitMQ, from 3.10 on. See `broker_config/topology.py` for what lies where.
 
 Two connections, since an alarm of the broker blocks all of one that publishes, a third one for large bodies, and a
-thread that answers heartbeats on all. After the receiving one is lost this transport is dead, like what it held: make another.
+thread that answers heartbeats on all. After the receiving one is lost this transport is dead, like what it held: make
+another.
 """
 
 from collections import Counter
@@ -29,9 +30,16 @@ _CONSUMER_TIMEOUT_FROM = (3, 12)
 
 class RabbitDelivery:
     def __init__(
-        self, line: Line, inlet: Inlet, outlet: Outlet, letter: Letter, received: Counter[str]
+        self,
+        receiving: Line,
+        fetching: Line,
+        inlet: Inlet,
+        outlet: Outlet,
+        letter: Letter,
+        received: Counter[str],
     ) -> None:
-        self._line, self._inlet, self._outlet, self._tag = line, inlet, outlet, letter.tag
+        self._receiving, self._fetching = receiving, fetching
+        self._inlet, self._outlet, self._tag = inlet, outlet, letter.tag
         self._received = received
         self._kind = family_of(inlet.queue)
         headers: Mapping[str, Any] = letter.properties.headers or {}
@@ -53,7 +61,12 @@ class RabbitDelivery:
         if self._place is None:
             return memoryview(self._inline or b"")
         if self._fetched is None:
-            self._fetched = bodies.fetch(self._line, self._place)
+            try:
+                self._fetched = bodies.fetch(self._fetching, self._place)
+            except BrokerUnavailable:
+                # As if our own connection had been lost: the notice comes again, with all else that is held.
+                self._receiving.close()
+                raise
             self._received[self._kind.name] += len(self._fetched)
         return self._fetched
 
@@ -68,7 +81,7 @@ class RabbitDelivery:
         self._settled = True
         # Only now: a notice that came back would find no body.
         if self._place is not None:
-            bodies.discard(self._line, self._place)
+            bodies.discard(self._fetching, self._place)
 
     def requeue(self) -> None:
         self._check_unsettled()
@@ -174,7 +187,7 @@ class RabbitTransport:
         self._outlet.line.close()
 
     def _delivery(self, inlet: Inlet, letter: Letter) -> RabbitDelivery:
-        return RabbitDelivery(self._fetching, inlet, self._outlet, letter, self.bytes_received)
+        return RabbitDelivery(self._line, self._fetching, inlet, self._outlet, letter, self.bytes_received)
 
     def _extra_arguments(self, queue: str) -> Headers | None:
         wish = self._consumer_timeout_seconds

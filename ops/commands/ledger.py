@@ -24,7 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     everybody = actions.add_parser("list", help="a line for each client", allow_abbrev=False)
     for action in (show, everybody):
         action.add_argument("--run", dest="run_id", metavar="RUN", help="the run's id (see: fedil status)")
-        action.add_argument("--store", metavar="URL", help=f"redis://… (default: {STORE_URL} of the environment)")
+        action.add_argument(
+            "--store", metavar="URL", help=f"redis://… (default: {STORE_URL} of the environment)"
+        )
         action.add_argument("--site", help="who owns the clients (default: all sites of the run)")
         action.add_argument(
             "--run-dir", type=Path, metavar="DIR", help="a simulation's folder instead of a store"
@@ -62,7 +64,7 @@ def find_ledgers(args: argparse.Namespace) -> "tuple[str, AbstractContextManager
         from server_worker.run_dir import RunDir
 
         return args.run_id or load_run(args.run_dir).name, shelves_in_folder(RunDir(args.run_dir).ledgers)
-    url = args.store or os.environ.get(STORE, "")
+    url = args.store or os.environ.get(STORE_URL, "")
     if not url:
         raise SettingError(f"where are the ledgers? Set {STORE_URL}, or give --store URL or --run-dir DIR")
     if not url.startswith(("redis://", "rediss://")):

@@ -56,6 +56,6 @@ def write_site_shards(recipe: "Recipe", site: str, out: Path) -> tuple[range, in
     train = dataset.load_train()
     split = make_split(train.labels.numpy(), len(dataset.class_names), recipe.split, recipe.seed)
     clients = recipe.sites[site]
-    own = {client: torch.from_numpy(split.clients[client]) for client in clients}
+    own = {client: torch.from_numpy(split.deal()[client]) for client in clients}
     write_shards(out, {client: train.inputs[rows] for client, rows in own.items()})
     return clients, sum(map(len, own.values()))

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from broker_config.addresses import STORE_URL
-from fedil_model.errors import SettingError
+from broker_config.errors import AddressMissing
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     url = args.store or os.environ.get(STORE_URL)
     if not url:
-        raise SettingError(f"no store to ask: give --store URL, or set {STORE_URL}")
+        raise AddressMissing(f"no store to ask: give --store URL, or set {STORE_URL}")
     from broker_config.patient import Patience
     from broker_config.stores import connect_store
 

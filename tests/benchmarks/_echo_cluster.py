@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from broker_config.addresses import BROKER_URL, STORE_URL
+from broker_config.topology import DEFAULT_SITE
 from client_worker.shards import write_shards
 from ops.services import private_rabbitmq, private_redis
 from server_worker.recipe import Recipe
@@ -55,7 +56,7 @@ def echo_cluster(folder: Path, workers: int, rabbitmq_config: str = "") -> Itera
         rabbitmq = stack.enter_context(private_rabbitmq(folder / "rabbitmq", config=rabbitmq_config))
         redis = stack.enter_context(private_redis(folder / "redis"))
         environment = {BROKER_URL: rabbitmq.url, STORE_URL: redis.url}
-        command = [*_python("_echo_worker"), "--site", "default", "--shards", str(folder / "shards")]
+        command = [*_python("_echo_worker"), "--site", DEFAULT_SITE, "--shards", str(folder / "shards")]
         command += ["--device", "cpu", "--plugin", DATASET]
         processes = [
             stack.enter_context(started(command, environment, folder / f"worker-{number}.log"))

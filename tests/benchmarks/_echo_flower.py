@@ -66,7 +66,8 @@ def play_on_flower(folder: Path, *, rounds: int, clients: int, parameters: int) 
     """What its ServerApp reports of a run, and the SuperLink's memory."""
     programs, report = flower_programs(), folder / "report.json"
     ports = free_ports(["superlink", *(f"node {number}" for number in range(clients))])
-    superlink = f"{LOOPBACK}:{ports.pop('superlink')}"
+    port = ports.pop("superlink")
+    superlink = f"{LOOPBACK}:{port}"
     _write_app(folder / "app")
     (folder / "config.toml").write_text(f'[superlink.echo]\naddress = "{superlink}"\ninsecure = true\n')
     environment = {
@@ -82,10 +83,9 @@ def play_on_flower(folder: Path, *, rounds: int, clients: int, parameters: int) 
             "--insecure",
             "--disable-runtime-dependency-installation",
         ]
-        place, port = superlink.split(":")
         log = folder / "superlink.log"
-        server = stack.enter_context(started([*command, "--port", port], environment, log))
-        if not wait_until(lambda: not is_free(int(port)), _UP_SECONDS, while_=lambda: server.poll() is None):
+        server = stack.enter_context(started([*command, "--port", str(port)], environment, log))
+        if not wait_until(lambda: not is_free(port), _UP_SECONDS, while_=lambda: server.poll() is None):
             raise RuntimeError(f"Flower's SuperLink did not come up:\n{log.read_text()[-3000:]}")
         node = [str(programs / "flower-supernode"), "--insecure", "--superlink", superlink]
         for name, port_of_node in ports.items():

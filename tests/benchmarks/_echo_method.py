@@ -3,7 +3,7 @@
 So what is left of a round is the deployment. `data.options` say how large the model is, and what becomes of updates.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -77,7 +77,9 @@ class Echo:
         self.device = device
         self.micro_batch: int | None = None
         self._num_parameters: int = learning.data.options["parameters"]
-        self._make_fold = {"mean": MeanFold, "check": CheckFold}[learning.data.options["fold"]]
+        self._make_fold: Callable[[Tensor], Fold] = {"mean": MeanFold, "check": CheckFold}[
+            learning.data.options["fold"]
+        ]
         network = build_network(learning.network, input_shape, num_classes, seed=0)
         self._evaluated = FlatModel(network, device).weights()
 

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from client_worker.options import BROKER_URL, STORE_URL
+from broker_config.addresses import BROKER_URL, STORE_URL
+from broker_config.topology import DEFAULT_SITE
 from ops.commands.shards import write_site_shards
 from ops.services import private_rabbitmq, private_redis
 from ops.simulate import simulate
 from server_worker.deployment import Deployment, serve
-from server_worker.recipe import DEFAULT_SITE, Recipe
+from server_worker.recipe import Recipe
 from tests.benchmarks import simulate_scaling
 from tests.benchmarks._processes import started
 from tests.benchmarks.simulate_scaling import Stopwatch

@@ -20,10 +20,12 @@ ROUNDS = 2
 
 def run(model_bytes: int = 2 << 30) -> dict[str, Any]:
     recipe = echo_recipe("large", rounds=ROUNDS, clients=1, parameters=model_bytes // 4, fold="check")
-    with tempfile.TemporaryDirectory(prefix="fedil-large-") as folder:
-        with echo_cluster(Path(folder), workers=1, rabbitmq_config=MESSAGE_LIMIT) as cluster:
-            report = cluster.play(recipe)  # raises where a single number came back wrong
-            worker = cluster.worker_peak_bytes()
+    with (
+        tempfile.TemporaryDirectory(prefix="fedil-large-") as folder,
+        echo_cluster(Path(folder), workers=1, rabbitmq_config=MESSAGE_LIMIT) as cluster,
+    ):
+        report = cluster.play(recipe)  # raises where a single number came back wrong
+        worker = cluster.worker_peak_bytes()
     server = report["peak_bytes"]
     ratio = max(server, worker) / model_bytes
     seconds = report["seconds"].values()

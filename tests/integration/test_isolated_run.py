@@ -11,12 +11,14 @@ import pika
 import pytest
 import torch
 
+from broker_config.errors import BrokerUnavailable
 from broker_config.messages import Refusal, TrainTask
 from broker_config.stores import connect_store
 from broker_config.stores.memory import MemoryStore
 from broker_config.topology import DEAD_LETTERS, body_queue, updates_queue
 from broker_config.transports import connect_transport
 from broker_config.transports.interface import ModelAddress, Transport
+from broker_config.transports.rabbitmq import RabbitTransport
 from broker_config.wire import encode_message
 from client_worker.participant import Participant
 from client_worker.training import Trainer
@@ -218,3 +220,22 @@ def test_a_body_that_is_none_is_refused_and_the_next_update_heard(
     assert inbox.take_refused() == {"body_missing": 1}
     north.publish(updates_queue(run), [answer(run, client=2)])
     assert inbox.next(SOON) is not None
+
+
+def test_an_update_whose_body_could_not_be_fetched_comes_again(
+    brokers: Brokers, server: Transport, north: Transport, run: str
+) -> None:
+    body = bytes(10_000_000)
+    north.publish(updates_queue(run), [body])
+    with closing(RabbitTransport(brokers.broker_url("server"))) as unlucky:
+        update = unlucky.receive(updates_queue(run), SOON)
+        assert update is not None
+        unlucky._fetching.close()
+        with pytest.raises(BrokerUnavailable):
+            _ = update.body
+        with pytest.raises(BrokerUnavailable):
+            unlucky.receive(updates_queue(run), NOTHING)
+        again = server.receive(updates_queue(run), SOON)
+    assert again is not None
+    assert again.redelivered
+    assert bytes(again.body) == body

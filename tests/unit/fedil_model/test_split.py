@@ -113,3 +113,17 @@ def test_an_impossible_split_names_the_setting_and_the_numbers(
 def test_labels_outside_of_the_classes_are_refused() -> None:
     with pytest.raises(DataError, match="labels go from 0 to 9, expected 0 to 8"):
         make_split(LABELS, 9, SplitSettings(labelled=50), seed=0)
+
+
+def test_elsewhere_keeps_everything_labelled_here_and_deals_nothing_out() -> None:
+    labels = np.arange(40) % 4
+    split = make_split(labels, 4, SplitSettings(partition="elsewhere", clients=3), seed=1)
+    assert split.labelled.tolist() == list(range(40))
+    assert [len(held) for held in split.clients] == [0, 0, 0]
+    with pytest.raises(DataError, match="at their sites"):
+        split.deal()
+
+
+def test_elsewhere_is_not_told_how_many_labels_there_are() -> None:
+    with pytest.raises(ValueError, match="do not say how many"):
+        SplitSettings(partition="elsewhere", labelled=10)
