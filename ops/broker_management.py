@@ -70,7 +70,7 @@ class Management:
                 f"the certificate of the management API at {self.where} is not to be trusted "
                 f"({cause.verify_message}): name the right authority with ?cafile="
             )
-        if isinstance(cause, http.client.HTTPException | ValueError | ssl.SSLError):
+        if isinstance(cause, http.client.HTTPException | ConnectionResetError | ValueError | ssl.SSLError):
             return BrokerRefused(
                 f"what answers at {self.where} is no management API of RabbitMQ: check the port (15672, not 5672), and "
                 "http:// against https://"

@@ -38,6 +38,8 @@ class Cluster:
     run_dir: Path
     workers: int
     device: str
+    again: str
+    """The command line that goes on with this"""
 
     @property
     def services(self) -> Path:
@@ -135,9 +137,9 @@ def start_workers(
 
 @contextmanager
 def start_server(cluster: Cluster, connection: Sequence[str]) -> Iterator["subprocess.Popen[bytes]"]:
-    """Its lines are the cluster's. It has a session of its own, since Ctrl-C is ours to handle."""
-    command = [sys.executable, "-m", "server_worker", "--recipe", str(cluster.recipe_file)]
-    command += [*connection, "--run-dir", str(cluster.run_dir)]
+    """Its view is the cluster's. It has a session of its own, since Ctrl-C is ours to handle."""
+    command = [sys.executable, "-m", "ops.cli", "server", "--recipe", str(cluster.recipe_file)]
+    command += [*connection, "--run-dir", str(cluster.run_dir), "--again", cluster.again]
     for override in cluster.overrides:
         command += ["--set", override]
     if cluster.recipe.data.root is not None:

@@ -44,11 +44,10 @@ def run(args: argparse.Namespace) -> int:
         run_dir=args.run_dir or Path("runs") / f"{recipe.name}-cluster",
         workers=args.workers or default_workers(recipe),
         device=args.device,
+        again=shell_line(*args.words),
     )
     with interruptible(on_first=lambda: say("stopping; once more ends it at once")) as interruption:
         code = run_cluster(cluster, interruption.stop, say)
-    if interruption.exit_code:
-        say(f"go on with: {shell_line(*args.words)}")
     return interruption.exit_code or code
 
 

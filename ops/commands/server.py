@@ -38,6 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--json", action="store_true", help="one JSON line per round, and one for the summary"
     )
     parser.add_argument("--quiet", action="store_true", help="only the summary at the end")
+    # For a cluster, which is gone on with as a whole.
+    parser.add_argument("--again", help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
     began = time.monotonic()
     view = make_view(recipe, run_dir, _host(args.broker), as_json=args.json, quiet=args.quiet)
-    again = shell_line(*args.words)
+    again = args.again or shell_line(*args.words)
     with view, interruptible(on_first=view.stopping) as interruption:
         # Here, because it loads torch: the view already shows that something is happening.
         from ops.diagnostics import purity_where_known

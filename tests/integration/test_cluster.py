@@ -49,7 +49,7 @@ class Command:
 def test_a_cluster_that_was_killed_and_stopped_ends_as_an_undisturbed_simulation(tmp_path: Path) -> None:
     run_dir = str(tmp_path / "run")
     killed = Command(tmp_path, "cluster", "--run-dir", run_dir)
-    killed.read_until("round 1 of 5 closed|is not installed")
+    killed.read_until(r"round +1/5|is not installed")
     if "is not installed" in killed.lines[-1]:
         killed.finish()
         (pytest.fail if must_run_everything() else pytest.skip)(killed.lines[-1])
@@ -62,12 +62,13 @@ def test_a_cluster_that_was_killed_and_stopped_ends_as_an_undisturbed_simulation
     killed.finish()
 
     stopped = Command(tmp_path, "cluster", "--run-dir", run_dir)
-    stopped.read_until("round [23] of 5 closed")
+    stopped.read_until(r"round +[23]/5")
     everybody = family(stopped.process.pid)
     stopped.process.terminate()
     code, said = stopped.finish()
     assert code == 128 + signal.SIGTERM, said
-    assert "go on with: " in said
+    assert "Go on with" in said
+    assert "cluster" in said.splitlines()[-1]
     assert wait_until(lambda: not alive(everybody), PATIENCE_SECONDS)
 
     code, said = Command(tmp_path, "cluster", "--run-dir", run_dir).finish()
@@ -75,7 +76,8 @@ def test_a_cluster_that_was_killed_and_stopped_ends_as_an_undisturbed_simulation
     code, told = Command(tmp_path, "simulate", "--run-dir", str(tmp_path / "other"), "--json").finish()
     assert code == 0, told
     summary = json.loads(told.splitlines()[-1])
-    assert f"θ′ {summary['model_digest']}, ledgers {summary['ledger_digest']}" in said
+    assert summary["model_digest"] in said
+    assert summary["ledger_digest"] in said
 
 
 def test_a_missing_service_is_told_before_anything_is_trained(tmp_path: Path) -> None:

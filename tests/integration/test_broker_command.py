@@ -1,0 +1,325 @@
+"""`fedil broker`, on real brokers: what it writes and applies works, and what is wrong is said in one line."""
+
+import logging
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker_config.definitions import rabbitmq_definitions, users_of
+from broker_config.errors import BrokerRefused
+from broker_config.stores import connect_store
+from broker_config.topology import DEAD_LETTERS, site_user, tasks_queue, updates_queue
+from broker_config.transports import connect_transport
+from ops.broker_management import Management
+from ops.cli import main
+from ops.services import RabbitMQ, Redis, private_rabbitmq, private_redis
+from ops.services.process import LOOPBACK, free_ports
+from ops.services.rabbitmq import read_settings
+from tests.services import needed
+
+RUN, SOON = "run", 20.0
+DAY_MS = 24 * 3600 * 1000
+
+
+@pytest.fixture(scope="module")
+def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
+    with needed(lambda: private_rabbitmq(tmp_path_factory.mktemp("mq"), management=True)) as node:
+        yield node
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[Redis]:
+    """With a file for its users, and an administrator who has the name that Redis gives to all."""
+    acl = tmp_path / "users.acl"
+    acl.write_text("user default on >secret ~* &* +@all\n")
+    with needed(lambda: private_redis(tmp_path / "redis", options=["--aclfile", str(acl)])) as service:
+        yield service
+
+
+@pytest.fixture(autouse=True)
+def _no_addresses_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("FEDIL_") and name.endswith("_URL")]:
+        monkeypatch.delenv(name)
+
+
+def management_url(rabbitmq: RabbitMQ, login: str = "guest:guest") -> str:
+    return rabbitmq.management_url.replace("//", f"//{login}@")
+
+
+def store_url(redis: Redis) -> str:
+    return redis.url.replace("//", "//:secret@")
+
+
+def init(rabbitmq: RabbitMQ, redis: Redis, *more: str) -> int:
+    brokers = ["--management", management_url(rabbitmq), "--store", store_url(redis)]
+    return main(["broker", "init", *brokers, *more])
+
+
+def shown(text: str) -> dict[str, dict[str, str]]:
+    """User → its variables, as `init` shows them."""
+    users: dict[str, dict[str, str]] = {}
+    for line in text.splitlines():
+        if line.startswith("#"):
+            users[line.split()[1]] = {}
+        else:
+            name, _, value = line.partition("=")
+            users[list(users)[-1]][name] = value
+    return users
+
+
+def written(path: Path) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in path.read_text().splitlines())
+
+
+def exchange_a_task(server: dict[str, str], site: dict[str, str], name: str) -> None:
+    """A site with these addresses can work, and for the server."""
+    with (
+        closing(connect_transport(server["FEDIL_BROKER_URL"])) as ours,
+        closing(connect_transport(site["FEDIL_BROKER_URL"])) as theirs,
+        closing(connect_store(site["FEDIL_STORE_URL"], site_of=lambda _: name)) as ledgers,
+    ):
+        ours.declare(updates_queue(RUN))
+        ours.publish(tasks_queue(name), [b"task"])
+        task = theirs.receive(tasks_queue(name), SOON)
+        assert task is not None
+        ledgers.commit(RUN, 1, 1, b"ledger")
+        theirs.publish(updates_queue(RUN), [b"update"])
+        task.acknowledge()
+        update = ours.receive(updates_queue(RUN), SOON)
+        assert update is not None
+        assert update.sender == site_user(name)
+        update.acknowledge()
+
+
+# init
+
+
+def test_init_gives_every_site_an_address_that_works(
+    rabbitmq: RabbitMQ, redis: Redis, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert init(rabbitmq, redis, "--sites", "east,west") == 0
+    users = shown(capsys.readouterr().out)
+    assert list(users) == ["server", "site-east", "site-west"]
+    for site in ("east", "west"):
+        exchange_a_task(users["server"], users[site_user(site)], site)
+
+
+def test_init_again_keeps_the_passwords_and_shows_them_no_more(
+    rabbitmq: RabbitMQ, redis: Redis, capsys: pytest.CaptureFixture[str]
+) -> None:
+    init(rabbitmq, redis, "--sites", "again", "--rotate")
+    users = shown(capsys.readouterr().out)
+    assert init(rabbitmq, redis, "--sites", "again") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"# {user} keeps its passwords (--rotate makes new ones)" for user in ("server", "site-again")
+    ]
+    exchange_a_task(users["server"], users["site-again"], "again")
+
+
+def test_rotating_ends_the_old_passwords(
+    rabbitmq: RabbitMQ, redis: Redis, capsys: pytest.CaptureFixture[str]
+) -> None:
+    init(rabbitmq, redis, "--sites", "turning", "--rotate")
+    before = shown(capsys.readouterr().out)
+    init(rabbitmq, redis, "--sites", "turning", "--rotate")
+    after = shown(capsys.readouterr().out)
+    exchange_a_task(after["server"], after["site-turning"], "turning")
+    with pytest.raises(BrokerRefused, match="password"):
+        connect_transport(before["site-turning"]["FEDIL_BROKER_URL"])
+    with pytest.raises(BrokerRefused, match="password"):
+        connect_store(before["site-turning"]["FEDIL_STORE_URL"])
+
+
+def test_init_writes_passwords_where_only_their_owner_reads_them(
+    rabbitmq: RabbitMQ, redis: Redis, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "deep" / "accounts"
+    assert init(rabbitmq, redis, "--sites", "filed", "--out", str(out), "--rotate") == 0
+    files = [out / "server.env", out / "site-filed.env"]
+    assert capsys.readouterr().out.splitlines() == list(map(str, files))
+    assert [stat.S_IMODE(path.stat().st_mode) for path in files] == [0o600, 0o600]
+    before = [path.read_text() for path in files]
+    exchange_a_task(written(files[0]), written(files[1]), "filed")
+    assert init(rabbitmq, redis, "--sites", "filed", "--out", str(out)) == 0
+    assert [path.read_text() for path in files] == before
+
+
+def test_what_an_address_is_for_sites_can_be_said(
+    rabbitmq: RabbitMQ, redis: Redis, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = [
+        "--broker-address",
+        "amqps://mq.example/fedil?cafile=/ca.pem",
+        "--store-address",
+        "rediss://r.example/1",
+    ]
+    init(rabbitmq, redis, "--sites", "far", "--rotate", *there)
+    site = shown(capsys.readouterr().out)["site-far"]
+    assert site["FEDIL_BROKER_URL"].partition("@")[2] == "mq.example/fedil?cafile=/ca.pem"
+    assert site["FEDIL_STORE_URL"].partition("@")[2] == "r.example/1"
+
+
+def test_users_are_there_after_redis_has_died(
+    rabbitmq: RabbitMQ, redis: Redis, capsys: pytest.CaptureFixture[str]
+) -> None:
+    init(rabbitmq, redis, "--sites", "lasting", "--rotate")
+    users = shown(capsys.readouterr().out)
+    redis.kill()
+    redis.start()
+    exchange_a_task(users["server"], users["site-lasting"], "lasting")
+
+
+def test_a_redis_that_will_forget_its_users_is_named(
+    rabbitmq: RabbitMQ, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with needed(lambda: private_redis(tmp_path / "forgetful")) as redis:
+        arguments = ["--management", management_url(rabbitmq), "--store", redis.url, "--sites", "lost"]
+        assert main(["broker", "init", *arguments]) == 0
+        (line,) = capsys.readouterr().err.splitlines()
+    assert "forgets these users when it restarts: give it an aclfile" in line
+
+
+def test_sites_and_deadline_come_from_a_recipe(
+    rabbitmq: RabbitMQ, redis: Redis, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = tmp_path / "recipe.toml"
+    federation = "deadline_seconds = 90000\nclients_per_round = 2\nsites = { up = 2, down = 3 }"
+    recipe.write_text(f"[split]\nlabelled = 10\nclients = 5\n[federation]\n{federation}\n")
+    assert init(rabbitmq, redis, "--recipe", str(recipe), "--out", str(tmp_path)) == 0
+    assert main(["broker", "files", "--recipe", str(recipe), "--out", str(tmp_path)]) == 0
+    assert "site-up.env" in capsys.readouterr().out
+    assert read_settings((tmp_path / "rabbitmq.conf").read_text())["consumer_timeout"] == str(180_000_000)
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Of a command that fails, with nothing handed out."""
+    assert main(["broker", *arguments]) != 0
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    return line
+
+
+def test_a_management_api_that_does_not_let_us_in_is_named(
+    rabbitmq: RabbitMQ, redis: Redis, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rest = ["--store", store_url(redis), "--sites", "a"]
+    off = f"http://guest:guest@{LOOPBACK}:{free_ports(['off'])['off']}"
+    said = complaint(capsys, "init", "--management", off, *rest)
+    assert "rabbitmq-plugins enable rabbitmq_management" in said
+    said = complaint(capsys, "init", "--management", management_url(rabbitmq, "guest:wrong-one"), *rest)
+    assert "refused the user 'guest'" in said
+    assert "wrong-one" not in said
+    said = complaint(capsys, "init", "--management", f"http://guest:guest@{LOOPBACK}:{rabbitmq.port}", *rest)
+    assert "no management API of RabbitMQ: check the port (15672, not 5672)" in said
+    said = complaint(
+        capsys, "init", "--management", management_url(rabbitmq).replace("http:", "https:"), *rest
+    )
+    assert "http:// against https://" in said
+    said = complaint(capsys, "init", "--management", "mq.example:15672", *rest)
+    assert "write http://user:password@host:15672" in said
+
+
+def test_who_is_no_administrator_is_told(
+    rabbitmq: RabbitMQ, redis: Redis, capsys: pytest.CaptureFixture[str]
+) -> None:
+    init(rabbitmq, redis, "--sites", "curious", "--rotate")
+    password = (
+        shown(capsys.readouterr().out)["site-curious"]["FEDIL_BROKER_URL"].split(":")[2].partition("@")[0]
+    )
+    address = management_url(rabbitmq, f"site-curious:{password}")
+    said = complaint(capsys, "init", "--management", address, "--store", store_url(redis), "--sites", "a")
+    assert "tag administrator" in said
+
+
+def test_a_redis_that_does_not_let_us_in_is_named(
+    rabbitmq: RabbitMQ, redis: Redis, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rest = ["--management", management_url(rabbitmq), "--sites", "a"]
+    assert "wants a password" in complaint(capsys, "init", "--store", redis.url, *rest)
+    redis.kill()
+    assert "is away" in complaint(capsys, "init", "--store", store_url(redis), *rest)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["init", "--sites", "a"], "give --management URL, or set FEDIL_MANAGEMENT_URL"),
+        (
+            ["init", "--sites", "a", "--management", "http://x"],
+            "give --store URL, or set FEDIL_ADMIN_STORE_URL",
+        ),
+        (["files", "--out", "x"], "give --sites a,b or --recipe R"),
+        (["files", "--out", "x", "--sites", "a.b"], "'a.b' is no name for a site"),
+        (["check"], "give --broker, --store or --management"),
+    ],
+)
+def test_what_is_missing_is_named(
+    arguments: list[str],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert said in complaint(capsys, *arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+# The definitions and the transport declare the same
+
+
+def declared(management: Management, vhost: str) -> dict[str, list[dict[str, Any]]]:
+    """Without what RabbitMQ itself brings, and whose it is."""
+    found = management.get("definitions")
+    kinds = {}
+    for kind in ("queues", "exchanges", "bindings", "policies"):
+        items = [{**item, "vhost": ""} for item in found[kind] if item["vhost"] == vhost]
+        kinds[kind] = sorted(items, key=str)
+    return kinds
+
+
+def test_the_definitions_and_the_transport_declare_the_same(
+    rabbitmq: RabbitMQ, caplog: pytest.LogCaptureFixture
+) -> None:
+    management = Management(management_url(rabbitmq))
+    sites = ["north", "south"]
+    queues = [DEAD_LETTERS, *map(tasks_queue, sites)]
+    definitions = rabbitmq_definitions(sites, dict.fromkeys(users_of(sites), ""), "imported")
+    management.post("definitions", {**definitions, "users": [], "permissions": [], "topic_permissions": []})
+    rights = {"user": "guest", "configure": ".*", "write": ".*", "read": ".*"}
+    management.post(
+        "definitions",
+        {
+            "vhosts": [{"name": "declared"}],
+            "permissions": [{**rights, "vhost": vhost} for vhost in ("declared", "imported")],
+        },
+    )
+    with closing(connect_transport(rabbitmq.url_of("guest", "guest", "declared"))) as transport:
+        transport.declare(*queues)
+    imported = declared(management, "imported")
+    assert {queue["name"] for queue in imported["queues"]} == set(queues)
+    assert declared(management, "declared") == imported
+    with (
+        caplog.at_level(logging.WARNING),
+        closing(connect_transport(rabbitmq.url_of("guest", "guest", "imported"))) as transport,
+    ):
+        transport.declare(*queues)
+    assert caplog.messages == []
+    assert declared(management, "imported") == imported
+    # And the other way round: importing what is declared.
+    management.post(
+        "definitions",
+        {
+            **rabbitmq_definitions(sites, {}, "declared"),
+            "users": [],
+            "permissions": [],
+            "topic_permissions": [],
+        },
+    )
+    assert declared(management, "declared") == imported

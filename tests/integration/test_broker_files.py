@@ -1,0 +1,98 @@
+"""`fedil broker files`: what it writes, and brokers that start with nothing else."""
+
+import json
+import shutil
+import stat
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from broker_config.definitions import consumer_timeout_seconds
+from ops.cli import main
+from ops.services import private_rabbitmq, private_redis
+from ops.services.process import LOOPBACK, free_ports
+from tests.certificates import Authority
+from tests.integration.test_broker_command import exchange_a_task, written
+from tests.services import needed
+
+SECRET = ["admin.env", "server.env", "site-north.env", "site-south.env"]
+READ_BY_BROKERS = ["definitions.json", "rabbitmq.conf", "redis.conf", "users.acl"]
+
+
+def write(out: Path, *more: str) -> dict[str, str]:
+    assert main(["broker", "files", "--sites", "north,south", "--out", str(out), *more]) == 0
+    return {path.name: path.read_text() for path in out.iterdir()}
+
+
+def test_only_what_holds_a_password_is_closed_to_others(tmp_path: Path) -> None:
+    assert sorted(write(tmp_path)) == sorted(SECRET + READ_BY_BROKERS)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    assert {modes[name] for name in SECRET} == {0o600}
+    assert all(modes[name] & 0o044 == 0o044 for name in READ_BY_BROKERS)
+    passwords = [urlsplit(url).password or "" for name in SECRET for url in written(tmp_path / name).values()]
+    assert len(set(passwords)) == 8
+    public = "".join((tmp_path / name).read_text() for name in READ_BY_BROKERS)
+    assert not any(password in public for password in passwords)
+
+
+def test_writing_again_changes_nothing_and_a_new_site_nothing_for_the_others(tmp_path: Path) -> None:
+    first = write(tmp_path)
+    assert write(tmp_path) == first
+    wider = write(tmp_path, "--sites", "north,south,west")
+    assert {name: wider[name] for name in SECRET} == {name: first[name] for name in SECRET}
+    before, after = (json.loads(files["definitions.json"])["users"] for files in (first, wider))
+    assert [user for user in after if user["name"] != "site-west"] == before
+
+
+def test_rotating_makes_all_passwords_new(tmp_path: Path) -> None:
+    first, second = write(tmp_path), write(tmp_path, "--rotate")
+    assert [name for name in (*SECRET, "definitions.json", "users.acl") if first[name] == second[name]] == []
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Path:
+    folder = tmp_path / "tls"
+    folder.mkdir()
+    authority = Authority(folder)
+    certificate, key = authority.sign("broker", host="localhost")
+    shutil.copy(certificate, folder / "server.pem")
+    shutil.copy(key, folder / "server.key")
+    return folder
+
+
+def without(text: str, *keys: str) -> str:
+    """A configuration without the ports and paths that are right only in a container."""
+    return "".join(f"{line}\n" for line in text.splitlines() if line.partition(" ")[0] not in keys)
+
+
+def test_brokers_start_with_these_files_and_speak_tls(tmp_path: Path, certificates: Path) -> None:
+    ports = free_ports(["amqps", "rediss"])
+    addresses = (
+        *("--broker-address", f"amqps://localhost:{ports['amqps']}?cafile={certificates}/ca.pem"),
+        *("--store-address", f"rediss://localhost:{ports['rediss']}/0?ssl_ca_certs={certificates}/ca.pem"),
+    )
+    out = tmp_path / "files"
+    files = write(out, "--tls", str(certificates), "--deadline", "5000", *addresses)
+    config = without(files["rabbitmq.conf"], "listeners.tcp", "listeners.ssl.default", "load_definitions")
+    config += f"listeners.ssl.1 = {LOOPBACK}:{ports['amqps']}\n"
+    (tmp_path / "redis.conf").write_text(without(files["redis.conf"], "port", "tls-port", "dir", "aclfile"))
+    options = (
+        "--include",
+        tmp_path / "redis.conf",
+        "--aclfile",
+        out / "users.acl",
+        "--tls-port",
+        ports["rediss"],
+    )
+    definitions = out / "definitions.json"
+    with (
+        needed(lambda: private_rabbitmq(tmp_path / "mq", config=config, definitions=definitions)) as rabbitmq,
+        needed(lambda: private_redis(tmp_path / "redis", options=[str(option) for option in options])),
+    ):
+        for site in ("north", "south"):
+            exchange_a_task(written(out / "server.env"), written(out / f"site-{site}.env"), site)
+        timeout = rabbitmq.ctl("eval", "application:get_env(rabbit, consumer_timeout).").strip()
+        assert timeout == f"{{ok,{round(1000 * consumer_timeout_seconds(5000.0))}}}"
+        users = rabbitmq.ctl("--silent", "list_users").splitlines()
+        assert sorted(line.split()[0] for line in users) == ["admin", "server", "site-north", "site-south"]
