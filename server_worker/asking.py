@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from broker_config.messages import MODEL_KIND, TrainTask
-from broker_config.topology import tasks_queue
+from broker_config.errors import FedILError, LedgerFenced, LedgerMissing
+from broker_config.messages import MODEL_KIND, Refusal, TrainTask
+from broker_config.topology import tasks_queue, updates_queue
 from broker_config.transports.interface import ModelAddress
 from broker_config.wire import digest, encode_arrays, encode_message
 from fedil_model.parameters import to_arrays
@@ -36,7 +37,12 @@ class Asking:
     def ask(self, model: Broadcast, activations: Mapping[int, int], answered: tuple[int, ...]) -> None:
         """`activations`: client → which time this is; `answered`: what each client has answered before."""
         for client, activation in activations.items():
-            self._around.store.open_activation(self._run, client, activation)
+            try:
+                self._around.store.open_activation(self._run, client, activation)
+            except (LedgerFenced, LedgerMissing) as error:
+                # A site may spoil its own clients' ledgers. That is their trouble: answer in their place.
+                self._refuse(model.address.version, client, activation, error)
+                continue
             task = TrainTask(
                 run=self._run,
                 round=model.address.version,
@@ -49,6 +55,10 @@ class Asking:
             )
             queue = tasks_queue(self._around.sites.site_of(client))
             self._around.transport.publish(queue, encode_message(task))
+
+    def _refuse(self, version: int, client: int, activation: int, error: FedILError) -> None:
+        refusal = Refusal(self._run, version, client, activation, type(error).__name__, str(error)[:1000])
+        self._around.transport.publish(updates_queue(self._run), encode_message(refusal))
 
     def candidates(self, needed: int) -> list[int]:
         """Clients of sites that are there; everybody when those are too few, since tasks wait in their queues."""

@@ -39,16 +39,16 @@ pretrain_epochs = 5
 batch_size = 25
 [federation]
 clients_per_round = 4
-deadline_seconds = 300.0
+deadline_seconds = {deadline:.1f}
 """
 _ENDED = re.compile(r"(\d+) of \d+ rounds, θ′ ([0-9a-f]{32}), ledgers ([0-9a-f]{32})")
 _RESTART_SECONDS = 0.2
 ROOT = Path(__file__).parents[1]
 
 
-def write_recipe(folder: Path, rounds: int, more: str = "") -> Path:
+def write_recipe(folder: Path, rounds: int, more: str = "", deadline: float = 300.0) -> Path:
     path = folder / "recipe.toml"
-    path.write_text(RECIPE.format(rounds=rounds) + more, encoding="utf-8")
+    path.write_text(RECIPE.format(rounds=rounds, deadline=deadline) + more, encoding="utf-8")
     return path
 
 

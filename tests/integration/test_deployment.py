@@ -1,6 +1,7 @@
 """The deployment as people start it: server and worker processes over real RabbitMQ and Redis."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -98,17 +99,21 @@ def forget_everything(service: Service) -> None:
 def test_clients_of_a_site_without_workers_are_not_asked(
     rabbitmq: Service, redis: Service, tmp_path: Path
 ) -> None:
-    more = "site_timeout_seconds = 1.0\n[federation.sites]\nhere = 8\nelsewhere = 4\n"
-    recipe = write_recipe(tmp_path, rounds=3, more=more)
+    more = "quorum = 0.25\nsite_timeout_seconds = 1.0\n[federation.sites]\nhere = 8\nelsewhere = 4\n"
+    recipe = write_recipe(tmp_path, rounds=5, more=more, deadline=10.0)
     write_all_shards(recipe, tmp_path / "shards")
     with Deployed(tmp_path / "run", recipe, rabbitmq.url, redis.url, workers=0) as run:
         store = connect_store(redis.url)
-        run.wait_until_logged(run.server_log, "round 1 of 3 is next", SOON)
+        run.wait_until_logged(run.server_log, "round 1 of 5 is next", SOON)
         run.add_worker("here")
         run.add_worker("elsewhere")
-        run.wait_until_logged(run.server_log, "round 1 of 3 closed", SOON)
+        run.wait_until_logged(run.server_log, "round 1 of 5 closed", SOON)
         run.workers[1].stop()
         store.withdraw(workers_topic("elsewhere"), next(iter(store.notices(workers_topic("elsewhere")))))
         store.close()
         run.wait(SOON)
-        assert "site elsewhere has no worker" in run.server_log.read_text("utf-8")
+        said = run.server_log.read_text("utf-8")
+        assert "site elsewhere has no worker" in said
+        # The last round asked only those who are there: nobody was missing.
+        assert re.search(r"round 5 of 5 closed: accepted \d of 4", said)
+        assert len(re.findall(r"round 5, client [0-7]: ", said)) == 4

@@ -354,3 +354,12 @@ def test_a_quorum_closes_the_round_at_the_deadline_and_names_who_is_missing(tmp_
     outcomes = {o.client: o.outcome for o in federation.diary.records[0].outcomes}
     assert outcomes.pop(alone) in ("accepted", "rejected_cosine")
     assert outcomes == dict.fromkeys(silent, "missing")
+
+
+def test_a_client_whose_ledger_its_site_has_spoilt_is_refused_and_the_run_goes_on(tmp_path: Path) -> None:
+    federation = Federation(blobs_recipe(rounds=2), tmp_path)
+    client = federation.coordinator()._asking.select(1)[0]
+    federation.store.open_activation(RUN, client, 10**6)
+    assert federation.play() is not None
+    outcome = next(o for o in federation.diary.records[0].outcomes if o.client == client)
+    assert (outcome.outcome, outcome.detail.partition(":")[0]) == ("refused", "LedgerFenced")
