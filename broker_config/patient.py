@@ -64,6 +64,9 @@ class PatientTransport:
     def retire(self, run: str) -> None:
         self._call(lambda transport: transport.retire(run))
 
+    def concerns(self, longest_task_seconds: float) -> tuple[str, ...]:
+        return self._call(lambda transport: transport.concerns(longest_task_seconds))
+
     def close(self) -> None:
         self._closed.set()
         if self._transport is not None:

@@ -73,6 +73,8 @@ MODELS_EXCHANGE = Exchange("fedil.models", "direct")
 BODIES_EXCHANGE = Exchange("fedil.bodies", "topic")
 LEAD_EXCHANGE = Exchange("fedil.lead", "direct")
 DEAD_EXCHANGE = Exchange("fedil.dead", "direct")
+STREAMS_PREPARED = Exchange("fedil.streams", "direct")
+"""Carries nothing: that it is there says that the broker has kept account of streams for a while. No definitions."""
 
 DEAD = QueueKind(
     "dead",
@@ -92,9 +94,6 @@ TASKS = QueueKind(
         "x-delivery-limit": DELIVERY_LIMIT - 1,
         "x-dead-letter-exchange": DEAD_EXCHANGE.name,
         "x-dead-letter-routing-key": "dead",
-        # A task leaves only when its dead letter is safe; the broker asks for this overflow in return.
-        "x-dead-letter-strategy": "at-least-once",
-        "x-overflow": "reject-publish",
     },
 )
 # No delivery limit: a server may die any number of times. On a cluster "quorum" survives the loss of a node, but

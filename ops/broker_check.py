@@ -80,6 +80,8 @@ def _or_why_not(examination: Callable[[str], Iterator[Finding]], url: str) -> It
 
 
 def _check_broker(url: str) -> Iterator[Finding]:
+    if urlsplit(url).scheme not in ("amqp", "amqps"):
+        raise FedILError("only RabbitMQ can be checked: write amqp://user:password@host, or amqps:// for TLS")
     account = account_of(url)
     with closing(Line(account, "checking", heals=True)) as line:
         version = line.version

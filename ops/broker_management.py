@@ -19,11 +19,15 @@ class Management:
     def __init__(self, url: str) -> None:
         """http(s)://user:password@host:port; a private authority follows as ?cafile=FILE."""
         parts = urlsplit(url)
-        if parts.scheme not in _PORTS or not parts.hostname:
+        try:
+            port = parts.port or _PORTS[parts.scheme]
+        except (ValueError, KeyError):
+            port = 0
+        if not parts.hostname or not port:
             raise FedILError(
                 "the management URL cannot be read: write http://user:password@host:15672, or https:// for TLS"
             )
-        self.host, port = parts.hostname, parts.port or _PORTS[parts.scheme]
+        self.host = parts.hostname
         self.where = f"{self.host}:{port}"
         self.safe = parts.scheme == "https"
         self.user = unquote(parts.username or "guest")

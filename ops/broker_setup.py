@@ -1,6 +1,7 @@
 """The brokers' configuration, written into files or applied to brokers that run."""
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from broker_config.definitions import (
 )
 from broker_config.durable import make_directory, write_atomically
 from broker_config.stores.redis_admin import AclUser, RedisAdmin, administering
+from broker_config.transports.rabbitmq_outlet import SETTLE_SECONDS
 from ops.broker_accounts import Account, Addresses, new_password, remembered, write_environment
 from ops.broker_management import Management
 
@@ -84,6 +86,9 @@ def _apply_to_rabbitmq(
 ) -> None:
     definitions = rabbitmq_definitions(wish.sites, _broker_hashes(accounts), vhost)
     definitions["policies"] = deadline_policies(wish.deadline_seconds, version, vhost)
+    # As the transport does it: no way leads to a queue before the broker cannot forget it any more.
+    management.post("definitions", definitions | {"exchanges": [], "bindings": []})
+    time.sleep(SETTLE_SECONDS)
     management.post("definitions", definitions)
 
 

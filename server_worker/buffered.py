@@ -23,7 +23,7 @@ from server_worker.inbox import Arrival, Inbox
 from server_worker.progress import Progress
 from server_worker.recipe import Recipe
 from server_worker.reporting import Reporter, Stopwatch
-from server_worker.rounds import DEAD_TASK_SECONDS, LEFTOVER_SECONDS, POLL_SECONDS, judge
+from server_worker.rounds import DEAD_TASK_SECONDS, POLL_SECONDS, judge
 from server_worker.surroundings import Surroundings
 
 
@@ -73,7 +73,9 @@ class BufferedLoop:
         fold = self._method.open_fold(progress.state, bases, number)
         buffer = self._open
         if buffer is None:
-            buffer = self._take_leftovers(self._restore(progress), fold)
+            buffer = self._restore(progress)
+            for arrival in self.inbox.leftovers():
+                buffer = self._take(arrival, buffer, fold)
             self._broadcast(buffer, bases)
             self._send(buffer, buffer.awaited, progress)
         else:
@@ -123,12 +125,6 @@ class BufferedLoop:
 
     # ---- what arrives ----------------------------------------------------------------------------------------
 
-    def _take_leftovers(self, buffer: OpenBuffer, fold: Fold) -> OpenBuffer:
-        """Who has answered already need not train again."""
-        while (arrival := self.inbox.next(LEFTOVER_SECONDS)) is not None:
-            buffer = self._take(arrival, buffer, fold)
-        return buffer
-
     def _collect(self, buffer: OpenBuffer, fold: Fold, progress: Progress, stamps: Stopwatch) -> OpenBuffer:
         clock = self._around.clock
         heard = looked = clock()
@@ -167,9 +163,7 @@ class BufferedLoop:
             self.inbox.hold(arrival)
             return self._note(buffer, replace(outcome, staleness=buffer.staleness(answer.client)))
         if objection == "duplicate":
-            # What was counted may have been lost with its connection: this copy stands in for it.
-            self._around.watcher.note(f"round {answer.round}, client {answer.client}: duplicate")
-            self.inbox.hold(arrival)
+            self.inbox.hold_repeat(arrival)
         elif objection in ("late", "stale"):
             self.inbox.drop(arrival, objection)
         else:

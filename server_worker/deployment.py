@@ -90,6 +90,8 @@ def serve(
         stack.enter_context(sole_use(where.root))
         presence = stack.enter_context(_presence(deployment, run))
         watcher = StatusTeller(presence.tell, watcher)
+        for concern in transport.concerns(recipe.federation.deadline_seconds):
+            watcher.note(concern)
         watcher.phase(0, "load_data")
         checkpoints = CheckpointFolder(where.checkpoints)
         materials = gather(where, recipe, device, resume=True)

@@ -1,7 +1,7 @@
 """What arrives for a run's server: opened, checked, and held until a checkpoint holds its effect."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from broker_config.errors import BrokerUnavailable, MessageRejected
@@ -11,9 +11,13 @@ from broker_config.transports.interface import Delivery
 from broker_config.wire import decode_message
 from server_worker.surroundings import Surroundings
 
-_LETTERS_AT_A_TIME = 100
+MISPLACED = "misplaced"
+_LEFTOVER_SECONDS = 0.2
+_MOST_LETTERS = 10_000
 _LETTER_SECONDS = 0.1
 """A broker across a network needs a moment to hand one over."""
+_LOOKING_SHARE = 0.1
+"""Of the time: there may be thousands of letters, and large ones."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +33,21 @@ class Inbox:
         self._run, self._around = run, around
         self._held: list[Delivery] = []
         self._refused: Counter[str] = Counter()
+        self._next_look = around.clock()
 
     def next(self, timeout_seconds: float) -> Arrival | None:
         """None: nothing came, or nothing that anybody may take for an answer."""
         delivery = self._around.transport.receive(updates_queue(self._run), timeout_seconds)
         return None if delivery is None else self._open(delivery)
+
+    def leftovers(self) -> Iterator[Arrival]:
+        """What lies in the queue already: who has answered need not train again."""
+        queue = updates_queue(self._run)
+        while (delivery := self._around.transport.receive(queue, _LEFTOVER_SECONDS)) is not None:
+            self._around.check_stop()
+            arrival = self._open(delivery)
+            if arrival is not None:
+                yield arrival
 
     def _open(self, delivery: Delivery) -> Arrival | None:
         try:
@@ -44,7 +58,7 @@ class Inbox:
         except BrokerUnavailable:
             return None  # its connection was lost while the body was under way: it comes again
         if isinstance(answer, TrainTask):
-            self.refuse(delivery, "schema", "a task on the queue of updates")
+            self.refuse(delivery, MISPLACED, "a task on the queue of updates")
             return None
         if not self._around.sites.may_speak(delivery.sender, answer.client):
             detail = f"{delivery.sender or 'nobody in particular'} speaks for client {answer.client}"
@@ -65,6 +79,14 @@ class Inbox:
         self._refused[reason] += 1
         arrival.delivery.acknowledge()
 
+    def hold_repeat(self, arrival: Arrival) -> None:
+        """What was counted may have been lost with its connection: this copy stands in for it until the
+        checkpoint."""
+        answer = arrival.answer
+        self._around.watcher.note(f"round {answer.round}, client {answer.client}: duplicate")
+        self._refused["duplicate"] += 1
+        self.hold(arrival)
+
     def hold(self, arrival: Arrival) -> None:
         """It counts: acknowledged only when a checkpoint has it, since it must come back after a crash."""
         arrival.delivery.release_body()
@@ -83,22 +105,33 @@ class Inbox:
     def dead_tasks(self, on_task: Callable[[TrainTask, str], None]) -> None:
         """A task that killed whoever took it lies among the dead letters; nobody will answer it. Letters are
         only looked at: they stay for people to see."""
+        began = self._around.clock()
+        if began < self._next_look:
+            return
         letters: list[Delivery] = []
-        while len(letters) < _LETTERS_AT_A_TIME:
+        while len(letters) < _MOST_LETTERS and not self._around.stop.is_set():
             letter = self._around.transport.receive(DEAD_LETTERS, _LETTER_SECONDS)
             if letter is None:
                 break
             letters.append(letter)
-            task = _task_in(letter)
-            if task is not None and task.run == self._run:
+            task = self._task_in(letter)
+            if task is not None:
                 on_task(task, letter.reason or "")
+            letter.release_body()
         for letter in letters:
             letter.requeue()
+        ended = self._around.clock()
+        self._next_look = ended + (ended - began) * (1.0 - _LOOKING_SHARE) / _LOOKING_SHARE
 
-
-def _task_in(letter: Delivery) -> TrainTask | None:
-    try:
-        task = decode_message(letter.body)
-    except (MessageRejected, BrokerUnavailable):
-        return None
-    return task if isinstance(task, TrainTask) else None
+    def _task_in(self, letter: Delivery) -> TrainTask | None:
+        """One of this run, put aside by the broker, by us or by the client's owner: nobody else may say that a
+        client is not to be waited for. What we found among the updates was never anybody's task."""
+        if letter.reason == MISPLACED:
+            return None
+        try:
+            task = decode_message(letter.body)
+        except (MessageRejected, BrokerUnavailable):
+            return None
+        if not isinstance(task, TrainTask) or task.run != self._run:
+            return None
+        return task if self._around.sites.may_speak(letter.sender, task.client) else None

@@ -1,9 +1,11 @@
 """What the server carries from round to round, and how it goes into a checkpoint and comes back."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from broker_config.errors import CheckpointDamaged
@@ -12,6 +14,8 @@ from fedil_model.methods.interface import State
 from fedil_model.parameters import Weights, from_arrays, to_arrays
 from server_worker.checkpoint import Checkpoint
 from server_worker.events import ClientOutcome, RoundRecord
+
+_RECORD = "record"
 
 
 @dataclass(frozen=True)
@@ -55,16 +59,20 @@ def to_checkpoint(progress: Progress, recipe_digest: str) -> Checkpoint:
         "labelled": [list(pair) for pair in progress.labelled],
         "increments": [asdict(increment) for increment in progress.increments],
         "models": models,
-        "record": asdict(progress.record) if progress.record else None,
         "answered": list(progress.answered),
         "buffer": progress.buffer,
     }
-    return Checkpoint(progress.round, meta, to_arrays(tensors))
+    # Not among the fields, whose size is bounded: it grows with the clients and with what they say.
+    record = json.dumps(asdict(progress.record) if progress.record else None).encode()
+    arrays = {**to_arrays(tensors), _RECORD: np.frombuffer(record, np.uint8)}
+    return Checkpoint(progress.round, meta, arrays)
 
 
 def from_checkpoint(checkpoint: Checkpoint, recipe_digest: str) -> Progress:
-    meta, tensors = checkpoint.meta, from_arrays(checkpoint.arrays)
+    meta, arrays = checkpoint.meta, dict(checkpoint.arrays)
     try:
+        record = json.loads(arrays.pop(_RECORD).tobytes())
+        tensors = from_arrays(arrays)
         if meta["recipe_digest"] != recipe_digest:
             raise CheckpointDamaged(
                 "the checkpoint belongs to another recipe: give the run a folder of its own"
@@ -77,7 +85,7 @@ def from_checkpoint(checkpoint: Checkpoint, recipe_digest: str) -> Progress:
             labelled=tuple((pair[0], pair[1]) for pair in meta["labelled"]),
             increments=tuple(Increment(**fields) for fields in meta["increments"]),
             models={n: Weights(tensors[keys[0]], tensors[keys[1]]) for n, keys in meta["models"].items()},
-            record=record_from_fields(meta["record"]) if meta["record"] else None,
+            record=record_from_fields(record) if record else None,
             answered=tuple(meta["answered"]),
             buffer=meta["buffer"],
             bases=_bases(tensors),

@@ -33,7 +33,7 @@ class FederationSettings(Settings):
     """Buffered: aggregate after so many answers."""
     max_staleness: int = Field(default=4, ge=0)
     """Buffered: who started from a model more versions old than this does not count. So many versions are kept."""
-    deadline_seconds: PositiveFloat = 3600.0
+    deadline_seconds: PositiveFloat = 1800.0
     """A round, or in buffered mode a client, is given up after so long."""
     sites: dict[SiteName, PositiveInt] = Field(default={})
     """Who owns the clients: site → how many of them, in order. Empty: one site, "default", owns all."""

@@ -11,6 +11,8 @@ from server_worker.progress import Progress
 from server_worker.recipe import Recipe
 from server_worker.surroundings import Surroundings
 
+_MOST_SAMPLES = 1e12
+
 
 class Reporter:
     def __init__(self, recipe: Recipe, around: Surroundings) -> None:
@@ -78,7 +80,8 @@ def make_record(
 def _mean_losses(outcomes: tuple[ClientOutcome, ...]) -> dict[str, float]:
     names = sorted({name for o in outcomes for name in o.metrics if name.startswith("loss_")})
     by_name = {name: [o.metrics[name] for o in outcomes if name in o.metrics] for name in names}
-    return {name: sum(values) / len(values) for name, values in by_name.items()}
+    # Divided first: a sum of what clients claim may overflow.
+    return {name: sum(value / len(values) for value in values) for name, values in by_name.items()}
 
 
 def labels_held(
@@ -88,8 +91,16 @@ def labels_held(
     held = list(before)
     for outcome in outcomes:
         if outcome.outcome != "invalid" and {"pseudo_labels", "credible"} <= outcome.metrics.keys():
-            held[outcome.client] = (int(outcome.metrics["pseudo_labels"]), int(outcome.metrics["credible"]))
+            held[outcome.client] = (
+                _count(outcome.metrics["pseudo_labels"]),
+                _count(outcome.metrics["credible"]),
+            )
     return tuple(held)
+
+
+def _count(claimed: float) -> int:
+    """A client may claim any number; one that no checkpoint can hold would stop the run."""
+    return int(min(max(claimed, 0.0), _MOST_SAMPLES))
 
 
 class Stopwatch:

@@ -21,7 +21,7 @@ from server_worker.surroundings import Surroundings
 POLL_SECONDS = 0.5
 DEAD_TASK_SECONDS = 2.0
 """How long nothing may arrive before the dead letters are looked through."""
-LEFTOVER_SECONDS = 0.2
+_LONGEST_DETAIL = 1000
 
 
 class RoundsLoop:
@@ -56,7 +56,8 @@ class RoundsLoop:
         opened = self._open(progress, number)
         fold = self._method.open_fold(progress.state, {number: step.broadcast}, number)
         if self._restarted:
-            opened = self._take_leftovers(opened, fold)
+            for arrival in self.inbox.leftovers():
+                opened = self._take(arrival, opened, fold)
             self._restarted = False
         unanswered = {c: a for c, a in opened.activations.items() if c not in opened.arrived}
         self._asking.ask(model, unanswered, progress.answered)
@@ -80,12 +81,6 @@ class RoundsLoop:
             quorum=max(1, round(federation.quorum * federation.clients_per_round)),
             deadline=self._around.clock() + federation.deadline_seconds,
         )
-
-    def _take_leftovers(self, opened: OpenRound, fold: Fold) -> OpenRound:
-        """Who has answered already need not train again."""
-        while (arrival := self.inbox.next(LEFTOVER_SECONDS)) is not None:
-            opened = self._take(arrival, opened, fold)
-        return opened
 
     def _collect(self, opened: OpenRound, fold: Fold, stamps: Stopwatch) -> OpenRound:
         """Take answers until the round may close."""
@@ -120,10 +115,7 @@ class RoundsLoop:
             self.inbox.hold(arrival)
             return self._note_outcome(opened, outcome)
         if objection == "duplicate":
-            # What was counted may have been lost with its connection: this copy stands in for it until the
-            # checkpoint.
-            self._around.watcher.note(f"round {answer.round}, client {answer.client}: duplicate")
-            self.inbox.hold(arrival)
+            self.inbox.hold_repeat(arrival)
         elif objection == "late":
             self.inbox.drop(arrival, "late")
         else:
@@ -174,7 +166,7 @@ class RoundsLoop:
 def judge(arrival: Arrival, fold: Fold, weight: float = 1.0) -> ClientOutcome:
     answer = arrival.answer
     if isinstance(answer, Refusal):
-        return ClientOutcome(answer.client, "refused", detail=f"{answer.reason}: {answer.detail}")
+        return ClientOutcome(answer.client, "refused", detail=_one_line(f"{answer.reason}: {answer.detail}"))
     verdict = fold.add(from_arrays(answer.tensors), answer.num_steps, answer.base_version, weight)
     return ClientOutcome(
         answer.client,
@@ -184,3 +176,8 @@ def judge(arrival: Arrival, fold: Fold, weight: float = 1.0) -> ClientOutcome:
         dict(answer.metrics),
         answer.num_samples,
     )
+
+
+def _one_line(text: str) -> str:
+    """What others say goes into logs and checkpoints."""
+    return " ".join(text[:_LONGEST_DETAIL].split())

@@ -2,10 +2,11 @@
 
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from broker_config.messages import Message, TrainTask, Update
+from broker_config.patient import Patience, PatientTransport
+from broker_config.stores import connect_store
+from broker_config.stores.interface import Store
 from broker_config.stores.memory import MemoryStore
+from broker_config.topology import DEAD_LETTERS, tasks_queue, updates_queue
+from broker_config.transports import connect_transport
+from broker_config.transports.interface import Buffers, Delivery, Transport
 from broker_config.transports.memory import EmbeddedBroker, MemoryTransport
+from broker_config.wire import decode_message, encode_message
 from client_worker.participant import Participant
 from client_worker.training import Trainer
 from fedil_model.augment import TensorViews
@@ -26,6 +35,8 @@ from fedil_model.parameters import Weights
 from fedil_model.split import make_split
 from server_worker.checkpoint import CheckpointFolder
 from server_worker.coordinator import Coordinator, Stopped, Surroundings
+from server_worker.deployment import Deployment, Outcome, serve
+from server_worker.digests import ledger_digest, model_digest
 from server_worker.events import ClientOutcome, RoundRecord
 from server_worker.progress import Progress
 from server_worker.recipe import Recipe, make_recipe
@@ -33,6 +44,8 @@ from server_worker.sites import OneSite, Sites
 
 RUN = "blobs"
 SITE = "here"
+SOON = 60.0
+"""Seconds within which what is under way at a broker happens, however busy the machine."""
 
 
 def blobs(num_samples: int = 400) -> Dataset:
@@ -117,6 +130,7 @@ class Federation:
     stop: threading.Event = field(default_factory=threading.Event)
     clock: Callable[[], float] = time.monotonic
     sites: Sites = field(default_factory=lambda: OneSite(SITE))
+    site: str = SITE
 
     def __post_init__(self) -> None:
         self.dataset = open_dataset(self.recipe.data)
@@ -125,18 +139,27 @@ class Federation:
         self.split = make_split(self.train.labels.numpy(), classes, self.recipe.split, self.recipe.seed)
         self.store = MemoryStore(self.directory / "ledgers")
 
-    def participant(self) -> Participant:
-        transport = MemoryTransport(self.broker)
+    def connect(self) -> Transport:
+        return MemoryTransport(self.broker)
+
+    @property
+    def ledgers(self) -> Store:
+        return self.store
+
+    def trainer(self, transport: Transport) -> Trainer:
         shards = ArrayShards(self.train.inputs, self.split.clients)
         plugins = [self.recipe.data.name, self.recipe.network.name]
-        trainer = Trainer(transport, self.store, shards, torch.device("cpu"), plugins)
-        return Participant(transport, trainer, SITE)
+        return Trainer(transport, self.ledgers, shards, torch.device("cpu"), plugins)
 
-    def coordinator(self, transport: MemoryTransport | None = None) -> Coordinator:
+    def participant(self) -> Participant:
+        transport = self.connect()
+        return Participant(transport, self.trainer(transport), self.site)
+
+    def coordinator(self, transport: Transport | None = None) -> Coordinator:
         chosen = torch.from_numpy(self.split.labelled)
         around = Surroundings(
-            transport=transport or MemoryTransport(self.broker),
-            store=self.store,
+            transport=transport or self.connect(),
+            store=self.ledgers,
             checkpoints=CheckpointFolder(self.directory / "checkpoints"),
             evaluator=InlineEvaluator(),
             watcher=self.diary,
@@ -150,7 +173,7 @@ class Federation:
 
     def play(self) -> Progress | None:
         """The whole run (None if stopped), with one worker beside it."""
-        transport = MemoryTransport(self.broker)
+        transport = self.connect()
         with working(self.broker, self.participant()):
             try:
                 return self.coordinator(transport).run()
@@ -164,14 +187,137 @@ class Federation:
         checkpoint = CheckpointFolder(self.directory / "checkpoints").latest()
         assert checkpoint is not None
         params, buffers = (checkpoint.arrays[f"state/global.{part}"] for part in ("params", "buffers"))
-        return params.tobytes(), buffers.tobytes(), self.store.latest(self.recipe.name)
+        return params.tobytes(), buffers.tobytes(), self.ledgers.latest(self.recipe.name)
+
+    def digests(self) -> tuple[str, str]:
+        """θ′ and all ledgers, as servers tell them."""
+        checkpoints = CheckpointFolder(self.directory / "checkpoints")
+        return model_digest(checkpoints), ledger_digest(self.ledgers, self.recipe.name)
+
+
+@dataclass
+class OverBrokers(Federation):
+    """The same over real brokers and with the server of a deployment. A context: it ends all that it started."""
+
+    broker_url: str = ""
+    store_url: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.site = next(iter(self.recipe.sites))
+        self._stack = ExitStack()
+        self._patience = Patience(stop=self.stop.is_set)
+        self._ledgers: Store | None = None
+
+    def connect(self) -> Transport:
+        transport = PatientTransport(lambda: connect_transport(self.broker_url), self._patience)
+        self._stack.callback(transport.close)
+        return transport
+
+    @property
+    def ledgers(self) -> Store:
+        if self._ledgers is None:
+            self._ledgers = connect_store(self.store_url, None, self.recipe.site_of, self._patience)
+            self._stack.callback(self._ledgers.close)
+        return self._ledgers
+
+    def serve(self) -> "Future[Outcome]":
+        """The server, in a thread of its own; ask the future how it ended."""
+        deployment = Deployment(
+            self.recipe, self.directory, self.broker_url, self.store_url, self.recipe.name, "cpu"
+        )
+        executor = self._stack.enter_context(ThreadPoolExecutor(1))
+        return executor.submit(serve, deployment, self.diary, self.stop)
+
+    def resumed(self, **changes: Any) -> "OverBrokers":
+        """The same run for a server that comes after."""
+        return replace(self, diary=Diary(), stop=threading.Event(), **changes)
+
+    def __enter__(self) -> "OverBrokers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop.set()
+        self._stack.close()
+
+
+Over = Callable[[Recipe], OverBrokers]
+"""Makes federations over brokers, each apart from the others."""
+
+
+def apart(recipe: Recipe) -> Recipe:
+    """With a run and a site of its own: others use the same brokers."""
+    word = uuid.uuid4().hex[:10]
+    sites = {f"site-{word}": recipe.split.clients}
+    federation = recipe.federation.model_copy(update={"sites": sites})
+    return recipe.model_copy(update={"name": f"{recipe.name}-{word}", "federation": federation})
+
+
+class Hands:
+    """All the clients of a federation, in the test's hands: each answers when it is told to."""
+
+    def __init__(self, federation: Federation) -> None:
+        run = federation.recipe.name
+        self.tasks, self.updates = tasks_queue(federation.site), updates_queue(run)
+        self.transport = federation.connect()
+        self.transport.declare(self.tasks, self.updates, DEAD_LETTERS)
+        self._trainer = federation.trainer(self.transport)
+        self._deliveries: dict[tuple[int, int], Delivery] = {}
+
+    def take(self, count: int) -> list[TrainTask]:
+        """The next tasks; they come only when the server has dealt with what was sent before."""
+        tasks = []
+        for _ in range(count):
+            delivery = self.transport.receive(self.tasks, SOON)
+            assert delivery is not None, "no task came"
+            task = decode_message(delivery.body)
+            assert isinstance(task, TrainTask)
+            self._deliveries[task.client, task.activation] = delivery
+            tasks.append(task)
+        return tasks
+
+    def train(self, task: TrainTask) -> Update:
+        return self._trainer.train(task)
+
+    def answer(self, task: TrainTask) -> Update:
+        update = self.train(task)
+        self.send(update)
+        self.settle(task)
+        return update
+
+    def settle(self, task: TrainTask) -> None:
+        self._deliveries[task.client, task.activation].acknowledge()
+
+    def give_back(self, task: TrainTask) -> None:
+        self._deliveries[task.client, task.activation].requeue()
+
+    def reject(self, task: TrainTask, reason: str) -> None:
+        self._deliveries[task.client, task.activation].reject(reason)
+
+    def send(self, message: Message) -> None:
+        self.post(encode_message(message))
+
+    def post(self, body: Buffers) -> None:
+        self.transport.publish(self.updates, body)
+
+    def dead_letters(self) -> dict[bytes, str | None]:
+        """Takes all that there are: body → why."""
+        letters = {}
+        while (letter := self.transport.receive(DEAD_LETTERS, 0.0)) is not None:
+            letters[bytes(letter.body)] = letter.reason
+            letter.acknowledge()
+        return letters
 
 
 @contextmanager
 def working(broker: EmbeddedBroker, participant: Participant) -> Iterator[None]:
-    from broker_config.topology import tasks_queue
-
     broker.declare([tasks_queue(SITE)])
+    with at_work(participant):
+        yield
+
+
+@contextmanager
+def at_work(participant: Participant) -> Iterator[None]:
     thread = threading.Thread(target=participant.serve)
     thread.start()
     try:

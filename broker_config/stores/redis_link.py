@@ -177,9 +177,9 @@ class RedisLink:
     def _pause(self, error: Exception, tries: int, deadline: float) -> None:
         what = f"Redis at {self.where} is away ({str(error).rstrip('.'):.200})"
         if self._patience.stop() or time.monotonic() >= deadline:
-            # A server that dislikes our certificate may hang up before it says so.
-            hint = " and accepts ssl_certfile" if self._tls else ""
-            raise GivenUp(f"{what}: see that it runs{hint}, then try again") from error
+            # A server that dislikes our certificate, or speaks TLS and we do not, may hang up before it says so.
+            hint = "speaks TLS and accepts ssl_certfile" if self._tls else "needs no TLS (rediss://)"
+            raise GivenUp(f"{what}: see that it runs and {hint}, then try again") from error
         if self._changes_to(away=True):
             _log.warning("%s; trying again", what)
         if isinstance(error, ReadOnlyError):

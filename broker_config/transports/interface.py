@@ -1,4 +1,4 @@
-"""The seam to a message broker. Eight methods; the promises are the contract suite's.
+"""The seam to a message broker. Nine methods; the promises are the contract suite's.
 
 * `publish` and `append_model` return only when the broker has taken responsibility.
 * An unacknowledged delivery comes back, marked redelivered, when its consumer goes away.
@@ -78,6 +78,9 @@ class Transport(Protocol):
 
     def retire(self, run: str) -> None:
         """The run is over: its updates, its model log and its lead are dropped. Harmless if there are none."""
+
+    def concerns(self, longest_task_seconds: float) -> tuple[str, ...]:
+        """What about this broker may hurt tasks that take so long, in words for people."""
 
     def close(self) -> None:
         """What this side holds unacknowledged goes back to its queues."""

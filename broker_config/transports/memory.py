@@ -245,6 +245,9 @@ class MemoryTransport:
         _check_open(self._session)
         self._broker.retire(run)
 
+    def concerns(self, longest_task_seconds: float) -> tuple[str, ...]:  # noqa: ARG002 - it waits for ever
+        return ()
+
     def close(self) -> None:
         self._broker.release(self._session)
 

@@ -78,6 +78,9 @@ class SocketTransport:
     def retire(self, run: str) -> None:
         self._link.ask("retire", {"run": run})
 
+    def concerns(self, longest_task_seconds: float) -> tuple[str, ...]:  # noqa: ARG002 - it waits for ever
+        return ()
+
     def close(self) -> None:
         # The broker would notice the closed socket, but only a moment later; asking makes it certain.
         with suppress(BrokerUnavailable):

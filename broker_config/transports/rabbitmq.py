@@ -26,6 +26,7 @@ _REDELIVERED = f"{_OURS}redelivered"
 _REASON = f"{_OURS}reason"
 _QUEUE = f"{_OURS}queue"
 _CONSUMER_TIMEOUT_FROM = (3, 12)
+DEFAULT_CONSUMER_TIMEOUT_SECONDS = 1800.0
 
 
 class RabbitDelivery:
@@ -140,9 +141,10 @@ class RabbitTransport:
         self._pump = Pump([self._line, self._fetching, self._outlet.line])
 
     def declare(self, *queues: str) -> None:
+        tasks = [queue for queue in queues if family_of(queue) is TASKS]
         self._outlet.declare_exchanges()
-        for queue in queues:
-            self._outlet.declare(queue, self._extra_arguments(queue))
+        self._outlet.declare(*tasks, extra=self._consumer_timeout())
+        self._outlet.declare(*(queue for queue in queues if queue not in tasks))
 
     def publish(self, queue: str, body: Buffers) -> None:
         bodies.send(self._outlet, queue, body)
@@ -171,10 +173,21 @@ class RabbitTransport:
         lead = self._leads.pop(run, None)
         if lead is not None:
             lead.give_up()
-        bodies.discard_all(self._line, updates_queue(run))
+        bodies.discard_all(self._fetching, updates_queue(run))
         for queue in (updates_queue(run), models_queue(run), lead_queue(run)):
             self._outlet.delete(queue)
         self._models.forget(run)
+
+    def concerns(self, longest_task_seconds: float) -> tuple[str, ...]:
+        """AMQP cannot tell what a broker's time-out is, only which broker it is."""
+        version = ".".join(map(str, self._line.version))
+        if longest_task_seconds <= DEFAULT_CONSUMER_TIMEOUT_SECONDS:
+            return ()
+        return (
+            f"RabbitMQ {version} takes a task back after its consumer_timeout, 30 minutes if nobody has set it, and "
+            f"tasks here may take {longest_task_seconds / 60:g}: see that it is at least "
+            f"{round(2000 * longest_task_seconds)} ms (fedil broker check tells, fedil broker files writes it)",
+        )
 
     def close(self) -> None:
         for inlet in self._inlets.values():
@@ -189,12 +202,8 @@ class RabbitTransport:
     def _delivery(self, inlet: Inlet, letter: Letter) -> RabbitDelivery:
         return RabbitDelivery(self._line, self._fetching, inlet, self._outlet, letter, self.bytes_received)
 
-    def _extra_arguments(self, queue: str) -> Headers | None:
+    def _consumer_timeout(self) -> Headers | None:
         wish = self._consumer_timeout_seconds
-        if (
-            wish is None
-            or family_of(queue) is not TASKS
-            or self._outlet.line.version < _CONSUMER_TIMEOUT_FROM
-        ):
+        if wish is None or self._outlet.line.version < _CONSUMER_TIMEOUT_FROM:
             return None
         return {"x-consumer-timeout": round(1000 * wish)}

@@ -1,6 +1,7 @@
 """One connection to RabbitMQ: one thread in it at a time, kept alive, its errors translated here and nowhere else."""
 
 import logging
+import re
 import ssl
 import threading
 import time
@@ -31,6 +32,8 @@ READ_BYTES = 1 << 20
 READ_LIMITS = ("_MAX_RECV_BYTES", "_MAX_CONSUME_BYTES")
 _BREATH_SECONDS = 2.0
 _SLOW_SECONDS = 10.0
+# pika has only words left of what the other side said about TLS.
+_CERTIFICATE_ALERT = re.compile(r"alert ([a-z ]*certificate[a-z ]*|unknown ca)")
 _REFUSED, _MISSING, _PRECONDITION, _NOT_ALLOWED = 403, 404, 406, 530
 
 
@@ -57,7 +60,6 @@ class Line:
             if self._ended is not None:
                 raise BrokerUnavailable(self._ended)
             connection = self._connection or self._open()
-            self._busy_since = time.monotonic()
             try:
                 yield connection
             except (FedILError, TooLarge):
@@ -71,8 +73,15 @@ class Line:
                 # A signal may have struck in the middle of a frame: nobody can go on from there.
                 self._lose(f"the connection to RabbitMQ at {self.account.place} was given up: open another")
                 raise
-            finally:
-                self._busy_since = None
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """What should be quick: while it is not, the log says so."""
+        self._busy_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._busy_since = None
 
     def breathe(self) -> None:
         """Answer heartbeats, unless somebody is in the connection and does it anyway."""
@@ -108,6 +117,11 @@ class Line:
 
     def translated(self, error: ChannelClosedByBroker, queue: str = "") -> FedILError:
         code, text = error.reply_code, error.reply_text
+        if code == _MISSING and "down or inaccessible" in text:
+            # Also of streams for some seconds after the broker's start, and of what was on a cluster's lost node.
+            return BrokerUnavailable(
+                f"RabbitMQ at {self.account.place} cannot reach a queue ({text}): try again later"
+            )
         if code == _MISSING:
             return QueueMissing(
                 f"RabbitMQ at {self.account.place} has no such thing ({text}): declare it first"
@@ -180,9 +194,17 @@ class Line:
                 f"the certificate of RabbitMQ at {place} is not to be trusted ({cause.verify_message}): "
                 "name the right authority with ?cafile="
             )
+        alert = _CERTIFICATE_ALERT.search(str(error))
+        if alert is not None:
+            return BrokerRefused(
+                f"RabbitMQ at {place} does not trust our certificate ({alert[1].strip()}): "
+                "name one of its authority with ?certfile= and &keyfile="
+            )
         if isinstance(error, IncompatibleProtocolError) or isinstance(cause, ssl.SSLError):
+            # One that wants a certificate may hang up before it says so.
+            more = ", and certfile" if self.account.parameters.ssl_options else ""
             return BrokerUnavailable(
-                f"what answers at {place} is no RabbitMQ that we understand: check the port, and amqp:// against amqps://"
+                f"what answers at {place} is no RabbitMQ that we understand: check the port, amqp:// against amqps://{more}"
             )
         return BrokerUnavailable(
             f"no RabbitMQ answers at {place} ({_plainly(error)}): is it running, and is the address right?"
@@ -190,7 +212,7 @@ class Line:
 
     def _warn_if_slow(self) -> None:
         since, now = self._busy_since, time.monotonic()
-        if self._heals and since is not None and now - max(since, self._warned_at) > _SLOW_SECONDS:
+        if since is not None and now - max(since, self._warned_at) > _SLOW_SECONDS:
             self._warned_at = now
             _log.warning(
                 "RabbitMQ at %s has not taken a message for %.0f s: it may be overloaded, or block publishers "

@@ -119,9 +119,9 @@ class ModelLog:
             # Whole segments are dropped, as soon as the others exceed the length.
             length = (kept + _SPARE_VERSIONS) * stored + 2 * segment
             self._outlet.declare_exchanges()
-            self._outlet.declare(
-                queue, {"x-max-length-bytes": length, "x-stream-max-segment-size-bytes": segment}
-            )
+            self._outlet.prepare_streams()
+            limits = {"x-max-length-bytes": length, "x-stream-max-segment-size-bytes": segment}
+            self._outlet.declare(queue, extra=limits)
             self._begin(run)
         self._opened.add(run)
 

@@ -1,6 +1,8 @@
 """What we send: every message persistent, mandatory and confirmed, under the name that the broker checks."""
 
 import logging
+import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TypeVar
@@ -10,7 +12,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker, NackError, UnroutableError
 
 from broker_config.errors import BrokerRefused, BrokerUnavailable, FedILError, QueueMissing
-from broker_config.topology import EXCHANGES, QueueKind, kind_of
+from broker_config.topology import EXCHANGES, STREAMS_PREPARED, Exchange, QueueKind, kind_of
 from broker_config.transports.rabbitmq_line import Line, TooLarge
 
 _log = logging.getLogger(__name__)
@@ -18,6 +20,9 @@ _log = logging.getLogger(__name__)
 CHUNK_BYTES = 4 << 20
 """Every RabbitMQ takes messages of this size by default (4.x up to 16 MiB), and larger ones are no faster."""
 _SMALLEST_CHUNK_BYTES = 16 << 10
+
+SETTLE_SECONDS = 1.0
+"""RabbitMQ writes down who its quorum queues and streams are when it had half a second without a new one."""
 
 Headers = Mapping[str, str | int | bool]
 _T = TypeVar("_T")
@@ -39,7 +44,7 @@ class Outlet:
             user_id=self.line.account.user or None,
             headers=dict(headers) if headers else None,
         )
-        with self.line.talk() as connection:
+        with self.line.talk() as connection, self.line.watched():
             try:
                 self._open(connection).basic_publish(
                     family.exchange_of(queue).name,
@@ -71,25 +76,73 @@ class Outlet:
                 self._chunk_bytes //= 2
 
     def declare_exchanges(self) -> None:
-        def declare_all(channel: BlockingChannel) -> None:
-            for exchange in EXCHANGES:
-                channel.exchange_declare(exchange.name, exchange.type, durable=True)
+        for exchange in EXCHANGES:
+            self._declare_exchange(exchange)
 
-        self._do(declare_all)
-
-    def declare(self, queue: str, extra: Headers | None = None) -> None:
+    def declare(self, *queues: str, extra: Headers | None = None) -> None:
         """One that exists otherwise is used as it is: its operator may know better."""
+        if [queue for queue in queues if self._is_unfinished(queue) and self._make_anew(queue, extra)]:
+            time.sleep(SETTLE_SECONDS)
+        for queue in queues:
+            family = family_of(queue)
+            exchange, key = family.exchange_of(queue), family.routing_key(queue)
+            self._make(queue, extra)
+            if family.exchange.is_family:
+                self._declare_exchange(exchange)
+            self._bind(queue, exchange, key)
+
+    def _is_unfinished(self, queue: str) -> bool:
+        """A broker forgets the members of a quorum queue that it made just before it was killed, and then waits for
+        their votes for ever. So the exchange follows when it cannot forget any more: without one nothing was sent."""
         family = family_of(queue)
-        exchange = family.exchange_of(queue)
-        if family.exchange.is_family:
-            self._do(lambda channel: channel.exchange_declare(exchange.name, exchange.type, durable=True))
-        arguments = family.arguments | dict(extra or {})
+        return (
+            family.type == "quorum"
+            and family.exchange.is_family
+            and not self._exchange_exists(family.exchange_of(queue))
+        )
+
+    def _make_anew(self, queue: str, extra: Headers | None) -> bool:
+        """False: it is not ours."""
+        existed = self.exists(queue)
+        made = self._make(queue, extra)
+        if existed and made:
+            self.delete(queue)
+            made = self._make(queue, extra)
+        return made
+
+    def _make(self, queue: str, extra: Headers | None) -> bool:
+        arguments = family_of(queue).arguments | dict(extra or {})
         try:
             self._do(lambda channel: channel.queue_declare(queue, durable=True, arguments=arguments))
         except _Inequivalent as error:
             _log.warning("the queue %s is used as it is, with other arguments than ours: %s", queue, error)
-        key = family.routing_key(queue)
+            return False
+        return True
+
+    def prepare_streams(self) -> None:
+        """With its first stream a broker starts to keep account of streams. One that is killed a moment later forgets
+        all streams that it had by then; so the first is one that nobody misses."""
+        if self._exchange_exists(STREAMS_PREPARED):
+            return
+        queue = f"{STREAMS_PREPARED.name}.{uuid.uuid4().hex}"
+        arguments = {"x-queue-type": "stream"}
+        self._do(lambda channel: channel.queue_declare(queue, durable=True, arguments=arguments))
+        time.sleep(SETTLE_SECONDS)
+        self.delete(queue)
+        self._declare_exchange(STREAMS_PREPARED)
+
+    def _declare_exchange(self, exchange: Exchange) -> None:
+        self._do(lambda channel: channel.exchange_declare(exchange.name, exchange.type, durable=True))
+
+    def _bind(self, queue: str, exchange: Exchange, key: str) -> None:
         self._do(lambda channel: channel.queue_bind(queue, exchange.name, key))
+
+    def _exchange_exists(self, exchange: Exchange) -> bool:
+        try:
+            self._do(lambda channel: channel.exchange_declare(exchange.name, exchange.type, passive=True))
+        except QueueMissing:
+            return False
+        return True
 
     def exists(self, queue: str) -> bool:
         try:

@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from broker_config.addresses import BROKER_URL, STORE_URL
 from fedil_model.errors import SettingError
@@ -129,7 +130,17 @@ def _wish(args: argparse.Namespace) -> "Wish":
         raise SettingError("which sites? give --sites a,b or --recipe R")
     from ops.broker_setup import Wish
 
+    _check_address("--broker-address", args.broker_address, "amqp", "amqps")
+    _check_address("--store-address", args.store_address, "redis", "rediss")
     return Wish(sites, deadline_seconds, args.out, args.rotate, args.broker_address, args.store_address)
+
+
+def _check_address(option: str, url: str | None, *schemes: str) -> None:
+    parts = urlsplit(url or f"{schemes[0]}://host")
+    if parts.scheme not in schemes or not parts.hostname or "@" in parts.netloc:
+        raise SettingError(
+            f"{option}: write {schemes[0]}://host or {schemes[1]}://host, without a user or password"
+        )
 
 
 def _sites_and_deadline(args: argparse.Namespace) -> tuple[tuple[str, ...], float]:

@@ -37,7 +37,7 @@ def echo_recipe(name: str, *, rounds: int, clients: int, parameters: int, fold: 
             "split": {"labelled": 2, "clients": clients},
             "network": {"name": "mlp", "width": 1},
             "server": {"pretrain_epochs": 0},
-            "federation": {"clients_per_round": clients},
+            "federation": {"clients_per_round": clients, "deadline_seconds": 600.0},
         }
     )
 
@@ -77,9 +77,7 @@ class Echo:
         self.device = device
         self.micro_batch: int | None = None
         self._num_parameters: int = learning.data.options["parameters"]
-        self._make_fold: Callable[[Tensor], Fold] = {"mean": MeanFold, "check": CheckFold}[
-            learning.data.options["fold"]
-        ]
+        self._make_fold = _FOLDS[learning.data.options["fold"]]
         network = build_network(learning.network, input_shape, num_classes, seed=0)
         self._evaluated = FlatModel(network, device).weights()
 
@@ -147,6 +145,9 @@ class CheckFold:
 
     def close(self) -> Folded:
         return _folded(self._start)
+
+
+_FOLDS: dict[str, Callable[[Tensor], Fold]] = {"mean": MeanFold, "check": CheckFold}
 
 
 def _folded(params: Tensor) -> Folded:

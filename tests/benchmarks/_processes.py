@@ -54,11 +54,10 @@ def memory_bytes(what: str, pid: int | str = "self") -> int:
 def sent_bytes() -> int:
     """On all TCP connections that this process has open."""
     total = 0
-    for descriptor in os.listdir("/proc/self/fd"):
-        try:
-            with socket.socket(fileno=os.dup(int(descriptor))) as connection:
-                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED.size)
-        except OSError:
-            continue  # no socket, no TCP, or closed meanwhile
-        total += _BYTES_ACKED.unpack(info)[0] if len(info) == _BYTES_ACKED.size else 0
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # closed meanwhile, or no TCP
+            if os.readlink(link).startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(link.name))) as connection:
+                    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED.size)
+                total += _BYTES_ACKED.unpack(info)[0]
     return total

@@ -1,7 +1,6 @@
 """`fedil broker`, on real brokers: what it writes and applies works, and what is wrong is said in one line."""
 
 import logging
-import os
 import stat
 from collections.abc import Iterator
 from contextlib import closing
@@ -10,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from broker_config.addresses import BROKER_URL, STORE_URL
 from broker_config.definitions import rabbitmq_definitions, users_of
 from broker_config.errors import BrokerRefused
 from broker_config.stores import connect_store
 from broker_config.topology import DEAD_LETTERS, site_user, tasks_queue, updates_queue
 from broker_config.transports import connect_transport
+from ops.broker_accounts import ADMIN_STORE_URL, MANAGEMENT_URL
 from ops.broker_management import Management
 from ops.cli import main
 from ops.services import RabbitMQ, Redis, private_rabbitmq, private_redis
@@ -43,8 +44,8 @@ def redis(tmp_path: Path) -> Iterator[Redis]:
 
 @pytest.fixture(autouse=True)
 def _no_addresses_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("FEDIL_") and name.endswith("_URL")]:
-        monkeypatch.delenv(name)
+    for name in (BROKER_URL, STORE_URL, MANAGEMENT_URL, ADMIN_STORE_URL):
+        monkeypatch.delenv(name, raising=False)
 
 
 def management_url(rabbitmq: RabbitMQ, login: str = "guest:guest") -> str:
@@ -221,8 +222,9 @@ def test_a_management_api_that_does_not_let_us_in_is_named(
         capsys, "init", "--management", management_url(rabbitmq).replace("http:", "https:"), *rest
     )
     assert "http:// against https://" in said
-    said = complaint(capsys, "init", "--management", "mq.example:15672", *rest)
-    assert "write http://user:password@host:15672" in said
+    for unreadable in ("mq.example:15672", "http://mq.example:port"):
+        said = complaint(capsys, "init", "--management", unreadable, *rest)
+        assert "write http://user:password@host:15672" in said
 
 
 def test_who_is_no_administrator_is_told(
@@ -256,6 +258,14 @@ def test_a_redis_that_does_not_let_us_in_is_named(
         ),
         (["files", "--out", "x"], "give --sites a,b or --recipe R"),
         (["files", "--out", "x", "--sites", "a.b"], "'a.b' is no name for a site"),
+        (
+            ["files", "--out", "x", "--sites", "a", "--broker-address", "mq:5672"],
+            "--broker-address: write amqp://",
+        ),
+        (
+            ["files", "--out", "x", "--sites", "a", "--store-address", "redis://u:p@r"],
+            "without a user or password",
+        ),
         (["check"], "give --broker, --store or --management"),
     ],
 )

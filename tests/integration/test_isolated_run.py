@@ -190,7 +190,6 @@ def dead_task(run: str, client: int) -> bytes:
     return b"".join(encode_message(task))
 
 
-@pytest.mark.xfail(strict=True, reason="Inbox.dead_tasks does not ask who sent a letter")
 def test_a_site_gives_up_its_own_tasks_and_not_those_of_others(
     inbox: Inbox, north: Transport, run: str
 ) -> None:

@@ -1,14 +1,18 @@
 """The RabbitMQ transport when its broker dies, runs out of memory or is set up tightly."""
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
+import pika
 import pytest
+from pika.exceptions import AMQPConnectionError
 
 from broker_config.errors import BrokerUnavailable
+from broker_config.patient import Patience, PatientTransport
 from broker_config.topology import DEAD_LETTERS, tasks_queue, updates_queue
+from broker_config.topology import TASKS as TASKS_KIND
 from broker_config.transports.rabbitmq import RabbitTransport
 from ops.services import RabbitMQ, Service, rabbitmq_service
 from tests.integration.rabbitmq_peeking import SOON
@@ -18,6 +22,10 @@ UPDATES, TASKS = updates_queue("run"), tasks_queue("site")
 BIG = 10_000_000
 LONG = 120.0
 """RabbitMQ looks at its consumer_timeout once a minute, unless it is told otherwise."""
+
+
+def patient(service: Service) -> PatientTransport:
+    return PatientTransport(lambda: RabbitTransport(service.url), Patience(SOON))
 
 
 def test_a_killed_broker_is_unavailable_to_every_call_and_keeps_what_it_had(own_rabbitmq: Service) -> None:
@@ -40,14 +48,29 @@ def test_a_killed_broker_is_unavailable_to_every_call_and_keeps_what_it_had(own_
             with pytest.raises(BrokerUnavailable):
                 call()
     own_rabbitmq.start()
-    with closing(RabbitTransport(own_rabbitmq.url)) as transport:
+    with closing(patient(own_rabbitmq)) as transport:
         task, update = transport.receive(TASKS, SOON), transport.receive(UPDATES, SOON)
         assert task is not None
         assert update is not None
         assert bytes(task.body) == b"task"
         assert update.body == body
+        # A stream comes back some seconds later than its broker.
         assert transport.read_model(address) == body
         assert transport.append_model("run", 2, [body]).offset > address.offset
+
+
+def test_a_queue_that_a_dying_broker_left_without_a_leader_is_made_anew(own_rabbitmq: Service) -> None:
+    url = pika.URLParameters(own_rabbitmq.url)
+    with suppress(AMQPConnectionError), pika.BlockingConnection(url) as connection:
+        connection.channel().queue_declare(TASKS, durable=True, arguments=TASKS_KIND.arguments)
+        own_rabbitmq.kill()
+    own_rabbitmq.start()
+    with closing(RabbitTransport(own_rabbitmq.url)) as transport:
+        transport.declare(TASKS, DEAD_LETTERS)
+        transport.publish(TASKS, [b"task"])
+        task = transport.receive(TASKS, SOON)
+        assert task is not None
+        task.acknowledge()
 
 
 def test_an_acknowledgement_after_the_brokers_death_says_so(own_rabbitmq: Service) -> None:

@@ -252,7 +252,7 @@ def test_strangers_and_repeats_change_nothing_and_are_named(tmp_path: Path) -> N
         server.end()
     (record,) = federation.diary.records
     assert len(record.outcomes) == 2
-    assert record.refused == {"other_run": 1, "not_asked": 2}
+    assert record.refused == {"other_run": 1, "not_asked": 2, "duplicate": 1}
     assert any(note.endswith("duplicate") for note in federation.diary.notes)
 
 

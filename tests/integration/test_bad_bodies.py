@@ -1,0 +1,185 @@
+"""Updates that travel in chunks, and dead letters, over real RabbitMQ: what is broken, and what only looks so."""
+
+import dataclasses
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from broker_config.chunks import OVERHEAD_BYTES, split
+from broker_config.messages import TrainTask, Update
+from broker_config.topology import DEAD_LETTERS, body_queue
+from broker_config.transports.rabbitmq_bodies import BODY_HEADER
+from broker_config.transports.rabbitmq_line import Line
+from broker_config.transports.rabbitmq_outlet import CHUNK_BYTES, Outlet
+from broker_config.transports.rabbitmq_url import account_of
+from broker_config.wire import encode_message
+from server_worker.inbox import Inbox
+from tests.federation import SOON, Federation, Hands, Over, blobs_recipe
+
+LARGE = blobs_recipe(rounds=1, network={"name": "mlp", "width": 1100})
+"""Its updates have 4.9 MB"""
+
+
+@contextmanager
+def outlet_to(url: str) -> Iterator[Outlet]:
+    line = Line(account_of(url), "testing", heals=True)
+    try:
+        yield Outlet(line)
+    finally:
+        line.close()
+
+
+def post_frames(outlet: Outlet, queue: str, frames: Iterable[bytes]) -> None:
+    """A notice, and what it speaks of: any chunks in any order."""
+    place = body_queue(outlet.line.account.user, uuid.uuid4().hex)
+    outlet.declare(place)
+    for frame in frames:
+        outlet.put(place, frame)
+    outlet.put(queue, b"", {BODY_HEADER: place})
+
+
+def frames_of(update: Update, stride: int = CHUNK_BYTES // 4) -> list[bytes]:
+    body = encode_message(update)
+    return list(split(body, stride + OVERHEAD_BYTES, uuid.uuid4().bytes))
+
+
+def flipped(frame: bytes) -> bytes:
+    return frame[:1000] + bytes([frame[1000] ^ 1]) + frame[1001:]
+
+
+def under_the_same_id(frames: Sequence[bytes], others: Sequence[bytes]) -> list[bytes]:
+    """The second chunk tells of a body of another size."""
+    body = uuid.uuid4().bytes
+    parts = [bytes(5_000_000), bytes(4_000_000)]
+    first, second = (list(split([part], 2_000_000, body)) for part in parts)
+    return [first[0], second[1]]
+
+
+BROKEN: dict[str, tuple[str, Callable[[Sequence[bytes], Sequence[bytes]], Iterable[bytes]]]] = {
+    "a chunk cut short": ("digest", lambda f, _: [f[0], f[1][:-10], *f[2:]]),
+    "a chunk with a flipped bit": ("digest", lambda f, _: [flipped(f[0]), *f[1:]]),
+    "a chunk that is garbage": ("not_fedil", lambda f, _: [f[0], b"hello", *f[1:]]),
+    "a chunk that is missing": ("body_missing", lambda f, _: [f[0], *f[2:]]),
+    "a chunk of another body": ("body_missing", lambda f, others: [f[0], others[1], *f[2:]]),
+    "no chunk at all": ("body_missing", lambda *_: []),
+    "chunks that contradict each other": ("contradiction", under_the_same_id),
+}
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    federation = Federation(LARGE, tmp_path_factory.mktemp("large"))
+    federation.play()
+    return federation.digests()
+
+
+def test_broken_bodies_are_refused_by_reason_and_chunks_may_come_in_any_order_and_twice(
+    over: Over, large: tuple[str, str]
+) -> None:
+    federation = over(LARGE)
+    hands = Hands(federation)
+    hands.dead_letters()
+    server = federation.serve()
+    tasks = hands.take(3)
+    first, second, third = (frames_of(hands.train(task)) for task in tasks)
+    assert len(first) > 3
+    with outlet_to(federation.broker_url) as outlet:
+        for make in (make for _, make in BROKEN.values()):
+            post_frames(outlet, hands.updates, make(first, second))
+        post_frames(outlet, hands.updates, reversed(first))
+        post_frames(outlet, hands.updates, [second[0], *second])
+        post_frames(outlet, hands.updates, third)
+        outcome = server.result(SOON)
+    assert (outcome.model_digest, outcome.ledger_digest) == large
+    reasons = [reason for reason, _ in BROKEN.values()]
+    (record,) = federation.diary.records
+    assert record.refused == {reason: reasons.count(reason) for reason in reasons}
+    refused = [note for note in federation.diary.notes if note.startswith("message refused")]
+    assert [note.partition("(")[2].partition(")")[0] for note in refused] == reasons
+    assert sorted(dead_reasons(hands)) == sorted(reasons)
+    for task in tasks:
+        hands.settle(task)
+
+
+def dead_reasons(hands: Hands) -> list[str | None]:
+    """Their bodies are broken: only the reasons are looked at."""
+    reasons = []
+    while (letter := hands.transport.receive(DEAD_LETTERS, 0.0)) is not None:
+        reasons.append(letter.reason)
+        letter.acknowledge()
+    return reasons
+
+
+# Dead letters
+
+
+@pytest.fixture
+def looked(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
+    """Released whenever the server has looked through the dead letters, which it does at every pause."""
+    monkeypatch.setattr("server_worker.rounds.DEAD_TASK_SECONDS", 0.0)
+    looks, look = threading.Semaphore(0), Inbox.dead_tasks
+
+    def counted(inbox: Inbox, on_task: Callable[[TrainTask, str], None]) -> None:
+        look(inbox, on_task)
+        looks.release()
+
+    monkeypatch.setattr(Inbox, "dead_tasks", counted)
+    return looks
+
+
+def test_a_task_that_somebody_put_among_the_updates_makes_nobody_give_up_its_client(
+    over: Over, looked: threading.Semaphore
+) -> None:
+    federation = over(blobs_recipe(rounds=1))
+    hands, server = Hands(federation), federation.serve()
+    tasks = hands.take(3)
+    hands.send(tasks[0])
+    for _ in range(3):
+        assert looked.acquire(timeout=SOON)
+    for task in tasks:
+        hands.answer(task)
+    server.result(SOON)
+    (record,) = federation.diary.records
+    assert record.refused == {"misplaced": 1}
+    assert {outcome.outcome for outcome in record.outcomes} <= {"accepted", "rejected_cosine"}
+
+
+def test_a_dead_task_is_found_behind_many_other_letters(over: Over, looked: threading.Semaphore) -> None:
+    federation = over(blobs_recipe(rounds=1))
+    hands, server = Hands(federation), federation.serve()
+    poisoned, *others = hands.take(3)
+    for number in range(150):
+        hands.transport.publish(DEAD_LETTERS, [b"garbage %d" % number])
+    hands.transport.publish(DEAD_LETTERS, encode_message(dataclasses.replace(poisoned, run="another")))
+    hands.reject(poisoned, "delivery_limit")
+    for task in others:
+        hands.answer(task)
+    server.result(SOON)
+    outcomes = {outcome.client: outcome for outcome in federation.diary.records[0].outcomes}
+    assert outcomes[poisoned.client].outcome == "refused"
+    assert outcomes[poisoned.client].detail == "its task is a dead letter (delivery_limit)"
+    assert len(hands.dead_letters()) >= 152, "letters stay for people to see"
+
+
+def test_leftovers_behind_garbage_are_counted_before_anybody_is_asked_again(
+    over: Over, tmp_path: Path
+) -> None:
+    federation = over(blobs_recipe(rounds=1))
+    hands, server = Hands(federation), federation.serve()
+    tasks = hands.take(3)
+    federation.stop.set()
+    assert server.result(SOON).stopped
+    again = federation.resumed()
+    with again:
+        hands = Hands(again)
+        for number in range(3):
+            hands.post([b"garbage %d" % number])
+        for task in tasks:
+            hands.send(hands.train(task))
+        assert again.serve().result(SOON).rounds_done == 1
+        assert again.diary.records[0].refused == {"not_fedil": 3}
+        assert hands.transport.receive(hands.tasks, 0.0) is None, "somebody was asked again"

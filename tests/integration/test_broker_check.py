@@ -1,0 +1,208 @@
+"""`fedil broker check`: sound brokers pass, and every fault is a line that names it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker_config.addresses import BROKER_URL, STORE_URL
+from broker_config.definitions import ADMIN_USER, permission, rabbitmq_password_hash
+from ops.broker_accounts import MANAGEMENT_URL
+from ops.cli import main
+from ops.services import private_redis
+from ops.services.process import LOOPBACK, find_program, free_ports
+from tests.integration.configured_brokers import Brokers, configured_brokers, password_of
+from tests.services import needed
+
+
+@pytest.fixture(scope="module")
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
+    with configured_brokers(tmp_path_factory.mktemp("brokers"), "north", "south") as brokers:
+        yield brokers
+
+
+@pytest.fixture(autouse=True)
+def _no_addresses_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (BROKER_URL, STORE_URL, MANAGEMENT_URL):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def lines(capsys: pytest.CaptureFixture[str]) -> "Check":
+    return Check(capsys)
+
+
+class Check:
+    """Runs it: the exit code, and what it says by verdict."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *arguments: str) -> tuple[int, dict[str, list[str]]]:
+        code = main(["broker", "check", *arguments])
+        found: dict[str, list[str]] = {"ok": [], "wrong": [], "unknown": []}
+        for line in self._capsys.readouterr().out.splitlines():
+            verdict, _, text = line.partition(": ")
+            found[verdict].append(text)
+        return code, found
+
+
+def management_url(brokers: Brokers) -> str:
+    return brokers.rabbitmq.management_url.replace("//", f"//{ADMIN_USER}:{password_of(ADMIN_USER)}@")
+
+
+@pytest.fixture
+def _with_rabbitmqctl(brokers: Brokers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that finds our private node, first on the PATH."""
+    program = find_program("rabbitmqctl", "/usr/lib/rabbitmq/bin/rabbitmqctl", missing="no rabbitmqctl")
+    home, epmd = brokers.rabbitmq.directory / "home", brokers.rabbitmq.ports["epmd"]
+    script = tmp_path / "rabbitmqctl"
+    script.write_text(f'#!/bin/sh\nHOME={home} ERL_EPMD_PORT={epmd} exec {program} "$@"\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+
+
+@pytest.mark.parametrize(("user", "called"), [("server", "a server"), ("site-north", "a site")])
+def test_sound_brokers_pass_for_the_server_and_for_a_site(
+    brokers: Brokers, lines: Check, user: str, called: str
+) -> None:
+    code, found = lines("--broker", brokers.broker_url(user), "--store", brokers.store_url(user))
+    assert (code, found["wrong"]) == (0, [])
+    assert [text for text in found["ok"] if text.endswith(f"the rights of {called}")] == found["ok"]
+    assert len(found["ok"]) == 2
+
+
+@pytest.mark.usefixtures("_with_rabbitmqctl")
+def test_an_administrator_sees_users_rights_and_the_timeout(brokers: Brokers, lines: Check) -> None:
+    code, found = lines("--management", management_url(brokers))
+    rights, timeout = found["ok"]
+    assert (code, found["wrong"], found["unknown"]) == (0, [], [])
+    assert rights.endswith("rights and queues of north, south")
+    assert timeout.endswith("consumer_timeout is 86400000")
+
+
+@pytest.mark.usefixtures("_with_rabbitmqctl")
+def test_a_timeout_shorter_than_the_deadline_wants_is_wrong(brokers: Brokers, lines: Check) -> None:
+    code, found = lines("--management", management_url(brokers), "--deadline", "90000")
+    assert (code, len(found["wrong"])) == (1, 1)
+    assert "consumer_timeout is 86400000: set it to at least 180000000" in found["wrong"][0]
+
+
+def test_without_rabbitmqctl_nobody_knows_the_timeout(
+    brokers: Brokers, lines: Check, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    code, found = lines("--management", management_url(brokers), "--deadline", "3600")
+    assert (code, found["wrong"]) == (0, [])
+    assert "consumer_timeout in its rabbitmq.conf must be at least 7200000" in found["unknown"][0]
+
+
+def test_a_site_that_nobody_brought_in_is_missing(brokers: Brokers, lines: Check) -> None:
+    code, found = lines("--management", management_url(brokers), "--sites", "west")
+    assert code == 1
+    wrong = "\n".join(found["wrong"])
+    missing = (
+        "what site-west may do",
+        "queue fedil.tasks.west",
+        "exchange fedil.site.west",
+        "the way to fedil.tasks.west",
+    )
+    for what in missing:
+        assert what in wrong
+
+
+def test_rights_that_are_not_ours_are_wrong(brokers: Brokers, lines: Check) -> None:
+    ours = permission("site-south")
+    try:
+        brokers.management.post(
+            "definitions", {"permissions": [{**ours, "configure": ".*", "write": ".*", "read": ".*"}]}
+        )
+        code, found = lines(
+            "--management", management_url(brokers), "--broker", brokers.broker_url("site-south")
+        )
+        assert code == 1
+        assert any("what site-south may do is not as it should be" in text for text in found["wrong"])
+        assert any("the user of site 'south' may lead runs" in text for text in found["wrong"])
+        brokers.management.post("definitions", {"permissions": [{**ours, "write": "^$"}]})
+        code, found = lines("--broker", brokers.broker_url("site-south"))
+        assert code == 1
+        assert any(
+            "refused the user 'site-south'" in text and "fedil.updates" in text for text in found["wrong"]
+        )
+    finally:
+        brokers.management.post("definitions", {"permissions": [ours]})
+
+
+def user(name: str, password: str, *tags: str) -> dict[str, object]:
+    hashed = rabbitmq_password_hash(name, password)
+    algorithm = "rabbit_password_hashing_sha256"
+    return {"name": name, "password_hash": hashed, "hashing_algorithm": algorithm, "tags": tags}
+
+
+def test_a_site_with_a_tag_is_wrong(brokers: Brokers, lines: Check) -> None:
+    name, password = "site-south", password_of("site-south")
+    brokers.management.post("definitions", {"users": [user(name, password, "monitoring")]})
+    try:
+        code, found = lines("--management", management_url(brokers))
+    finally:
+        brokers.management.post("definitions", {"users": [user(name, password)]})
+    assert (code, len(found["wrong"])) == (1, 1)
+    assert found["wrong"][0].endswith("site-south has tags: rabbitmqctl set_user_tags site-south")
+
+
+def test_guest_is_wrong(brokers: Brokers, lines: Check) -> None:
+    nothing = {"user": "guest", "vhost": "fedil", "configure": "^$", "write": "^$", "read": "^$"}
+    brokers.management.post("definitions", {"users": [user("guest", "guest")], "permissions": [nothing]})
+    try:
+        code, found = lines("--broker", brokers.broker_url("server"))
+    finally:
+        brokers.rabbitmq.ctl("delete_user", "guest")
+    assert (code, len(found["wrong"])) == (1, 1)
+    assert found["wrong"][0].endswith("rabbitmqctl delete_user guest")
+
+
+def test_a_redis_that_loses_ledgers_is_wrong(lines: Check, tmp_path: Path) -> None:
+    careless = ["--appendonly", "no", "--maxmemory-policy", "allkeys-lru"]
+    with needed(lambda: private_redis(tmp_path, options=careless)) as redis:
+        code, found = lines("--store", redis.url)
+    assert (code, found["ok"]) == (1, [])
+    keeping, evicting, open_to_all = found["wrong"]
+    assert keeping.endswith("set appendonly yes")
+    assert evicting.endswith("set maxmemory-policy noeviction")
+    assert open_to_all.endswith("ACL SETUSER default off")
+
+
+def test_a_site_that_reads_ledgers_of_others_is_wrong(lines: Check, tmp_path: Path) -> None:
+    acl = tmp_path / "users.acl"
+    acl.write_text("user default off\nuser site-north on >word ~* +@all\n")
+    with needed(lambda: private_redis(tmp_path / "redis", options=["--aclfile", str(acl)])) as redis:
+        code, found = lines("--store", redis.url.replace("//", "//site-north:word@"))
+    assert (code, len(found["wrong"])) == (1, 1)
+    assert "may read the ledgers of other sites" in found["wrong"][0]
+
+
+def test_what_cannot_be_reached_is_wrong_and_the_rest_is_still_looked_at(
+    brokers: Brokers, lines: Check
+) -> None:
+    nowhere = f"amqp://server:word@{LOOPBACK}:{free_ports(['nowhere'])['nowhere']}/fedil"
+    code, found = lines("--broker", nowhere, "--store", brokers.store_url("server"))
+    assert (code, len(found["wrong"]), len(found["ok"])) == (1, 1, 1)
+    assert "no RabbitMQ answers" in found["wrong"][0]
+
+
+@pytest.mark.parametrize("option", ["--broker", "--store", "--management"])
+def test_what_is_no_broker_of_ours_is_wrong(lines: Check, option: str) -> None:
+    code, found = lines(option, "memory:///somewhere")
+    assert (code, len(found["wrong"])) == (1, 1)
+    assert "write " in found["wrong"][0]
+
+
+def test_no_password_is_shown(brokers: Brokers, capsys: pytest.CaptureFixture[str]) -> None:
+    broker, store = brokers.broker_url("server"), brokers.store_url("server")
+    wrong = [url.replace("word-of-server", "s3cret") for url in (broker, store, management_url(brokers))]
+    assert main(["broker", "check", "--broker", wrong[0], "--store", wrong[1], "--management", wrong[2]]) == 1
+    captured = capsys.readouterr()
+    assert (
+        captured.out.count("\n") == 3 + 1
+    )  # the administrator's password was right, and the timeout is told
+    assert "s3cret" not in captured.out + captured.err
