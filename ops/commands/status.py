@@ -139,9 +139,8 @@ def site_part(
         return [title]
     table = Table(box=None, pad_edge=False, padding=(0, 2))
     for heading in ("worker", "device", "doing", "for", "tasks", "images/s"):
-        table.add_column(
-            heading, header_style="dim", justify="right" if heading in ("tasks", "images/s") else "left"
-        )
+        right = heading in ("tasks", "images/s")
+        table.add_column(heading, header_style="dim", justify="right" if right else "left", no_wrap=True)
     for name, facts in workers.items():
         speed = facts.get("images_per_second")
         table.add_row(

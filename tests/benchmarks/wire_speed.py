@@ -1,0 +1,161 @@
+"""A model of 26 MB to RabbitMQ and back, against bare pika with confirms at whatever suits that best."""
+
+import statistics
+import tempfile
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pika
+from pika.adapters.utils.io_services_utils import _AsyncTransportBase
+
+from broker_config.transports.rabbitmq import RabbitTransport
+from broker_config.transports.rabbitmq_line import READ_BYTES, READ_LIMITS
+from ops.services import rabbitmq_service
+
+BAR = 0.7
+MODEL_BYTES = 26_310_000
+CHUNK_MB = (1, 2, 4, 8, 16)
+TRIALS, ROUNDS = 3, 15
+AS_SHIPPED = {limit: getattr(_AsyncTransportBase, limit) for limit in READ_LIMITS}
+RAISED = dict.fromkeys(READ_LIMITS, READ_BYTES)
+Times = dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class Way:
+    """How bare pika sends a model."""
+
+    queue_type: str
+    chunk_mb: int
+
+
+class Bare:
+    """What a careful beginner would write: persistent, mandatory, a confirm for each chunk, no digests."""
+
+    def __init__(self, url: str, body: bytes) -> None:
+        self._publishing, self._consuming = (
+            pika.BlockingConnection(pika.URLParameters(url)) for _ in range(2)
+        )
+        self._channel = self._publishing.channel()
+        self._channel.confirm_delivery()
+        self._chunks = {
+            mb: [body[at : at + mb * 10**6] for at in range(0, len(body), mb * 10**6)] for mb in CHUNK_MB
+        }
+
+    def publish(self, way: Way) -> tuple[str, float]:
+        queue = f"bare-{uuid.uuid4().hex}"
+        self._channel.queue_declare(queue, durable=True, arguments={"x-queue-type": way.queue_type})
+        started = time.perf_counter()
+        for chunk in self._chunks[way.chunk_mb]:
+            self._channel.basic_publish(
+                "", queue, chunk, pika.BasicProperties(delivery_mode=2), mandatory=True
+            )
+        return queue, time.perf_counter() - started
+
+    def consume(self, way: Way, queue: str, limits: dict[str, int]) -> float:
+        """The chunks go back afterwards, so that they can be read again."""
+        chunks: list[bytes] = []
+        offset = {"x-stream-offset": "first"} if way.queue_type == "stream" else None
+        with reading_by(limits):
+            started = time.perf_counter()
+            channel = self._consuming.channel()
+            channel.basic_qos(prefetch_count=len(self._chunks[way.chunk_mb]))
+            channel.basic_consume(queue, lambda *message: chunks.append(message[3]), arguments=offset)
+            while len(chunks) < len(self._chunks[way.chunk_mb]):
+                self._consuming.process_data_events(1.0)
+            body = b"".join(chunks)
+            seconds = time.perf_counter() - started
+        channel.close()
+        assert len(body) == MODEL_BYTES
+        return seconds
+
+    def delete(self, queue: str) -> None:
+        self._channel.queue_delete(queue)
+
+    def close(self) -> None:
+        self._publishing.close()
+        self._consuming.close()
+
+
+@contextmanager
+def reading_by(limits: dict[str, int]) -> Iterator[None]:
+    """How much pika reads at a time is a matter of its class, so ours would change the bare side too."""
+    for limit, value in limits.items():
+        setattr(_AsyncTransportBase, limit, value)
+    try:
+        yield
+    finally:
+        for limit, value in RAISED.items():
+            setattr(_AsyncTransportBase, limit, value)
+
+
+def best_ways(bare: Bare) -> dict[str, Way]:
+    times: dict[str, dict[Way, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for _ in range(TRIALS):
+        for way in (Way(queue_type, mb) for queue_type in ("classic", "stream") for mb in CHUNK_MB):
+            queue, seconds = bare.publish(way)
+            times["publish"][way].append(seconds)
+            times["consume"][way].append(bare.consume(way, queue, AS_SHIPPED))
+            times["consume_raised"][way].append(bare.consume(way, queue, RAISED))
+            bare.delete(queue)
+    return {
+        task: min(by_way, key=lambda way, by_way=by_way: statistics.median(by_way[way]))  # type: ignore[misc]
+        for task, by_way in times.items()
+    }
+
+
+def measure(transport: RabbitTransport, bare: Bare, pieces: list[memoryview], ways: dict[str, Way]) -> Times:
+    run = f"run-{uuid.uuid4().hex}"
+    times: Times = defaultdict(list)
+    for version in range(ROUNDS + 1):
+        started = time.perf_counter()
+        address = transport.append_model(run, version, pieces)
+        times["append"].append(time.perf_counter() - started)
+        _, seconds = bare.publish(ways["publish"])
+        times["publish"].append(seconds)
+        started = time.perf_counter()
+        body = transport.read_model(address)
+        times["read"].append(time.perf_counter() - started)
+        assert len(body) == MODEL_BYTES
+        for task, limits in (("consume", AS_SHIPPED), ("consume_raised", RAISED)):
+            queue, _ = bare.publish(ways[task])
+            times[task].append(bare.consume(ways[task], queue, limits))
+            bare.delete(queue)
+    transport.retire(run)
+    return times
+
+
+def run() -> dict[str, object]:
+    weights = np.random.default_rng(0).integers(0, 256, MODEL_BYTES, np.uint8)
+    # As a network's state comes: tensors of many sizes.
+    pieces = [piece.data for piece in np.split(weights, np.geomspace(1000, MODEL_BYTES - 1, 49).astype(int))]
+    with (
+        tempfile.TemporaryDirectory(prefix="fedil-") as folder,
+        rabbitmq_service(Path(folder)) as service,
+        closing(Bare(service.url, weights.tobytes())) as bare,
+        closing(RabbitTransport(service.url)) as transport,
+    ):
+        ways = best_ways(bare)
+        times = measure(transport, bare, pieces, ways)
+    # The first has to open what the others find open.
+    speeds = {task: MODEL_BYTES / 1e6 / statistics.median(values[1:]) for task, values in times.items()}
+    writing, reading = speeds["append"] / speeds["publish"], speeds["read"] / speeds["consume"]
+    reading_raised = speeds["read"] / speeds["consume_raised"]
+    ratio = min(writing, reading)
+    return {
+        "name": "wire_speed",
+        "ratio": round(ratio, 3),
+        "bar": BAR,
+        "ok": ratio >= BAR,
+        "ratio_append": round(writing, 3),
+        "ratio_read": round(reading, 3),
+        "ratio_read_with_pika_reading_as_we_do": round(reading_raised, 3),
+        **{f"{task}_mb_per_s": round(speed) for task, speed in speeds.items()},
+        **{f"best_{task}": f"{way.queue_type}, {way.chunk_mb} MB" for task, way in ways.items()},
+    }
