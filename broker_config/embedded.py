@@ -206,7 +206,9 @@ class _Connection:
         return {}, ()
 
     def _append_model(self, fields: dict[str, Any], body: memoryview) -> _Answer:
-        address = self._broker.append_model(fields["run"], fields["version"], self._pieces(body), fields["kept"])
+        address = self._broker.append_model(
+            fields["run"], fields["version"], self._pieces(body), fields["kept"]
+        )
         return {"offset": address.offset}, ()
 
     def _read_model(self, fields: dict[str, Any], _: memoryview) -> _Answer:

@@ -1,6 +1,7 @@
 """FedILError
 ├── AddressMissing      nobody said where a broker is
 ├── BrokerUnavailable   try again later
+│   └── BrokerBlocked   it takes no messages for now, and the connection is still good
 ├── BrokerRefused       wrong credentials, no permission, a setting that would lose data: put it right, then start again
 ├── QueueMissing        declare the topology first
 ├── MessageRejected     never retry: dead-letter it (`reason` is a word for logs and counters)
@@ -20,6 +21,10 @@ class AddressMissing(FedILError):
 
 
 class BrokerUnavailable(FedILError):
+    pass
+
+
+class BrokerBlocked(BrokerUnavailable):
     pass
 
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
-from broker_config.errors import BrokerUnavailable
+from broker_config.errors import BrokerBlocked, BrokerUnavailable
 from broker_config.transports.interface import Buffers, Delivery, ModelAddress, Transport
 
 _log = logging.getLogger(__name__)
@@ -81,7 +81,9 @@ class PatientTransport:
             try:
                 answer = question(self._connected())
             except BrokerUnavailable as error:
-                self._drop()
+                # Dropping a good connection would give back what is held, and count against it.
+                if not isinstance(error, BrokerBlocked):
+                    self._drop()
                 tries += 1
                 self._pause(error, tries, deadline)
             else:

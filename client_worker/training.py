@@ -10,7 +10,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from broker_config.errors import MessageRejected
+from broker_config.errors import LedgerMissing, MessageRejected
 from broker_config.messages import LEDGER_KIND, MODEL_KIND, TrainTask, Update
 from broker_config.transports.interface import Transport
 from broker_config.wire import decode_arrays, digest, encode_arrays
@@ -94,7 +94,7 @@ class Trainer:
         began = time.perf_counter()
         method, broadcast = self._method_for(task, learning), self._broadcast_for(task)
         kept = self._ledgers.read(task.run, task.client, task.activation, at_least=task.ledger_at_least)
-        ledger = decode_arrays(kept, LEDGER_KIND)[1] if kept is not None else None
+        ledger = _ledger_in(kept, task) if kept is not None else None
         inputs = self._cache.get(task.client, lambda: self._shards.inputs(task.client))
         fetched = time.perf_counter()
         with self._interruptible():
@@ -152,6 +152,16 @@ class Trainer:
         if found != task.model_digest:
             raise MessageRejected("digest", f"model {task.model.version} is {found}, not {task.model_digest}")
         return decode_arrays(body, MODEL_KIND)[1]
+
+
+def _ledger_in(kept: bytes, task: TrainTask) -> Mapping[str, np.ndarray]:
+    try:
+        return decode_arrays(kept, LEDGER_KIND)[1]
+    except MessageRejected as error:
+        raise LedgerMissing(
+            f"run {task.run!r}, client {task.client}: what the store holds is no ledger ({error}): restore it, or "
+            "start a new run"
+        ) from error
 
 
 def _learning_of(task: TrainTask) -> Learning:

@@ -1,5 +1,6 @@
 """What is wrong with brokers that run, one line each; asked as those ask who are to use them."""
 
+import os
 import secrets
 import shutil
 import subprocess
@@ -219,9 +220,11 @@ def _configured_timeout(node: str) -> int | None:
     if program is None:
         return None
     command = [program, "--quiet", "--node", node, "eval", _ASK_TIMEOUT]
+    # Else it leaves a port mapper behind on a machine that has no node.
+    environment = {**os.environ, "ERL_FLAGS": f"{os.environ.get('ERL_FLAGS', '')} -start_epmd false"}
     try:
         said = subprocess.run(
-            command, capture_output=True, text=True, timeout=_CTL_SECONDS, check=False
+            command, env=environment, capture_output=True, text=True, timeout=_CTL_SECONDS, check=False
         ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return None

@@ -24,7 +24,6 @@ def main() -> int:
     add_arguments(parser)
     options = parser.parse_args()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
-    logging.getLogger("pika").setLevel(logging.ERROR)  # our own lines say what happened, once
     try:
         return _serve(options)
     except (FedILError, LearningError, OSError) as error:

@@ -4,7 +4,7 @@
 import json
 from typing import Protocol
 
-from broker_config.errors import BrokerUnavailable
+from broker_config.errors import BrokerUnavailable, LedgerMissing
 from broker_config.topology import DEAD_LETTERS, tasks_queue, updates_queue
 from broker_config.wire import digest
 from fedil_model.datasets.interface import Samples
@@ -20,6 +20,8 @@ from server_worker.rounds import RoundsLoop
 from server_worker.surroundings import Stopped, Surroundings
 
 __all__ = ["Coordinator", "Stopped", "Surroundings"]
+
+_CLIENTS_LOOKED_AT = 10
 
 
 class Loop(Protocol):
@@ -80,12 +82,19 @@ class Coordinator:
         return progress
 
     def _check_ledgers(self, progress: Progress) -> None:
-        """A store that was emptied meanwhile is noticed here and not after a wasted round. One client tells for
-        all; each worker looks after its own."""
-        known = next((c for c, activation in enumerate(progress.answered) if activation), None)
-        if known is not None:
-            activation = progress.answered[known]
-            self._around.store.read(self._run, known, activation + 1, at_least=activation)
+        """A store that was emptied meanwhile is noticed here and not after a wasted round. A few clients tell for
+        all; one alone may have been spoilt by its site. Each worker looks after its own."""
+        known = [client for client, activation in enumerate(progress.answered) if activation]
+        lost: LedgerMissing | None = None
+        for client in known[:: max(1, len(known) // _CLIENTS_LOOKED_AT)]:
+            activation = progress.answered[client]
+            try:
+                self._around.store.read(self._run, client, activation + 1, at_least=activation)
+                return
+            except LedgerMissing as error:
+                lost = lost or error
+        if lost is not None:
+            raise lost
 
     def _begin(self) -> Progress:
         clients = self._recipe.split.clients

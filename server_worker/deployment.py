@@ -9,13 +9,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from broker_config.durable import write_atomically
-from broker_config.errors import FedILError
+from broker_config.errors import BrokerUnavailable, FedILError, LedgerMissing
 from broker_config.patient import Patience, PatientTransport
 from broker_config.presence import Presence
 from broker_config.schema import check_run
@@ -63,8 +63,9 @@ class Outcome:
     rounds_done: int
     stopped: bool
     model_digest: str
-    ledger_digest: str
-    split_digest: str
+    ledger_digest: str = ""
+    split_digest: str = ""
+    """These two are empty where they are not known."""
 
 
 Purity = Callable[[Store, str, Materials], Callable[[], Mapping[str, float | None]]]
@@ -74,8 +75,26 @@ def serve(
     deployment: Deployment, watcher: Watcher, stop: threading.Event, purity: Purity | None = None
 ) -> Outcome:
     """Blocks until the run is done or `stop` is set. The same call goes on where a killed one was."""
-    recipe, where = deployment.recipe, RunDir(deployment.run_dir)
-    run = run_id(where, recipe, deployment.run)
+    where = RunDir(deployment.run_dir)
+    run = run_id(where, deployment.recipe, deployment.run)
+    try:
+        return _serve(deployment, where, run, watcher, stop, purity)
+    except (BrokerUnavailable, Stopped):
+        # Nobody waits for a broker, or for another server to go, once asked to stop.
+        if not stop.is_set():
+            raise
+    return _outcome(where, run, stopped=True)
+
+
+def _serve(
+    deployment: Deployment,
+    where: RunDir,
+    run: str,
+    watcher: Watcher,
+    stop: threading.Event,
+    purity: Purity | None,
+) -> Outcome:
+    recipe = deployment.recipe
     device = choose_device(deployment.device)
     # For cuBLAS, which reads it when it is first used; see repeatable_on.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -122,15 +141,26 @@ def serve(
             transport.retire(run)
         except Stopped:
             stopped = True
-        latest = checkpoints.latest()
-        return Outcome(
-            run=run,
-            rounds_done=latest.round if latest else 0,
-            stopped=stopped,
-            model_digest=model_digest(checkpoints),
-            ledger_digest=ledger_digest(store, run),
+        return replace(
+            _outcome(where, run, stopped),
+            ledger_digest=_ledger_digest(store, run, watcher),
             split_digest=materials.split.digest,
         )
+
+
+def _outcome(where: RunDir, run: str, stopped: bool) -> Outcome:
+    checkpoints = CheckpointFolder(where.checkpoints)
+    latest = checkpoints.latest()
+    return Outcome(run, latest.round if latest else 0, stopped, model_digest(checkpoints))
+
+
+def _ledger_digest(store: Store, run: str, watcher: Watcher) -> str:
+    """The model is made, whatever somebody has done to a ledger."""
+    try:
+        return ledger_digest(store, run)
+    except LedgerMissing as error:
+        watcher.note(f"no digest of the ledgers: {error}")
+        return ""
 
 
 def run_id(where: RunDir, recipe: Recipe, asked: str | None) -> str:

@@ -39,5 +39,8 @@ def connect_transport(url: str, broker: "EmbeddedBroker | None" = None) -> Trans
         return MemoryTransport(broker)
     scheme = urlsplit(url).scheme
     if scheme not in TRANSPORTS:
-        raise FedILError(f"no transport for {url!r}: its scheme must be one of {', '.join(TRANSPORTS)}")
+        # Not the whole URL: there may be a password in it.
+        raise FedILError(
+            f"no transport for {scheme!r} URLs: the scheme must be one of {', '.join(TRANSPORTS)}"
+        )
     return TRANSPORTS[scheme](url)

@@ -23,7 +23,7 @@ from pika.exceptions import (
     ProbableAuthenticationError,
 )
 
-from broker_config.errors import BrokerRefused, BrokerUnavailable, FedILError, QueueMissing
+from broker_config.errors import BrokerBlocked, BrokerRefused, BrokerUnavailable, FedILError, QueueMissing
 from broker_config.transports.rabbitmq_url import Account
 
 _log = logging.getLogger(__name__)
@@ -167,7 +167,7 @@ class Line:
 
     def _translated_loss(self, error: Exception) -> FedILError:
         if isinstance(error, ConnectionBlockedTimeout):
-            return BrokerUnavailable(
+            return BrokerBlocked(
                 f"RabbitMQ at {self.account.place} has blocked publishing (memory or disk alarm) for longer than "
                 f"{self.account.parameters.blocked_connection_timeout:g} s: see `rabbitmqctl status`"
             )

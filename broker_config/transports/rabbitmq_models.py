@@ -26,6 +26,8 @@ from broker_config.transports.rabbitmq_line import Line
 from broker_config.transports.rabbitmq_outlet import Headers, Outlet
 
 _INDEX, _BODY, _OFFSET = "fedil-index", "fedil-body", "x-stream-offset"
+_CHUNK_BYTES = 2 << 20
+"""Streams give smaller messages faster than larger ones, and take them no slower."""
 _WINDOW = 8
 """Chunks under way to a reader: enough to keep the wire busy, few enough for its memory"""
 _EMPTY_SECONDS = 5.0
@@ -60,6 +62,7 @@ class ModelLog:
         self._line, self._outlet = line, outlet
         self.bytes_received: Counter[str] = Counter()
         self._opened: set[str] = set()
+        self._channel: BlockingChannel | None = None
 
     def append(self, run: str, version: int, body: Buffers, kept: int) -> ModelAddress:
         self._open(run, size(body), kept)
@@ -71,7 +74,7 @@ class ModelLog:
         if last is None:  # its creator died before the first message
             last = self._begin(run)
         body_id, num_chunks = uuid.uuid4(), 0
-        for frame in split(body, chunk_bytes, body_id.bytes):
+        for frame in split(body, min(chunk_bytes, _CHUNK_BYTES), body_id.bytes):
             self._outlet.put(queue, frame, {_BODY: body_id.hex, **_index_header(last.index)})
             num_chunks += 1
         others = [line for line in last.index if line.version != version]
@@ -143,20 +146,24 @@ class ModelLog:
 
     @contextmanager
     def _reading(self, run: str, offset: int | str, window: int) -> Iterator["_Tap"]:
+        queue = models_queue(run)
         with self._line.talk() as connection:
-            channel = connection.channel()
+            # Forgotten while it is in use: what is still under way after trouble must not reach the next reader.
+            channel, self._channel = self._channel, None
+            if channel is None or channel.connection is not connection or not channel.is_open:
+                channel = connection.channel()
             try:
-                yield _Tap(self._line, channel, models_queue(run), offset, window)
+                tap = _Tap(self._line, channel, queue, offset, window)
+                yield tap
+                if tap.end():
+                    self._channel = channel
             except ChannelClosedByBroker as error:
-                raise self._line.translated(error, models_queue(run)) from error
-            finally:
-                if channel.is_open:
-                    channel.close()
+                raise self._line.translated(error, queue) from error
 
 
 class _Tap:
-    """A reader of a stream that asks for exactly what it will take: what else were under way at the end, pika would
-    reject, and the broker answers that by closing the whole connection."""
+    """A reader of a stream that asks for exactly what it will take. For pika would reject what else is under way when
+    it ends, and the broker answers that by closing the whole connection."""
 
     def __init__(
         self, line: Line, channel: BlockingChannel, queue: str, offset: int | str, window: int
@@ -165,10 +172,20 @@ class _Tap:
         self._arrived: deque[_Entry] = deque()
         self._under_way = window
         """Asked for and not yet taken"""
+        self._last_tag = 0
         self._cancelled = False
         channel.basic_qos(prefetch_count=window)
         channel.add_on_cancel_callback(self._on_cancel)
-        channel.basic_consume(queue, self._on_message, arguments={_OFFSET: offset})
+        self._subscription = channel.basic_consume(queue, self._on_message, arguments={_OFFSET: offset})
+
+    def end(self) -> bool:
+        """Whether the channel can be used again. Where not, it is left alone: what still comes harms nobody."""
+        if self._under_way:
+            return False
+        self._channel.basic_cancel(self._subscription)
+        # Else the broker would miss the acknowledgements after its consumer_timeout, and close the channel.
+        self._channel.basic_ack(self._last_tag, multiple=True)
+        return True
 
     def next(self, timeout_seconds: float) -> _Entry | None:
         deadline = time.monotonic() + timeout_seconds
@@ -182,7 +199,9 @@ class _Tap:
             if not self._channel.is_open:
                 raise self._line.why_closed(self._channel, self._queue)
         self._under_way -= 1
-        return self._arrived.popleft()
+        entry = self._arrived.popleft()
+        self._last_tag = entry.tag
+        return entry
 
     def ask_for(self, num_left: int, taken: _Entry) -> None:
         """Acknowledging gives credit for one more, and does nothing else to a stream."""

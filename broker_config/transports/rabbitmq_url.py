@@ -67,6 +67,8 @@ def _options(parts: SplitResult) -> dict[str, str]:
     needless = sorted(set(options) & set(_TLS_KEYS))
     if needless and parts.scheme != "amqps":
         raise BrokerRefused(f"{needless[0]} needs TLS: write amqps:// instead of amqp://")
+    if "keyfile" in options and "certfile" not in options:
+        raise BrokerRefused("keyfile is the key of a certificate: name that with certfile")
     return options
 
 

@@ -22,9 +22,19 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
 
 
 @pytest.fixture(autouse=True)
-def _no_addresses_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+def _nothing_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     for name in (BROKER_URL, STORE_URL, MANAGEMENT_URL):
         monkeypatch.delenv(name, raising=False)
+    # The system's rabbitmqctl takes seconds to find out that it cannot reach our node.
+    put_rabbitmqctl(tmp_path_factory.mktemp("bin"), "exit 1", monkeypatch)
+
+
+def put_rabbitmqctl(folder: Path, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """First on the PATH."""
+    script = folder / "rabbitmqctl"
+    script.write_text(f"#!/bin/sh\n{line}\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
 
 
 @pytest.fixture
@@ -53,13 +63,10 @@ def management_url(brokers: Brokers) -> str:
 
 @pytest.fixture
 def _with_rabbitmqctl(brokers: Brokers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that finds our private node, first on the PATH."""
+    """One that finds our private node."""
     program = find_program("rabbitmqctl", "/usr/lib/rabbitmq/bin/rabbitmqctl", missing="no rabbitmqctl")
     home, epmd = brokers.rabbitmq.directory / "home", brokers.rabbitmq.ports["epmd"]
-    script = tmp_path / "rabbitmqctl"
-    script.write_text(f'#!/bin/sh\nHOME={home} ERL_EPMD_PORT={epmd} exec {program} "$@"\n')
-    script.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    put_rabbitmqctl(tmp_path, f'HOME={home} ERL_EPMD_PORT={epmd} exec {program} "$@"', monkeypatch)
 
 
 @pytest.mark.parametrize(("user", "called"), [("server", "a server"), ("site-north", "a site")])

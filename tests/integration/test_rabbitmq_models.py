@@ -14,7 +14,7 @@ from ops.services import Service
 from tests.integration.rabbitmq_peeking import in_another_process, killed_in_the_middle
 
 MODEL = 12_000_000
-"""Three chunks; the smallest segment has room for one and a half"""
+"""Several chunks; the smallest segment has room for one and a half"""
 
 
 @pytest.fixture

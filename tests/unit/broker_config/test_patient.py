@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from broker_config.errors import BrokerRefused, BrokerUnavailable, QueueMissing
+from broker_config.errors import BrokerBlocked, BrokerRefused, BrokerUnavailable, QueueMissing
 from broker_config.patient import GivenUp, Patience, PatientTransport
-from broker_config.transports.interface import Transport
+from broker_config.transports.interface import Buffers, Transport
 from broker_config.transports.memory import EmbeddedBroker, MemoryTransport
 
 QUEUE = "fedil.tasks.here"
@@ -100,3 +100,26 @@ def test_closed_is_closed(outage: Outage) -> None:
     transport.close()
     with pytest.raises(BrokerUnavailable):
         transport.publish(QUEUE, [b"task"])
+
+
+def test_a_broker_that_takes_no_messages_for_now_costs_no_connection_and_nothing_that_is_held(
+    outage: Outage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport = patient(outage)
+    transport.publish(QUEUE, [b"held"])
+    held = transport.receive(QUEUE, 5.0)
+    assert held is not None
+    publish, blocked = outage.connections[-1].publish, [True, True]
+
+    def publish_later(queue: str, body: Buffers) -> None:
+        if blocked:
+            blocked.pop()
+            raise BrokerBlocked("a memory alarm")
+        publish(queue, body)
+
+    monkeypatch.setattr(outage.connections[-1], "publish", publish_later)
+    transport.publish(QUEUE, [b"answer"])
+    held.acknowledge()
+    answer = transport.receive(QUEUE, 5.0)
+    assert answer is not None
+    assert (bytes(answer.body), len(outage.connections)) == (b"answer", 1)
