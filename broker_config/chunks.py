@@ -22,6 +22,7 @@ _VERSION = 1
 _HEAD = struct.Struct("<6sH16sIIQQ")
 OVERHEAD_BYTES = _HEAD.size + DIGEST_BYTES
 MAX_CHUNKS = 1 << 16
+MAX_BYTES = 8 << 30
 
 
 def split(buffers: Buffers, max_bytes: int, body_id: bytes | None = None) -> Iterator[bytes]:
@@ -68,7 +69,7 @@ class Assembler:
     redelivery) make it again.
     """
 
-    def __init__(self, max_bytes: int = 8 << 30) -> None:
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
         self._partials: dict[bytes, _Partial] = {}
 

@@ -38,7 +38,8 @@ VHOST = "fedil"
 _HERE = Path(__file__).parent
 _SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 _EVERYTHING = ".*"
-_SHORTEST_CONSUMER_TIMEOUT_SECONDS = 1800.0
+DEFAULT_CONSUMER_TIMEOUT_SECONDS = 1800.0
+"""RabbitMQ's own"""
 _CONSUMER_TIMEOUT_POLICY_FROM = (3, 12)
 
 Definitions = dict[str, list[dict[str, Any]]]
@@ -58,8 +59,11 @@ def check_sites(sites: Iterable[str]) -> tuple[str, ...]:
 
 def consumer_timeout_seconds(deadline_seconds: float) -> float:
     """Whoever trains for longer than the deadline works in vain, and the server holds an update no longer than a
-    round with its end. Twice leaves room for both; RabbitMQ's own half hour is the least."""
-    return max(_SHORTEST_CONSUMER_TIMEOUT_SECONDS, 2 * deadline_seconds)
+    round with its end. RabbitMQ's own time-out does for a deadline that is no longer; else twice leaves room for
+    both."""
+    if deadline_seconds <= DEFAULT_CONSUMER_TIMEOUT_SECONDS:
+        return DEFAULT_CONSUMER_TIMEOUT_SECONDS
+    return 2 * deadline_seconds
 
 
 @dataclass(frozen=True)

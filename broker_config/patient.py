@@ -40,6 +40,8 @@ class PatientTransport:
         self._connect, self._patience = connect, patience
         self._closed = threading.Event()
         self._transport: Transport | None = None
+        self.away_seconds = 0.0
+        """For how long there was no broker, in all"""
         self._call(lambda _: None)
 
     def declare(self, *queues: str) -> None:
@@ -73,7 +75,8 @@ class PatientTransport:
             self._transport.close()
 
     def _call(self, question: Callable[[Transport], _T]) -> _T:
-        deadline = time.monotonic() + self._patience.seconds
+        began = time.monotonic()
+        deadline = began + self._patience.seconds
         tries = 0
         while True:
             if self._closed.is_set():
@@ -88,6 +91,7 @@ class PatientTransport:
                 self._pause(error, tries, deadline)
             else:
                 if tries:
+                    self.away_seconds += time.monotonic() - began
                     _log.info("the broker is back")
                 return answer
 

@@ -18,7 +18,7 @@ from broker_config.topology import tasks_queue, updates_queue
 from broker_config.transports.interface import Delivery, Transport
 from broker_config.wire import decode_message, encode_message
 from client_worker.stopping import Interrupted, Stopping
-from client_worker.training import OutOfMemory, Trainer
+from client_worker.training import ModelRewritten, OutOfMemory, Trainer
 from fedil_model.errors import LearningError
 
 _log = logging.getLogger(__name__)
@@ -133,15 +133,16 @@ class Participant:
             _log.info("%s: dropped, the run is over", _name(answer))
 
     def _answer(self, task: TrainTask) -> Update | Refusal | None:
-        """None: a later task has overtaken this one, and nobody waits for it."""
+        """None: another task has taken the place of this one, and nobody waits for it; a refusal would count against
+        the other."""
         self._answered = None
         began = time.monotonic()
         try:
             update = self._trainer.train(task)
-        except (LedgerFenced, ModelMissing) as error:
+        except (LedgerFenced, ModelRewritten) as error:
             _log.info("%s: dropped (%s)", _name(task), error)
             return None
-        except (LearningError, LedgerMissing) as error:
+        except (LearningError, LedgerMissing, ModelMissing) as error:
             return _refusal(task, type(error).__name__, str(error))
         except (FedILError, OutOfMemory):
             raise

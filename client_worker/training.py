@@ -10,7 +10,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from broker_config.errors import LedgerMissing, MessageRejected
+from broker_config.errors import LedgerMissing, MessageRejected, ModelMissing
 from broker_config.messages import LEDGER_KIND, MODEL_KIND, TrainTask, Update
 from broker_config.transports.interface import Transport
 from broker_config.wire import decode_arrays, digest, encode_arrays
@@ -33,6 +33,11 @@ class OutOfMemory(Exception):
 
 class DoesNotFit(LearningError):
     """Not even one sample at a time."""
+
+
+class ModelRewritten(ModelMissing):
+    """The log holds another model under this version: a server that was replaced wrote it, and sends this task
+    again with what it wrote."""
 
 
 class Trainer:
@@ -150,7 +155,7 @@ class Trainer:
         body = self._transport.read_model(task.model)
         found = digest([body])
         if found != task.model_digest:
-            raise MessageRejected("digest", f"model {task.model.version} is {found}, not {task.model_digest}")
+            raise ModelRewritten(f"model {task.model.version} is {found}, not {task.model_digest}")
         return decode_arrays(body, MODEL_KIND)[1]
 
 

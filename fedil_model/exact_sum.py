@@ -69,7 +69,10 @@ class ExactSum:
         return ((total - magic).double().mul_(GRID) for total in self._totals)
 
     def mean(self, weight: float) -> Tensor:
-        return torch.cat([part.div_(weight).float() for part in self._sums()])
+        mean = self._totals[0].new_empty(sum(map(len, self._totals)), dtype=torch.float32)
+        for place, part in zip(torch.split(mean, BLOCK), self._sums(), strict=True):
+            place.copy_(part.div_(weight))
+        return mean
 
 
 def _native(x: Tensor) -> Any:

@@ -1,6 +1,7 @@
 """What is wrong with brokers that run, one line each; asked as those ask who are to use them."""
 
 import os
+import re
 import secrets
 import shutil
 import subprocess
@@ -33,6 +34,7 @@ _NOBODY = "fedil-check"
 """Name of a site and a run that nobody has"""
 _ASK_TIMEOUT = "{ok, Timeout} = application:get_env(rabbit, consumer_timeout), Timeout."
 _CTL_SECONDS = 60.0
+_FOR_TASK_QUEUES = ("all", "queues", "quorum_queues")
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,9 @@ def _check_management(
     )
     if not missing and not tagged:
         yield Finding("ok", f"{where}: rights and queues of {', '.join(wanted_sites) or 'the server'}")
-    yield _check_consumer_timeout(where, overview["node"], found, vhost, deadline_seconds)
+    queues = [tasks_queue(site) for site in wanted_sites or (_NOBODY,)]
+    policies = [policy for policy in found.get("policies", []) if policy["vhost"] == vhost]
+    yield _check_consumer_timeout(where, overview["node"], policies, queues, deadline_seconds)
 
 
 def _sites_in(found: Mapping[str, Any]) -> list[str]:
@@ -199,19 +203,42 @@ def _called(kind: str, item: Mapping[str, Any]) -> str:
 
 
 def _check_consumer_timeout(
-    where: str, node: str, found: Mapping[str, Any], vhost: str, deadline_seconds: float
+    where: str,
+    node: str,
+    policies: Sequence[Mapping[str, Any]],
+    queues: Sequence[str],
+    deadline_seconds: float,
 ) -> Finding:
     needed = round(1000 * consumer_timeout_seconds(deadline_seconds))
-    policies = [policy for policy in found.get("policies", []) if policy["vhost"] == vhost]
-    by_policy = [policy["definition"].get("consumer-timeout", 0) for policy in policies]
-    has = max(by_policy, default=0) or _configured_timeout(node)
-    if has is None:
-        return Finding("unknown", f"{where}: consumer_timeout in its rabbitmq.conf must be at least {needed}")
+    timeouts = [_timeout_by_policy(policies, queue) for queue in queues]
+    if None in timeouts:
+        configured = _configured_timeout(node)
+        timeouts = [configured if timeout is None else timeout for timeout in timeouts]
+    known = [timeout for timeout in timeouts if timeout is not None]
+    has = min(known, default=needed)
     if has < needed:
         return Finding(
             "wrong", f"{where}: consumer_timeout is {has}: set it to at least {needed} in its rabbitmq.conf"
         )
+    if len(known) < len(timeouts):
+        return Finding("unknown", f"{where}: consumer_timeout in its rabbitmq.conf must be at least {needed}")
     return Finding("ok", f"{where}: consumer_timeout is {has}")
+
+
+def _timeout_by_policy(policies: Sequence[Mapping[str, Any]], queue: str) -> int | None:
+    """Of all policies that match a queue the broker applies only the one of the highest priority."""
+    matching = [policy for policy in policies if _applies(policy, queue)]
+    chosen = max(matching, key=lambda policy: int(policy["priority"]), default=None)
+    timeout: int | None = chosen["definition"].get("consumer-timeout") if chosen else None
+    return timeout
+
+
+def _applies(policy: Mapping[str, Any], queue: str) -> bool:
+    try:
+        matches = re.search(policy["pattern"], queue) is not None
+    except re.error:  # Erlang's patterns know more than Python's
+        return False
+    return matches and policy["apply-to"] in _FOR_TASK_QUEUES
 
 
 def _configured_timeout(node: str) -> int | None:

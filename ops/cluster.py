@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from broker_config.errors import FedILError
 from client_worker.pool import WorkerPool
 from fedil_model.plugins import is_plugin
 from ops.services import ServiceMissing, private_prometheus, private_rabbitmq, private_redis
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from server_worker.recipe import Recipe
 
 _LOOK_SECONDS = 0.2
+_RETRY_SECONDS = 5.0
 _PROMETHEUS = """\
 global: {scrape_interval: 5s}
 scrape_configs:
@@ -52,9 +54,12 @@ def run_cluster(cluster: Cluster, stop: threading.Event, say: Callable[[str], No
         # Two nodes on the same data would destroy it.
         stack.enter_context(sole_use(cluster.services))
         say("starting RabbitMQ and Redis")
-        broker = stack.enter_context(gently(private_rabbitmq(cluster.services / "rabbitmq"))).url
-        store = stack.enter_context(gently(private_redis(cluster.services / "redis"))).url
+        rabbitmq = stack.enter_context(gently(private_rabbitmq(cluster.services / "rabbitmq")))
+        redis = stack.enter_context(gently(private_redis(cluster.services / "redis")))
+        broker, store = rabbitmq.url, redis.url
         say(f"broker {broker}  store {store}")
+        for service in (rabbitmq, redis):
+            stack.enter_context(kept_running(service, say))
         watch_if_possible(cluster, stack, say)
         write_missing_shards(cluster, say)
         connection = ["--broker", broker, "--store", store, "--device", cluster.device]
@@ -76,6 +81,32 @@ def gently(service: PrivateService) -> Iterator[PrivateService]:
     with service:
         yield service
         service.stop()
+
+
+@contextmanager
+def kept_running(service: PrivateService, say: Callable[[str], None]) -> Iterator[None]:
+    """Everybody waits for a broker that has died, so it is started again: in a thread, since that takes a while."""
+    closing = threading.Event()
+
+    def watch() -> None:
+        while not closing.wait(_LOOK_SECONDS):
+            if not service.running:
+                say(f"{service.name} has died; starting it again")
+                try:
+                    service.start()
+                    say(f"{service.name} is back")
+                except (FedILError, OSError) as error:
+                    said = str(error).partition("\n")[0].rstrip(":")
+                    say(f"{said}; trying again in {_RETRY_SECONDS:.0f} s")
+                    closing.wait(_RETRY_SECONDS)
+
+    thread = threading.Thread(target=watch, name=f"fedil-{service.name}", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        closing.set()
+        thread.join()
 
 
 def watch_if_possible(cluster: Cluster, stack: ExitStack, say: Callable[[str], None]) -> None:

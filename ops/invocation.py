@@ -1,6 +1,7 @@
 """How the person called us, so that what we tell them to run next works when it is pasted."""
 
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -9,8 +10,16 @@ from pathlib import Path
 
 
 def shell_line(*words: str | Path) -> str:
-    """`fedil` as this process was started, followed by the words, quoted for a shell."""
-    return shlex.join([*program(), *map(str, words)])
+    """`fedil` as this process was started, followed by the words, quoted for a shell. People will read it, and so
+    may others: passwords are left out."""
+    return shlex.join([*program(), *(without_password(str(word)) for word in words)])
+
+
+def without_password(word: str) -> str:
+    """`--store=redis://user:secret@host?password=secret` → `--store=redis://user:PASSWORD@host?password=PASSWORD`"""
+    # To the last @, because a password that should have been quoted may hold one, or a slash.
+    word = re.sub(r"(://[^:/?#@]*):.*@", r"\1:PASSWORD@", word, flags=re.DOTALL)
+    return re.sub(r"([?&]\w*password)=[^&#]*", r"\1=PASSWORD", word, flags=re.IGNORECASE)
 
 
 def program() -> list[str]:

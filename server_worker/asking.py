@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from broker_config.errors import FedILError, LedgerFenced, LedgerMissing
-from broker_config.messages import MODEL_KIND, Refusal, TrainTask
+from broker_config.messages import MODEL_KIND, Refusal, TrainTask, Update
 from broker_config.topology import tasks_queue, updates_queue
 from broker_config.transports.interface import ModelAddress
 from broker_config.wire import digest, encode_arrays, encode_message
@@ -56,20 +56,39 @@ class Asking:
             queue = tasks_queue(self._around.sites.site_of(client))
             self._around.transport.publish(queue, encode_message(task))
 
+    def check_store(self, answer: Update | Refusal, answered: tuple[int, ...]) -> None:
+        """One client's ledger may be its site's own fault. All of them are the store's, and the run's end."""
+        if isinstance(answer, Refusal) and answer.reason == LedgerMissing.__name__:
+            self.check_ledgers(answered)
+
+    def check_ledgers(self, answered: tuple[int, ...]) -> None:
+        """Raises LedgerMissing if the store has lost the ledgers of all clients that have answered."""
+        lost: LedgerMissing | None = None
+        for client, activation in enumerate(answered):
+            if activation:
+                try:
+                    self._around.store.read(self._run, client, activation + 1, at_least=activation)
+                except LedgerMissing as error:
+                    lost = lost or error
+                else:
+                    return
+        if lost is not None:
+            raise lost
+
     def _refuse(self, version: int, client: int, activation: int, error: FedILError) -> None:
         refusal = Refusal(self._run, version, client, activation, type(error).__name__, str(error)[:1000])
         self._around.transport.publish(updates_queue(self._run), encode_message(refusal))
 
-    def candidates(self, needed: int) -> list[int]:
-        """Clients of sites that are there; everybody when those are too few, since tasks wait in their queues."""
+    def candidates(self) -> list[int]:
+        """Clients of sites that are there; everybody when nobody is, since tasks wait in their queues."""
         everybody = range(self._recipe.split.clients)
         sites = set(self._around.sites.present())
         if sites == set(self._around.sites.names()):
             return list(everybody)
         there = [client for client in everybody if self._around.sites.site_of(client) in sites]
-        return there if len(there) >= needed else list(everybody)
+        return there or list(everybody)
 
     def select(self, round_number: int) -> tuple[int, ...]:
         federation = self._recipe.federation
         count = federation.clients_per_round + federation.over_select
-        return select_clients(self._recipe.seed, round_number, self.candidates(count), count)
+        return select_clients(self._recipe.seed, round_number, self.candidates(), count)

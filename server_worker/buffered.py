@@ -74,6 +74,7 @@ class BufferedLoop:
         buffer = self._open
         if buffer is None:
             buffer = self._restore(progress)
+            self.inbox.remember_dead_tasks()
             for arrival in self.inbox.leftovers():
                 buffer = self._take(arrival, buffer, fold)
             self._broadcast(buffer, bases)
@@ -128,15 +129,19 @@ class BufferedLoop:
     def _collect(self, buffer: OpenBuffer, fold: Fold, progress: Progress, stamps: Stopwatch) -> OpenBuffer:
         clock = self._around.clock
         heard = looked = clock()
-        while not buffer.may_aggregate(candidates := self._asking.candidates(1)):
+        while not buffer.may_aggregate(candidates := self._asking.candidates()):
             self._around.check_stop()
             self._check_hope(buffer, candidates, clock() - heard)
             buffer = self._fill(self._give_up(buffer), candidates, progress)
+            away = self._around.away()
             arrival = self.inbox.next(POLL_SECONDS)
+            heard += self._around.away() - away
             self._reporter.report(wait=False)
             stamps.lap("wait")
             if arrival is not None:
                 buffer = self._take(arrival, buffer, fold)
+                self._asking.check_store(arrival.answer, progress.answered)
+                del arrival  # or two updates are in memory while the next one comes
                 stamps.lap("fold")
                 heard = looked = clock()
             elif clock() - looked >= DEAD_TASK_SECONDS:

@@ -43,7 +43,7 @@ class CheckpointFolder:
         if not paths:
             return None
         try:
-            meta, arrays = decode_arrays(bytearray(paths[-1].read_bytes()), _KIND)
+            meta, arrays = decode_arrays(np.fromfile(paths[-1], np.uint8).data, _KIND)
             return Checkpoint(int(meta["round"]), meta, arrays)
         except (MessageRejected, KeyError, TypeError, ValueError) as error:
             before = (

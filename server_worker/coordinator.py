@@ -4,7 +4,8 @@
 import json
 from typing import Protocol
 
-from broker_config.errors import BrokerUnavailable, LedgerMissing
+from broker_config.errors import FedILError
+from broker_config.patient import GivenUp
 from broker_config.topology import DEAD_LETTERS, tasks_queue, updates_queue
 from broker_config.wire import digest
 from fedil_model.datasets.interface import Samples
@@ -51,7 +52,7 @@ class Coordinator:
     def run(self) -> Progress:
         try:
             return self._live()
-        except BrokerUnavailable:
+        except GivenUp:
             self._around.check_stop()  # who was asked to stop does not wait for a broker
             raise
 
@@ -78,25 +79,16 @@ class Coordinator:
         if checkpoint is None:
             return None
         progress = from_checkpoint(checkpoint, self._recipe_digest())
-        self._check_ledgers(progress)
+        # A store that was emptied meanwhile is noticed here and not after a wasted round.
+        self._asking.check_ledgers(progress.answered)
         return progress
 
-    def _check_ledgers(self, progress: Progress) -> None:
-        """A store that was emptied meanwhile is noticed here and not after a wasted round. A few clients tell for
-        all; one alone may have been spoilt by its site. Each worker looks after its own."""
-        known = [client for client, activation in enumerate(progress.answered) if activation]
-        lost: LedgerMissing | None = None
-        for client in known[:: max(1, len(known) // _CLIENTS_LOOKED_AT)]:
-            activation = progress.answered[client]
-            try:
-                self._around.store.read(self._run, client, activation + 1, at_least=activation)
-                return
-            except LedgerMissing as error:
-                lost = lost or error
-        if lost is not None:
-            raise lost
-
     def _begin(self) -> Progress:
+        if self._around.store.latest(self._run):
+            raise FedILError(
+                f"run {self._run} has begun elsewhere, and here is no checkpoint of it: --run-dir must be its folder, "
+                "or --run another name"
+            )
         clients = self._recipe.split.clients
         if self._recipe.server.pretrain_epochs:
             self._reporter.enter(0, "pretrain")

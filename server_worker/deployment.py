@@ -1,14 +1,14 @@
 """One server process, put together: brokers, data, device, the lead of its run, the loop."""
 
+import ctypes
 import json
-import logging
 import os
 import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -35,15 +35,16 @@ from server_worker.history import HistoryWriter
 from server_worker.materials import Materials, gather
 from server_worker.recipe import Recipe
 from server_worker.run_dir import RunDir
-from server_worker.run_lock import sole_use
+from server_worker.run_lock import FolderInUse, sole_use
 from server_worker.sites import WatchedSites
 from server_worker.status import StatusTeller
 from server_worker.surroundings import Stopped, Surroundings
 
-_log = logging.getLogger(__name__)
 LEAD_SECONDS = 90.0
 """A server that was cut off is noticed after three heartbeats; until then its successor waits."""
 _STANDBY_SECONDS = 1.0
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""Of mallopt(3)"""
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ def _serve(
     purity: Purity | None,
 ) -> Outcome:
     recipe = deployment.recipe
+    _give_memory_back()
     device = choose_device(deployment.device)
     # For cuBLAS, which reads it when it is first used; see repeatable_on.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -103,10 +105,7 @@ def _serve(
         patience = Patience(stop=stop.is_set)
         store = connect_store(deployment.store, site_of=recipe.site_of, patience=patience)
         stack.callback(store.close)
-        transport = PatientTransport(partial(_lead, deployment, run, stop), patience)
-        stack.callback(transport.close)
-        # After the lead: a standby server may share the folder with the one that it waits for.
-        stack.enter_context(sole_use(where.root))
+        transport = _take_charge(deployment, run, patience, watcher.note, stack)
         presence = stack.enter_context(_presence(deployment, run))
         watcher = StatusTeller(presence.tell, watcher)
         for concern in transport.concerns(recipe.federation.deadline_seconds):
@@ -133,6 +132,7 @@ def _serve(
                 watcher.note,
             ),
             purity=purity(store, run, materials) if purity else dict,
+            away=lambda: transport.away_seconds,
         )
         method = make_method(recipe.learning(), materials.dataset, device)
         stopped = False
@@ -181,17 +181,52 @@ def run_id(where: RunDir, recipe: Recipe, asked: str | None) -> str:
     return run
 
 
-def _lead(deployment: Deployment, run: str, stop: threading.Event) -> Transport:
+def _give_memory_back() -> None:
+    """glibc raises its thresholds after the first large block is freed, and then keeps models in its heap that
+    nobody uses: fixed, large blocks always go back to the system."""
+    with suppress(OSError, AttributeError):  # another libc
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, 16 << 20)
+        libc.mallopt(_M_TRIM_THRESHOLD, 64 << 20)
+
+
+def _take_charge(
+    deployment: Deployment, run: str, patience: Patience, note: Callable[[str], None], stack: ExitStack
+) -> PatientTransport:
+    """The lead first, then the folder, which a standby server shares with the one that it waits for. The other may
+    have lost its connection and not its life: then the lead goes back to it."""
+    while True:
+        transport = PatientTransport(partial(_lead, deployment, run, patience.stop, note), patience)
+        try:
+            stack.enter_context(sole_use(deployment.run_dir))
+        except FolderInUse:
+            transport.close()
+            if not deployment.standby:
+                raise
+            if patience.stop():
+                raise Stopped from None
+            time.sleep(_STANDBY_SECONDS)
+        except BaseException:
+            transport.close()
+            raise
+        else:
+            stack.callback(transport.close)
+            return transport
+
+
+def _lead(
+    deployment: Deployment, run: str, stop: Callable[[], bool], note: Callable[[str], None]
+) -> Transport:
     """A connection of the run's only server. After the broker was gone somebody else may be that."""
     transport = connect_transport(deployment.broker)
     try:
         deadline = time.monotonic() + LEAD_SECONDS
         waiting = False
         while not transport.take_lead(run, _STANDBY_SECONDS):
-            if stop.is_set():
+            if stop():
                 raise Stopped
             if not waiting:
-                _log.info("another server leads run %s: waiting", run)
+                note(f"another server leads run {run}: waiting")
             waiting = True
             if not deployment.standby and time.monotonic() > deadline:
                 raise Superseded(
@@ -225,5 +260,8 @@ def _presence(deployment: Deployment, run: str) -> Presence:
 
 
 def _user(broker_url: str) -> str | None:
-    user = urlsplit(broker_url).username
-    return None if user is None else unquote(user)
+    """Whom the broker takes us for; None where it knows no users."""
+    parts = urlsplit(broker_url)
+    if not parts.scheme.startswith("amqp"):
+        return None
+    return unquote(parts.username) if parts.username else "guest"

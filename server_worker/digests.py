@@ -11,7 +11,7 @@ def model_digest(checkpoints: CheckpointFolder) -> str:
     if checkpoint is None:
         return ""
     parts = [checkpoint.arrays[f"state/global.{part}"] for part in ("params", "buffers")]
-    return digest([part.tobytes() for part in parts])
+    return digest([part.data for part in parts if part.size])
 
 
 def ledger_digest(store: Store, run: str) -> str:

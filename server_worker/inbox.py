@@ -13,9 +13,7 @@ from server_worker.surroundings import Surroundings
 
 MISPLACED = "misplaced"
 _LEFTOVER_SECONDS = 0.2
-_MOST_LETTERS = 10_000
-_LETTER_SECONDS = 0.1
-"""A broker across a network needs a moment to hand one over."""
+_LONGEST_LOOK_SECONDS = 1.0
 _LOOKING_SHARE = 0.1
 """Of the time: there may be thousands of letters, and large ones."""
 
@@ -28,12 +26,19 @@ class Arrival:
     delivery: Delivery
 
 
+@dataclass(frozen=True)
+class _DeadTask:
+    task: TrainTask
+    reason: str
+
+
 class Inbox:
     def __init__(self, run: str, around: Surroundings) -> None:
         self._run, self._around = run, around
         self._held: list[Delivery] = []
         self._refused: Counter[str] = Counter()
         self._next_look = around.clock()
+        self._dead_before: Counter[_DeadTask] = Counter()
 
     def next(self, timeout_seconds: float) -> Arrival | None:
         """None: nothing came, or nothing that anybody may take for an answer."""
@@ -41,12 +46,15 @@ class Inbox:
         return None if delivery is None else self._open(delivery)
 
     def leftovers(self) -> Iterator[Arrival]:
-        """What lies in the queue already: who has answered need not train again."""
+        """What lies in the queue already: who has answered need not train again. Who has refused is asked again:
+        whatever the reason was, somebody may have put it right before starting this server."""
         queue = updates_queue(self._run)
         while (delivery := self._around.transport.receive(queue, _LEFTOVER_SECONDS)) is not None:
             self._around.check_stop()
             arrival = self._open(delivery)
-            if arrival is not None:
+            if arrival is not None and isinstance(arrival.answer, Refusal):
+                delivery.acknowledge()
+            elif arrival is not None:
                 yield arrival
 
     def _open(self, delivery: Delivery) -> Arrival | None:
@@ -102,26 +110,37 @@ class Inbox:
         refused, self._refused = dict(self._refused), Counter()
         return refused
 
+    def remember_dead_tasks(self) -> None:
+        """Letters that lie there already are of an earlier life: what is asked now may still be answered."""
+        self._dead_before = self._count_dead_tasks()
+
     def dead_tasks(self, on_task: Callable[[TrainTask, str], None]) -> None:
-        """A task that killed whoever took it lies among the dead letters; nobody will answer it. Letters are
-        only looked at: they stay for people to see."""
-        began = self._around.clock()
-        if began < self._next_look:
+        """A task that killed whoever took it lies among the dead letters; nobody will answer it."""
+        if self._around.clock() < self._next_look:
             return
+        for dead, count in self._count_dead_tasks().items():
+            if count > self._dead_before[dead]:
+                on_task(dead.task, dead.reason)
+
+    def _count_dead_tasks(self) -> "Counter[_DeadTask]":
+        """Letters are only looked at: they stay for people to see."""
+        began = self._around.clock()
         letters: list[Delivery] = []
-        while len(letters) < _MOST_LETTERS and not self._around.stop.is_set():
-            letter = self._around.transport.receive(DEAD_LETTERS, _LETTER_SECONDS)
+        found: Counter[_DeadTask] = Counter()
+        while self._around.clock() - began < _LONGEST_LOOK_SECONDS and not self._around.stop.is_set():
+            letter = self._around.transport.receive(DEAD_LETTERS, 0.0)
             if letter is None:
                 break
             letters.append(letter)
             task = self._task_in(letter)
             if task is not None:
-                on_task(task, letter.reason or "")
+                found[_DeadTask(task, letter.reason or "")] += 1
             letter.release_body()
         for letter in letters:
             letter.requeue()
         ended = self._around.clock()
         self._next_look = ended + (ended - began) * (1.0 - _LOOKING_SHARE) / _LOOKING_SHARE
+        return found
 
     def _task_in(self, letter: Delivery) -> TrainTask | None:
         """One of this run, put aside by the broker, by us or by the client's owner: nobody else may say that a

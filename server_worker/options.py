@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--standby",
         action="store_true",
-        help="wait while another server leads this run (give --run), and take over when it goes",
+        help="wait while another server leads this run, and take over when it goes; both share --run-dir",
     )
     parser.add_argument("--device", type=_device, default="auto", metavar="auto|cpu|cuda:N")
 

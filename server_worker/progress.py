@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from fedil_model.parameters import Weights, from_arrays, to_arrays
 from server_worker.checkpoint import Checkpoint
 from server_worker.events import ClientOutcome, RoundRecord
 
-_RECORD = "record"
+_RECORD, _INCREMENTS = "record", "increments"
 
 
 @dataclass(frozen=True)
@@ -57,14 +57,14 @@ def to_checkpoint(progress: Progress, recipe_digest: str) -> Checkpoint:
         "activations": list(progress.activations),
         "selection": list(progress.selection),
         "labelled": [list(pair) for pair in progress.labelled],
-        "increments": [asdict(increment) for increment in progress.increments],
         "models": models,
         "answered": list(progress.answered),
         "buffer": progress.buffer,
     }
     # Not among the fields, whose size is bounded: it grows with the clients and with what they say.
     record = json.dumps(asdict(progress.record) if progress.record else None).encode()
-    arrays = {**to_arrays(tensors), _RECORD: np.frombuffer(record, np.uint8)}
+    increments = np.array([astuple(increment) for increment in progress.increments]).reshape(-1, 3)
+    arrays = {**to_arrays(tensors), _RECORD: np.frombuffer(record, np.uint8), _INCREMENTS: increments}
     return Checkpoint(progress.round, meta, arrays)
 
 
@@ -72,6 +72,7 @@ def from_checkpoint(checkpoint: Checkpoint, recipe_digest: str) -> Progress:
     meta, arrays = checkpoint.meta, dict(checkpoint.arrays)
     try:
         record = json.loads(arrays.pop(_RECORD).tobytes())
+        increments = arrays.pop(_INCREMENTS).tolist()
         tensors = from_arrays(arrays)
         if meta["recipe_digest"] != recipe_digest:
             raise CheckpointDamaged(
@@ -83,7 +84,7 @@ def from_checkpoint(checkpoint: Checkpoint, recipe_digest: str) -> Progress:
             activations=tuple(meta["activations"]),
             selection=tuple(meta["selection"]),
             labelled=tuple((pair[0], pair[1]) for pair in meta["labelled"]),
-            increments=tuple(Increment(**fields) for fields in meta["increments"]),
+            increments=tuple(Increment(*row) for row in increments),
             models={n: Weights(tensors[keys[0]], tensors[keys[1]]) for n, keys in meta["models"].items()},
             record=record_from_fields(record) if record else None,
             answered=tuple(meta["answered"]),

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from broker_config.messages import Refusal, Update
-from server_worker.events import ClientOutcome
+from server_worker.events import NOT_LEARNED, ClientOutcome
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,15 @@ class OpenRound:
     def answered(self) -> int:
         return len(self.arrived)
 
+    @property
+    def learned(self) -> int:
+        """Answers that are no refusals: those alone can make a round."""
+        return sum(outcome.outcome not in NOT_LEARNED for outcome in self.arrived.values())
+
     def may_close(self, now: float) -> bool:
-        if self.answered >= min(self.needed, len(self.activations)):
+        if self.learned >= self.needed or self.answered == len(self.activations):
             return True
-        return now >= self.deadline and self.answered >= self.quorum
+        return now >= self.deadline and self.learned >= self.quorum
 
     def overdue(self, now: float) -> bool:
         """The deadline has passed and not even the quorum has answered."""

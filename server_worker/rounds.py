@@ -1,5 +1,6 @@
 """Rounds mode, the paper's: ask some clients, wait for them with a quorum and one deadline, aggregate."""
 
+import math
 from dataclasses import replace
 
 from broker_config.errors import FedILError
@@ -10,7 +11,7 @@ from fedil_model.parameters import from_arrays
 from server_worker.asking import Asking
 from server_worker.closing import close_round
 from server_worker.errors import named
-from server_worker.events import NOT_LEARNED, ClientOutcome
+from server_worker.events import ClientOutcome
 from server_worker.inbox import Arrival, Inbox
 from server_worker.progress import Progress
 from server_worker.recipe import Recipe
@@ -52,18 +53,22 @@ class RoundsLoop:
         )
         stamps.lap("server_step")
         self._reporter.enter(number, "broadcast")
-        model = self._asking.broadcast(number, step.broadcast)
+        # Only this one: who is behind need not begin with an older model.
+        model = self._asking.broadcast(number, step.broadcast, kept=1)
         opened = self._open(progress, number)
         fold = self._method.open_fold(progress.state, {number: step.broadcast}, number)
         if self._restarted:
             for arrival in self.inbox.leftovers():
                 opened = self._take(arrival, opened, fold)
+            self.inbox.remember_dead_tasks()
             self._restarted = False
         unanswered = {c: a for c, a in opened.activations.items() if c not in opened.arrived}
         self._asking.ask(model, unanswered, progress.answered)
         stamps.lap("broadcast")
         self._reporter.enter(number, "wait")
-        closed = self._collect(opened, fold, stamps)
+        # From now on: while the brokers were away nobody could answer.
+        deadline = self._around.clock() + self._recipe.federation.deadline_seconds
+        closed = self._collect(replace(opened, deadline=deadline), progress, fold, stamps)
         self._reporter.enter(number, "close")
         folded = fold.close()
         for note in folded.notes:
@@ -73,38 +78,53 @@ class RoundsLoop:
 
     def _open(self, progress: Progress, number: int) -> OpenRound:
         federation = self._recipe.federation
+        needed = min(federation.clients_per_round, len(progress.selection))
         return OpenRound(
             run=self._run,
             number=number,
             activations={client: progress.activations[client] + 1 for client in progress.selection},
-            needed=federation.clients_per_round,
-            quorum=max(1, round(federation.quorum * federation.clients_per_round)),
-            deadline=self._around.clock() + federation.deadline_seconds,
+            needed=needed,
+            quorum=math.ceil(federation.quorum * needed),
+            deadline=math.inf,
         )
 
-    def _collect(self, opened: OpenRound, fold: Fold, stamps: Stopwatch) -> OpenRound:
+    def _collect(self, opened: OpenRound, progress: Progress, fold: Fold, stamps: Stopwatch) -> OpenRound:
         """Take answers until the round may close."""
         clock = self._around.clock
         heard = clock()
         while not opened.may_close(clock()):
             self._around.check_stop()
-            if opened.overdue(clock()):
-                raise FedILError(
-                    f"round {opened.number}: {opened.answered} of {len(opened.activations)} clients answered within "
-                    f"{self._recipe.federation.deadline_seconds:g} s, the quorum is {opened.quorum}: "
-                    "start more workers, raise federation.deadline_seconds or lower federation.quorum, then resume"
-                )
+            away, before = self._around.away(), opened.answered
             arrival = self.inbox.next(POLL_SECONDS)
+            opened = replace(opened, deadline=opened.deadline + self._around.away() - away)
             self._reporter.report(wait=False)
             stamps.lap("wait")
             if arrival is not None:
                 opened = self._take(arrival, opened, fold)
+                self._asking.check_store(arrival.answer, progress.answered)
+                del arrival  # or two updates are in memory while the next one comes
                 stamps.lap("fold")
                 heard = clock()
             elif clock() - heard >= DEAD_TASK_SECONDS:
-                opened = self._give_up_on_dead_tasks(opened)
+                opened = self._give_up_on_absent_sites(self._give_up_on_dead_tasks(opened))
                 heard = clock()
+            if opened.answered == before and opened.overdue(clock()):
+                raise FedILError(
+                    f"round {opened.number}: {opened.learned} of {len(opened.activations)} clients have learned within "
+                    f"{self._recipe.federation.deadline_seconds:g} s, the quorum is {opened.quorum}: "
+                    "start more workers, raise federation.deadline_seconds or lower federation.quorum, then resume"
+                )
         stamps.lap("wait")
+        return opened
+
+    def _give_up_on_absent_sites(self, opened: OpenRound) -> OpenRound:
+        """As long as others have workers: when nobody has, all wait."""
+        sites = self._around.sites
+        present = sites.present()
+        for client in sorted(opened.activations.keys() - opened.arrived.keys()):
+            if present and sites.site_of(client) not in present:
+                outcome = ClientOutcome(client, "missing", detail="its site has no worker")
+                opened = self._note_outcome(opened, outcome)
         return opened
 
     def _take(self, arrival: Arrival, opened: OpenRound, fold: Fold) -> OpenRound:
@@ -144,10 +164,9 @@ class RoundsLoop:
         self, progress: Progress, step: ServerStep, closed: OpenRound, folded: Folded, stamps: Stopwatch
     ) -> Progress:
         outcomes = closed.outcomes()
-        if all(outcome.outcome in NOT_LEARNED for outcome in outcomes):
-            raise FedILError(
-                f"round {closed.number}: every client refused; the first says {outcomes[0].detail}"
-            )
+        if not closed.learned:
+            said = next((o.detail for o in outcomes if o.outcome == "refused"), outcomes[0].detail)
+            raise FedILError(f"round {closed.number}: every client refused; the first says {said}")
         after = close_round(
             progress,
             self._recipe,

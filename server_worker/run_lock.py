@@ -9,6 +9,10 @@ from pathlib import Path
 from broker_config.errors import FedILError
 
 
+class FolderInUse(FedILError):
+    pass
+
+
 @contextmanager
 def sole_use(run_dir: Path) -> Iterator[None]:
     """One fedil at a time. The kernel lets go of the lock when the process ends, however it ends."""
@@ -44,7 +48,7 @@ def lock(descriptor: int, run_dir: Path) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         holder = os.pread(descriptor, 20, 0).decode() or "unknown"
-        raise FedILError(
+        raise FolderInUse(
             f"{run_dir} is in use by another fedil (pid {holder}): stop it or use another --run-dir"
         ) from error
 

@@ -6,6 +6,8 @@ from typing import Protocol
 from broker_config.stores.interface import Store
 from broker_config.topology import site_user, workers_topic
 
+_LOOK_SECONDS = 1.0
+
 
 class Sites(Protocol):
     def names(self) -> tuple[str, ...]: ...
@@ -53,7 +55,8 @@ class WatchedSites:
     ) -> None:
         self._sites, self._store, self._clock, self._timeout = dict(sites), store, clock, timeout_seconds
         self._server_user, self._note = server_user, note
-        self._seen = dict.fromkeys(self._sites, clock())
+        self._looked = clock()
+        self._seen = dict.fromkeys(self._sites, self._looked)
         self._gone: set[str] = set()
 
     def names(self) -> tuple[str, ...]:
@@ -70,11 +73,9 @@ class WatchedSites:
         return owner is not None and sender == site_user(owner)
 
     def present(self) -> tuple[str, ...]:
-        now = self._clock()
-        for site in self._sites:
-            if self._store.notices(workers_topic(site)):
-                self._seen[site] = now
-        present = tuple(site for site, seen in self._seen.items() if now - seen < self._timeout)
+        if self._clock() - self._looked >= _LOOK_SECONDS:
+            self._look()
+        present = tuple(site for site, seen in self._seen.items() if self._looked - seen < self._timeout)
         gone = set(self._sites) - set(present)
         for site in sorted(gone - self._gone):
             self._note(f"site {site} has no worker: its clients are not asked until it has one")
@@ -82,3 +83,11 @@ class WatchedSites:
             self._note(f"site {site} is back")
         self._gone = gone
         return present
+
+    def _look(self) -> None:
+        there = [site for site in self._sites if self._store.notices(workers_topic(site))]
+        now = self._clock()
+        # While nobody looked, or the store was away, nobody could be seen: that time does not count.
+        unwatched = max(0.0, now - self._looked - 2 * _LOOK_SECONDS)
+        self._seen = {site: seen + unwatched for site, seen in self._seen.items()} | dict.fromkeys(there, now)
+        self._looked = now

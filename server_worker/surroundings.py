@@ -29,6 +29,9 @@ class Surroundings:
     purity: Callable[[], Mapping[str, float | None]] = dict
     """Share of right pseudo-labels, where somebody offline knows the truth."""
 
+    away: Callable[[], float] = lambda: 0.0
+    """For how many seconds the broker could not be reached, in all; nobody could answer then"""
+
     def check_stop(self) -> None:
         if self.stop.is_set():
             raise Stopped

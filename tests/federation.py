@@ -5,7 +5,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -205,6 +205,7 @@ class OverBrokers(Federation):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.site = next(iter(self.recipe.sites))
+        self.sites = OneSite(self.site)
         self._stack = ExitStack()
         self._patience = Patience(stop=self.stop.is_set)
         self._ledgers: Store | None = None
@@ -226,8 +227,19 @@ class OverBrokers(Federation):
         deployment = Deployment(
             self.recipe, self.directory, self.broker_url, self.store_url, self.recipe.name, "cpu"
         )
-        executor = self._stack.enter_context(ThreadPoolExecutor(1))
-        return executor.submit(serve, deployment, self.diary, self.stop)
+        return self._thread().submit(serve, deployment, self.diary, self.stop)
+
+    def coordinate(self) -> "Future[Progress]":
+        """Only the server's loop, which goes by this federation's clock."""
+
+        def run() -> Progress:
+            with closing(self.connect()) as transport:
+                return self.coordinator(transport).run()
+
+        return self._thread().submit(run)
+
+    def _thread(self) -> ThreadPoolExecutor:
+        return self._stack.enter_context(ThreadPoolExecutor(1))
 
     def resumed(self, **changes: Any) -> "OverBrokers":
         """The same run for a server that comes after."""

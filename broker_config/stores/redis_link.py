@@ -137,7 +137,22 @@ class RedisLink:
     def _is_away(self, error: Exception) -> bool:
         if isinstance(error, _WRONG_CREDENTIALS) or _tls_trouble(error) is not None:
             return False
-        return isinstance(error, _AWAY) or str(error).startswith("BUSY ")
+        return (
+            isinstance(error, _AWAY)
+            or str(error).startswith("BUSY ")
+            or self._cannot_write(error) is not None
+        )
+
+    def _cannot_write(self, error: Exception) -> str | None:
+        """It is there, and an operator has to make room."""
+        if isinstance(error, OutOfMemoryError):
+            return (
+                f"Redis at {self.where} is full: raise maxmemory, or delete keys of old runs. "
+                "Nothing committed is lost"
+            )
+        if "MISCONF " in str(error):
+            return f"Redis at {self.where} cannot write to its disk: free space ({_in_line(error)})"
+        return None
 
     def _translated(self, error: Exception) -> FedILError:
         said = str(error)
@@ -152,17 +167,8 @@ class RedisLink:
             return BrokerRefused(
                 f"user {self._user!r} has too few rights in Redis at {self.where} ({said}): extend its ACL"
             )
-        if isinstance(error, OutOfMemoryError):
-            return BrokerUnavailable(
-                f"Redis at {self.where} is full: raise maxmemory, or delete keys of old runs. "
-                "Nothing committed is lost"
-            )
         if isinstance(error, WatchError) or "WRONGTYPE" in said:
             return NotOurs(f"Redis at {self.where}: {said:.200}")
-        if said.startswith("MISCONF"):
-            return BrokerUnavailable(
-                f"Redis at {self.where} cannot write to its disk: free space ({said:.200})"
-            )
         if isinstance(error, _ONE_OF_A_CLUSTER):
             return BrokerRefused(
                 f"Redis at {self.where} is one node of a cluster: FedIL needs a single primary"
@@ -175,8 +181,11 @@ class RedisLink:
         return BrokerRefused(f"Redis at {self.where} refuses what FedIL asks: {said:.300}")
 
     def _pause(self, error: Exception, tries: int, deadline: float) -> None:
-        what = f"Redis at {self.where} is away ({str(error).rstrip('.'):.200})"
+        full = self._cannot_write(error)
+        what = full or f"Redis at {self.where} is away ({_in_line(error)})"
         if self._patience.stop() or time.monotonic() >= deadline:
+            if full:
+                raise GivenUp(full) from error
             # A server that dislikes our certificate, or speaks TLS and we do not, may hang up before it says so.
             hint = "speaks TLS and accepts ssl_certfile" if self._tls else "needs no TLS (rediss://)"
             raise GivenUp(f"{what}: see that it runs and {hint}, then try again") from error
@@ -194,6 +203,10 @@ class RedisLink:
         with self._lock:
             changes, self._away = self._away != away, away
             return changes
+
+
+def _in_line(error: Exception) -> str:
+    return f"{str(error).rstrip('.'):.200}"
 
 
 def _underlying(error: Exception) -> Exception:

@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from broker_config.errors import BrokerUnavailable, FedILError, QueueMissing
-from broker_config.topology import DEAD, DEAD_LETTERS, TASKS, lead_queue, models_queue, updates_queue
+from broker_config.chunks import MAX_BYTES
+from broker_config.definitions import DEFAULT_CONSUMER_TIMEOUT_SECONDS, consumer_timeout_seconds
+from broker_config.errors import BrokerUnavailable, FedILError
+from broker_config.topology import DEAD, DEAD_LETTERS, lead_queue, models_queue, updates_queue
 from broker_config.transports import rabbitmq_bodies as bodies
 from broker_config.transports.interface import Buffers, ModelAddress
 from broker_config.transports.rabbitmq_inlet import Inlet, Letter
@@ -25,8 +27,6 @@ _OURS = "x-fedil-"
 _REDELIVERED = f"{_OURS}redelivered"
 _REASON = f"{_OURS}reason"
 _QUEUE = f"{_OURS}queue"
-_CONSUMER_TIMEOUT_FROM = (3, 12)
-DEFAULT_CONSUMER_TIMEOUT_SECONDS = 1800.0
 
 
 class RabbitDelivery:
@@ -38,10 +38,11 @@ class RabbitDelivery:
         outlet: Outlet,
         letter: Letter,
         received: Counter[str],
+        max_body_bytes: int,
     ) -> None:
         self._receiving, self._fetching = receiving, fetching
         self._inlet, self._outlet, self._tag = inlet, outlet, letter.tag
-        self._received = received
+        self._received, self._max_body_bytes = received, max_body_bytes
         self._kind = family_of(inlet.queue)
         headers: Mapping[str, Any] = letter.properties.headers or {}
         self._headers: Headers = {name: value for name, value in headers.items() if name.startswith(_OURS)}
@@ -63,7 +64,7 @@ class RabbitDelivery:
             return memoryview(self._inline or b"")
         if self._fetched is None:
             try:
-                self._fetched = bodies.fetch(self._fetching, self._place)
+                self._fetched = bodies.fetch(self._fetching, self._place, self._max_body_bytes)
             except BrokerUnavailable:
                 # As if our own connection had been lost: the notice comes again, with all else that is held.
                 self._receiving.close()
@@ -117,22 +118,17 @@ class RabbitDelivery:
 
 
 class RabbitTransport:
-    def __init__(
-        self,
-        url: str,
-        *,
-        blocked_seconds: float = BLOCKED_SECONDS,
-        consumer_timeout_seconds: float | None = None,
-    ) -> None:
+    def __init__(self, url: str, *, blocked_seconds: float = BLOCKED_SECONDS) -> None:
         account = account_of(url, blocked_seconds)
         self._line = Line(account, "receiving", heals=False)
         with self._line.talk():
             pass  # whether we are let in shows here, and not at the first message
-        self._outlet = Outlet(Line(account, "publishing", heals=True))
+        self._outlet = Outlet(Line(account, "publishing", heals=True), self._line)
         # Others' queues of bodies: a trap among them may cost this connection, and nothing else.
         self._fetching = Line(account, "fetching", heals=True)
         self._models = ModelLog(self._line, self._outlet)
-        self._consumer_timeout_seconds = consumer_timeout_seconds
+        self.max_body_bytes = MAX_BYTES
+        """A delivery with a larger body is rejected before there is memory for it."""
         self._inlets: dict[str, Inlet] = {}
         self._leads: dict[str, Lead] = {}
         self.bytes_received: Counter[str] = self._models.bytes_received
@@ -141,10 +137,8 @@ class RabbitTransport:
         self._pump = Pump([self._line, self._fetching, self._outlet.line])
 
     def declare(self, *queues: str) -> None:
-        tasks = [queue for queue in queues if family_of(queue) is TASKS]
         self._outlet.declare_exchanges()
-        self._outlet.declare(*tasks, extra=self._consumer_timeout())
-        self._outlet.declare(*(queue for queue in queues if queue not in tasks))
+        self._outlet.declare(*queues)
 
     def publish(self, queue: str, body: Buffers) -> None:
         bodies.send(self._outlet, queue, body)
@@ -154,8 +148,9 @@ class RabbitTransport:
         inlet = self._inlets.get(queue) or self._inlets.setdefault(queue, Inlet(self._line, queue))
         try:
             letter = inlet.take(timeout_seconds)
-        except QueueMissing:
-            self._inlets.pop(queue).abandon()
+        except FedILError:
+            if not inlet.is_open:
+                self._inlets.pop(queue).abandon()
             raise
         return None if letter is None else self._delivery(inlet, letter)
 
@@ -181,12 +176,13 @@ class RabbitTransport:
     def concerns(self, longest_task_seconds: float) -> tuple[str, ...]:
         """AMQP cannot tell what a broker's time-out is, only which broker it is."""
         version = ".".join(map(str, self._line.version))
-        if longest_task_seconds <= DEFAULT_CONSUMER_TIMEOUT_SECONDS:
+        needed_seconds = consumer_timeout_seconds(longest_task_seconds)
+        if needed_seconds <= DEFAULT_CONSUMER_TIMEOUT_SECONDS:
             return ()
         return (
             f"RabbitMQ {version} takes a task back after its consumer_timeout, 30 minutes if nobody has set it, and "
             f"tasks here may take {longest_task_seconds / 60:g}: see that it is at least "
-            f"{round(2000 * longest_task_seconds)} ms (fedil broker check tells, fedil broker files writes it)",
+            f"{round(1000 * needed_seconds)} ms (fedil broker check tells, fedil broker files writes it)",
         )
 
     def close(self) -> None:
@@ -200,10 +196,12 @@ class RabbitTransport:
         self._outlet.line.close()
 
     def _delivery(self, inlet: Inlet, letter: Letter) -> RabbitDelivery:
-        return RabbitDelivery(self._line, self._fetching, inlet, self._outlet, letter, self.bytes_received)
-
-    def _consumer_timeout(self) -> Headers | None:
-        wish = self._consumer_timeout_seconds
-        if wish is None or self._outlet.line.version < _CONSUMER_TIMEOUT_FROM:
-            return None
-        return {"x-consumer-timeout": round(1000 * wish)}
+        return RabbitDelivery(
+            self._line,
+            self._fetching,
+            inlet,
+            self._outlet,
+            letter,
+            self.bytes_received,
+            self.max_body_bytes,
+        )

@@ -61,13 +61,13 @@ def is_place(name: object) -> bool:
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
-def fetch(line: Line, place: str) -> memoryview:
+def fetch(line: Line, place: str, max_bytes: int) -> memoryview:
     """Nothing is acknowledged, so that the chunks go back where they were; `discard` ends them. The queue is the
     sender's, who may have made a stream of it: then the broker closes the whole connection, not only a channel."""
     if not is_place(place):
         raise MessageRejected("schema", f"a notice of a body at {place!r:.200}")
     try:
-        return _fetch(line, place)
+        return _fetch(line, place, max_bytes)
     except BrokerUnavailable as error:
         cause = error.__cause__
         if (
@@ -78,8 +78,8 @@ def fetch(line: Line, place: str) -> memoryview:
         raise
 
 
-def _fetch(line: Line, place: str) -> memoryview:
-    assembler = Assembler()
+def _fetch(line: Line, place: str, max_bytes: int) -> memoryview:
+    assembler = Assembler(max_bytes)
     with line.talk() as connection:
         channel = connection.channel()
         try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.spec import Basic, BasicProperties
 
-from broker_config.errors import FedILError, QueueMissing
+from broker_config.errors import BrokerUnavailable, FedILError
 from broker_config.transports.rabbitmq_line import Line
 
 _LONGEST_SLICE_SECONDS = 1.0
@@ -86,7 +86,7 @@ class Inlet:
         return []
 
     def abandon(self) -> None:
-        """Its queue is gone, and with it all that we hold of it."""
+        """What we hold of it goes back, if there is still a queue."""
         with suppress(FedILError), self._line.talk():
             if self._channel.is_open:
                 self._channel.close()
@@ -97,7 +97,10 @@ class Inlet:
 
     def _check_open(self) -> None:
         if self._cancelled:
-            raise QueueMissing(f"the queue {self.queue!r} was deleted: declare it again")
+            # Its queue was deleted, or is moving to another node of a cluster: who asks again learns which.
+            raise BrokerUnavailable(
+                f"RabbitMQ at {self._line.account.place} gives nothing more of {self.queue!r}: ask again"
+            )
         if not self._channel.is_open:
             raise self._line.why_closed(self._channel, self.queue)
 

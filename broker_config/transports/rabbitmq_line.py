@@ -17,13 +17,12 @@ from pika.exceptions import (
     AuthenticationError,
     ChannelClosedByBroker,
     ConnectionBlockedTimeout,
-    ConnectionClosedByBroker,
     IncompatibleProtocolError,
     ProbableAccessDeniedError,
     ProbableAuthenticationError,
 )
 
-from broker_config.errors import BrokerBlocked, BrokerRefused, BrokerUnavailable, FedILError, QueueMissing
+from broker_config.errors import BrokerRefused, BrokerUnavailable, FedILError, QueueMissing
 from broker_config.transports.rabbitmq_url import Account
 
 _log = logging.getLogger(__name__)
@@ -35,6 +34,9 @@ _SLOW_SECONDS = 10.0
 # pika has only words left of what the other side said about TLS.
 _CERTIFICATE_ALERT = re.compile(r"alert ([a-z ]*certificate[a-z ]*|unknown ca)")
 _REFUSED, _MISSING, _PRECONDITION, _NOT_ALLOWED = 403, 404, 406, 530
+# pika calls every end of a connection that is being opened a probable refusal, and has only words left of the cause.
+_CLOSED_BY_BROKER = re.compile(r"ConnectionClosedByBroker: \((\d+)\)")
+_TOO_MANY = re.compile(r"limit \(\d+\)")
 
 
 class TooLarge(Exception):
@@ -95,6 +97,13 @@ class Line:
         finally:
             self._lock.release()
 
+    def is_alive(self) -> bool:
+        """A loss shows itself only to who reads."""
+        with suppress(FedILError), self.talk() as connection:
+            connection.process_data_events(0)
+            return True
+        return False
+
     def close(self) -> None:
         with self._lock:
             self._ended = "this connection to RabbitMQ is closed: open another"
@@ -116,6 +125,8 @@ class Line:
         return BrokerUnavailable(f"the channel of {queue} at RabbitMQ {self.account.place} is closed")
 
     def translated(self, error: ChannelClosedByBroker, queue: str = "") -> FedILError:
+        # pika keeps the error with its channel, and its traceback would keep whole models in the frames it names.
+        error.__traceback__ = None
         code, text = error.reply_code, error.reply_text
         if code == _MISSING and "down or inaccessible" in text:
             # Also of streams for some seconds after the broker's start, and of what was on a cluster's lost node.
@@ -167,7 +178,7 @@ class Line:
 
     def _translated_loss(self, error: Exception) -> FedILError:
         if isinstance(error, ConnectionBlockedTimeout):
-            return BrokerBlocked(
+            return BrokerUnavailable(
                 f"RabbitMQ at {self.account.place} has blocked publishing (memory or disk alarm) for longer than "
                 f"{self.account.parameters.blocked_connection_timeout:g} s: see `rabbitmqctl status`"
             )
@@ -176,15 +187,13 @@ class Line:
     def _translated_refusal(self, error: Exception) -> FedILError:
         place, user = self.account.place, self.account.user
         cause = _innermost(error)
-        closed = error if isinstance(error, ConnectionClosedByBroker) else None
-        if isinstance(error, ProbableAuthenticationError | AuthenticationError) or (
-            closed and closed.reply_code == _REFUSED
-        ):
+        code = _code_of_end(error)
+        if isinstance(error, AuthenticationError) or code == _REFUSED:
             return BrokerRefused(
                 f"RabbitMQ at {place} refused the user {user!r}: check the name and the password in the address, "
                 "and that the user exists (rabbitmqctl list_users)"
             )
-        if isinstance(error, ProbableAccessDeniedError) or (closed and closed.reply_code == _NOT_ALLOWED):
+        if code == _NOT_ALLOWED and not _TOO_MANY.search(str(error)):
             return BrokerRefused(
                 f"RabbitMQ at {place} does not let the user {user!r} into the virtual host "
                 f"{self.account.parameters.virtual_host!r}: create it, or give the user permissions there"
@@ -199,6 +208,10 @@ class Line:
             return BrokerRefused(
                 f"RabbitMQ at {place} does not trust our certificate ({alert[1].strip()}): "
                 "name one of its authority with ?certfile= and &keyfile="
+            )
+        if isinstance(error, ProbableAuthenticationError | ProbableAccessDeniedError) or code:
+            return BrokerUnavailable(
+                f"RabbitMQ at {place} ended the connection before it was open ({_plainly(error)}): try again later"
             )
         if isinstance(error, IncompatibleProtocolError) or isinstance(cause, ssl.SSLError):
             # One that wants a certificate may hang up before it says so.
@@ -238,7 +251,16 @@ class Pump:
     def _run(self) -> None:
         while not self._stop.wait(self._interval_seconds):
             for line in self._lines:
-                line.breathe()
+                try:
+                    line.breathe()
+                except Exception:  # whatever it is, the other connections need their heartbeats
+                    _log.exception("the heartbeats of RabbitMQ at %s had trouble", line.account.place)
+
+
+def _code_of_end(error: Exception) -> int | None:
+    """With which the broker closed a connection that was being opened, if it said anything."""
+    found = _CLOSED_BY_BROKER.search(f"{error!r} {error}")
+    return int(found[1]) if found else None
 
 
 def _innermost(error: BaseException) -> BaseException:

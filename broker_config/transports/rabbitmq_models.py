@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 
-from pika.adapters.blocking_connection import BlockingChannel
+from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 from pika.exceptions import ChannelClosedByBroker
 from pika.spec import Basic, BasicProperties
 
 from broker_config.buffers import size
 from broker_config.chunks import Assembler, split
-from broker_config.errors import BrokerUnavailable, ModelMissing, QueueMissing
+from broker_config.errors import BrokerUnavailable, FedILError, ModelMissing, QueueMissing
 from broker_config.topology import models_queue
 from broker_config.transports.interface import Buffers, ModelAddress
 from broker_config.transports.rabbitmq_line import Line
@@ -62,7 +62,7 @@ class ModelLog:
         self._line, self._outlet = line, outlet
         self.bytes_received: Counter[str] = Counter()
         self._opened: set[str] = set()
-        self._channel: BlockingChannel | None = None
+        self._tap: _Tap | None = None
 
     def append(self, run: str, version: int, body: Buffers, kept: int) -> ModelAddress:
         self._open(run, size(body), kept)
@@ -149,38 +149,53 @@ class ModelLog:
         queue = models_queue(run)
         with self._line.talk() as connection:
             # Forgotten while it is in use: what is still under way after trouble must not reach the next reader.
-            channel, self._channel = self._channel, None
-            if channel is None or channel.connection is not connection or not channel.is_open:
-                channel = connection.channel()
+            tap, self._tap = self._tap, None
+            if tap is None or not tap.is_on(connection):
+                tap = _Tap(self._line, connection.channel())
             try:
-                tap = _Tap(self._line, channel, queue, offset, window)
+                tap.begin(queue, offset, window)
                 yield tap
                 if tap.end():
-                    self._channel = channel
+                    self._tap = tap
             except ChannelClosedByBroker as error:
                 raise self._line.translated(error, queue) from error
+            except FedILError:
+                tap.abandon()
+                raise
 
 
 class _Tap:
     """A reader of a stream that asks for exactly what it will take. For pika would reject what else is under way when
     it ends, and the broker answers that by closing the whole connection."""
 
-    def __init__(
-        self, line: Line, channel: BlockingChannel, queue: str, offset: int | str, window: int
-    ) -> None:
-        self._line, self._channel, self._queue = line, channel, queue
+    def __init__(self, line: Line, channel: BlockingChannel) -> None:
+        self._line, self._channel = line, channel
+        self._queue = self._subscription = ""
         self._arrived: deque[_Entry] = deque()
-        self._under_way = window
+        self._under_way = 0
         """Asked for and not yet taken"""
         self._last_tag = 0
         self._cancelled = False
-        channel.basic_qos(prefetch_count=window)
         channel.add_on_cancel_callback(self._on_cancel)
-        self._subscription = channel.basic_consume(queue, self._on_message, arguments={_OFFSET: offset})
+
+    def is_on(self, connection: BlockingConnection) -> bool:
+        return self._channel.connection is connection and bool(self._channel.is_open)
+
+    def begin(self, queue: str, offset: int | str, window: int) -> None:
+        self._queue, self._under_way = queue, window
+        self._channel.basic_qos(prefetch_count=window)
+        self._subscription = self._channel.basic_consume(queue, self._on_message, arguments={_OFFSET: offset})
+
+    def abandon(self) -> None:
+        """Not by pika's blocking channel, which would reject what is under way."""
+        channel = getattr(self._channel, "_impl", None)
+        if channel is not None and channel.is_open:
+            channel.close()
 
     def end(self) -> bool:
-        """Whether the channel can be used again. Where not, it is left alone: what still comes harms nobody."""
+        """Whether it can be used again."""
         if self._under_way:
+            self.abandon()
             return False
         self._channel.basic_cancel(self._subscription)
         # Else the broker would miss the acknowledgements after its consumer_timeout, and close the channel.
@@ -195,7 +210,10 @@ class _Tap:
                 return None
             self._channel.connection.process_data_events(left)
             if self._cancelled:
-                raise QueueMissing(f"the stream {self._queue!r} was deleted")
+                # It was deleted, or is moving to another node of a cluster: who asks again learns which.
+                raise BrokerUnavailable(
+                    f"RabbitMQ at {self._line.account.place} gives nothing more of {self._queue!r}: ask again"
+                )
             if not self._channel.is_open:
                 raise self._line.why_closed(self._channel, self._queue)
         self._under_way -= 1

@@ -4,14 +4,15 @@ import logging
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TypeVar
 
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker, NackError, UnroutableError
 
-from broker_config.errors import BrokerRefused, BrokerUnavailable, FedILError, QueueMissing
+from broker_config.errors import BrokerBlocked, BrokerRefused, BrokerUnavailable, FedILError, QueueMissing
 from broker_config.topology import EXCHANGES, STREAMS_PREPARED, Exchange, QueueKind, kind_of
 from broker_config.transports.rabbitmq_line import Line, TooLarge
 
@@ -29,8 +30,8 @@ _T = TypeVar("_T")
 
 
 class Outlet:
-    def __init__(self, line: Line) -> None:
-        self.line = line
+    def __init__(self, line: Line, receiving: Line | None = None) -> None:
+        self.line, self._receiving = line, receiving
         self.bytes_sent: Counter[str] = Counter()
         """By kind of queue"""
         self._channel: BlockingChannel | None = None
@@ -44,7 +45,7 @@ class Outlet:
             user_id=self.line.account.user or None,
             headers=dict(headers) if headers else None,
         )
-        with self.line.talk() as connection, self.line.watched():
+        with self._talk() as connection, self.line.watched():
             try:
                 self._open(connection).basic_publish(
                     family.exchange_of(queue).name,
@@ -156,13 +157,24 @@ class Outlet:
         self._do(lambda channel: channel.queue_delete(queue))
 
     def _do(self, request: Callable[[BlockingChannel], object]) -> None:
-        with self.line.talk() as connection:
+        with self._talk() as connection:
             try:
                 request(self._open(connection))
             except ChannelClosedByBroker as error:
                 if error.reply_code == 406 and "inequivalent arg" in error.reply_text:
                     raise _Inequivalent(error.reply_text) from error
                 raise
+
+    @contextmanager
+    def _talk(self) -> Iterator[pika.BlockingConnection]:
+        """While only this connection is in trouble, what the receiving one holds need not go back."""
+        try:
+            with self.line.talk() as connection:
+                yield connection
+        except BrokerUnavailable as error:
+            if self._receiving is None or not self._receiving.is_alive():
+                raise
+            raise BrokerBlocked(str(error)) from error
 
     def _open(self, connection: pika.BlockingConnection) -> BlockingChannel:
         """The broker closes a channel over every mistake; the connection lives on."""

@@ -5,11 +5,10 @@ The same command goes on with a run that was stopped or killed."""
 import argparse
 from pathlib import Path
 
-from ops.commands.shards import add_override_argument
 from ops.commands.simulate import DEFAULT_RECIPE, at_least_one, default_workers, device
 from ops.interruption import interruptible
 from ops.invocation import shell_line
-from ops.recipe_files import find_recipe, read_recipe
+from ops.recipe_files import add_override_argument, find_recipe, read_recipe
 
 HELP = "train on this machine over RabbitMQ and Redis, as a deployment does"
 

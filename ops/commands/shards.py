@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedil_model.errors import SettingError
-from ops.recipe_files import read_recipe
+from ops.recipe_files import add_override_argument, read_recipe
 
 if TYPE_CHECKING:
     from server_worker.recipe import Recipe
@@ -21,17 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--site", required=True, metavar="S", help="one of federation.sites in the recipe")
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="a folder without shards")
     add_override_argument(parser)
-
-
-def add_override_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        dest="overrides",
-        help="override one setting of the recipe, such as split.clients=20; repeatable",
-    )
 
 
 def run(args: argparse.Namespace) -> int:

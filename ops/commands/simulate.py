@@ -11,7 +11,7 @@ from broker_config.errors import FedILError
 from fedil_model.errors import LearningError, SettingError
 from ops.interruption import interruptible
 from ops.invocation import resume_words, shell_line
-from ops.recipe_files import differences, read_recipe
+from ops.recipe_files import add_override_argument, differences, read_recipe
 from ops.run_place import has_checkpoint, is_run, refuse_if_taken, replacing
 from server_worker.run_lock import sole_use
 
@@ -29,14 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RECIPE",
         help=f"a built-in name (see: fedil recipes) or a .toml file; default: {DEFAULT_RECIPE}",
     )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        dest="overrides",
-        help="override one setting, such as client.lr=0.1; repeatable",
-    )
+    add_override_argument(parser)
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="default: runs/<recipe name>")
     again = parser.add_mutually_exclusive_group()
     again.add_argument("--resume", action="store_true", help="go on where the run in DIR was stopped")

@@ -8,15 +8,18 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from broker_config.addresses import STORE_URL
-from broker_config.errors import AddressMissing
+from broker_config.errors import AddressMissing, MessageRejected
 
 if TYPE_CHECKING:
     from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
 
     from broker_config.stores.interface import Store
 
 HELP = "show runs, sites and workers, live"
 EVERY_SECONDS = 1.0
+_LARGEST, _LONGEST_TEXT = 1e15, 300
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,11 +53,20 @@ def run(args: argparse.Namespace) -> int:
 
 def gather(store: "Store", more_sites: list[str]) -> dict[str, Any]:
     """Everything on the board: runs by name, workers by site and name."""
-    from broker_config.topology import RUNS_TOPIC, workers_topic
+    from broker_config.topology import RUNS_TOPIC
 
     runs = store.notices(RUNS_TOPIC)
-    sites = sorted({site for facts in runs.values() for site in facts.get("sites", {})} | set(more_sites))
-    return {"runs": runs, "workers": {site: store.notices(workers_topic(site)) for site in sites}}
+    sites = sorted({site for facts in runs.values() for site in table(facts.get("sites"))} | set(more_sites))
+    return {"runs": runs, "workers": {site: workers_at(store, site) for site in sites}}
+
+
+def workers_at(store: "Store", site: str) -> dict[str, dict[str, Any]]:
+    from broker_config.topology import workers_topic
+
+    try:
+        return store.notices(workers_topic(site))
+    except MessageRejected:  # no site can have this name
+        return {}
 
 
 def watch(store: "Store", more_sites: list[str]) -> None:
@@ -72,96 +84,101 @@ def watch(store: "Store", more_sites: list[str]) -> None:
 
 
 def render(board: dict[str, Any], now: float) -> "Group":
+    """Whatever the notices hold: anybody at a site may write one, and it must not hide the others."""
     from rich.console import Group
     from rich.text import Text
 
+    runs = {name: table(facts) for name, facts in board["runs"].items()}
     parts: list[Any] = []
-    if not board["runs"]:
+    if not runs:
         parts.append(Text("no server has put up a notice: start one with fedil server, or name a --site"))
-    for name, facts in board["runs"].items():
+    for name, facts in runs.items():
         parts += [run_line(name, facts, now), *rounds_table(facts)]
     for site, workers in board["workers"].items():
-        parts += site_part(site, workers, board["runs"], now)
+        parts += site_part(site, workers, runs, now)
     return Group(*parts)
 
 
-def run_line(name: str, facts: dict[str, Any], now: float) -> Any:
+def run_line(name: str, facts: dict[str, Any], now: float) -> "Text":
     from rich.text import Text
 
-    progress = f"round {facts.get('round', 0)} of {facts.get('rounds', '?')}"
-    phase = facts.get("phase", facts["state"])
+    progress = f"round {plain(facts.get('round', 0))} of {plain(facts.get('rounds'))}"
+    phase = plain(facts.get("phase", facts.get("state")))
     if phase == "wait":
-        phase = f"{facts.get('answered', 0)} of {facts.get('selected', '?')} clients have answered"
-    age = spoken(now - facts.get("started", now))
-    text = Text.assemble(
-        (name, "bold"), f"  {facts.get('recipe', '')}, {facts.get('mode', '')} mode, {progress}, "
-    )
-    text.append(f"{phase}; on {facts.get('host', '?')} for {age}")
+        phase = f"{plain(facts.get('answered', 0))} of {plain(facts.get('selected'))} clients have answered"
+    text = Text.assemble((plain(name), "bold"), f"  {plain(facts.get('recipe'))}, ")
+    text.append(f"{plain(facts.get('mode'))} mode, {progress}, {phase}; ")
+    text.append(f"on {plain(facts.get('host'))} for {age(facts.get('started'), now)}")
     if facts.get("verdict"):
-        text.append(f"; {facts['verdict']}")
+        text.append(f"; {plain(facts['verdict'])}")
     if facts.get("note"):
-        text.append(f"\n  {facts['note']}", style="yellow")
+        text.append(f"\n  {plain(facts['note'])}", style="yellow")
     return text
 
 
-def rounds_table(facts: dict[str, Any]) -> list[Any]:
-    from rich.table import Table
-
-    if not facts.get("recent"):
-        return []
-    table = Table(box=None, pad_edge=False, padding=(0, 2))
-    for title in ("round", "θ′", "θ₀", "‖Δθ‖", "accepted", "seconds"):
-        table.add_column(title, justify="right", header_style="dim")
-    for told in facts["recent"]:
-        accuracy = told.get("accuracy", {})
-        table.add_row(
-            str(told["round"]),
-            percent(accuracy.get("global")),
-            percent(accuracy.get("server")),
-            f"{told['delta_norm']:.4g}",
-            f"{told['accepted']}/{told['selected']}",
-            f"{told['seconds'] or 0.0:.1f}",
-        )
-    return [table]
-
-
-def site_part(
-    site: str, workers: dict[str, dict[str, Any]], runs: dict[str, dict[str, Any]], now: float
-) -> list[Any]:
+def rounds_table(facts: dict[str, Any]) -> "list[Table]":
     from rich.table import Table
     from rich.text import Text
 
-    clients = max((facts.get("sites", {}).get(site, 0) for facts in runs.values()), default=0)
+    recent = facts.get("recent")
+    if not isinstance(recent, list) or not recent:
+        return []
+    grid = Table(box=None, pad_edge=False, padding=(0, 2))
+    for title in ("round", "θ′", "θ₀", "‖Δθ‖", "accepted", "seconds"):
+        grid.add_column(title, justify="right", header_style="dim")
+    for told in map(table, recent):
+        accuracy = table(told.get("accuracy"))
+        cells = (
+            plain(told.get("round")),
+            formatted("{:.2%}", accuracy.get("global")).replace("%", " %"),
+            formatted("{:.2%}", accuracy.get("server")).replace("%", " %"),
+            formatted("{:.4g}", told.get("delta_norm")),
+            f"{plain(told.get('accepted'))}/{plain(told.get('selected'))}",
+            formatted("{:.1f}", told.get("seconds")),
+        )
+        grid.add_row(*map(Text, cells))
+    return [grid]
+
+
+def site_part(
+    site: str, workers: dict[str, Any], runs: dict[str, dict[str, Any]], now: float
+) -> "list[Text | Table]":
+    from rich.table import Table
+    from rich.text import Text
+
+    clients = max((number(table(facts.get("sites")).get(site)) or 0 for facts in runs.values()), default=0)
     count = "no worker" if not workers else f"{len(workers)} worker{'s' * (len(workers) > 1)}"
-    title = Text.assemble(("\nsite ", "dim"), (site, "bold"), f"  {clients} clients, {count}")
+    title = Text.assemble(("\nsite ", "dim"), (plain(site), "bold"), f"  {clients} clients, {count}")
     if not workers:
         title.stylize("red")
         return [title]
-    table = Table(box=None, pad_edge=False, padding=(0, 2))
+    grid = Table(box=None, pad_edge=False, padding=(0, 2))
     for heading in ("worker", "device", "doing", "for", "tasks", "images/s"):
         right = heading in ("tasks", "images/s")
-        table.add_column(heading, header_style="dim", justify="right" if right else "left", no_wrap=True)
-    for name, facts in workers.items():
-        speed = facts.get("images_per_second")
-        table.add_row(
-            name,
-            str(facts.get("device", "?")),
+        grid.add_column(heading, header_style="dim", justify="right" if right else "left", no_wrap=True)
+    for name, facts in ((name, table(facts)) for name, facts in workers.items()):
+        cells = (
+            plain(name),
+            plain(facts.get("device")),
             doing(facts),
-            spoken(now - facts.get("since", now)),
-            str(facts.get("tasks_done", 0)),
-            "" if speed is None else f"{speed:.0f}",
+            age(facts.get("since"), now),
+            plain(facts.get("tasks_done", 0)),
+            formatted("{:.0f}", facts.get("images_per_second")),
         )
-    return [title, table]
+        grid.add_row(*map(Text, cells))
+    return [title, grid]
 
 
 def doing(facts: dict[str, Any]) -> str:
+    state = plain(facts.get("state"))
     if facts.get("client") is None:
-        return str(facts.get("state", "?"))
-    return f"{facts.get('state')} client {facts['client']}, round {facts.get('round')}"
+        return state
+    return f"{state} client {plain(facts['client'])}, round {plain(facts.get('round'))}"
 
 
-def percent(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:.2f} %"
+def age(since: object, now: float) -> str:
+    began = number(since)
+    return "?" if began is None else spoken(now - began)
 
 
 def spoken(seconds: float) -> str:
@@ -170,3 +187,27 @@ def spoken(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes:02} min"
     return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+
+
+def formatted(pattern: str, value: object) -> str:
+    """Nothing, if it is no number."""
+    found = number(value)
+    return "" if found is None else pattern.format(found)
+
+
+def number(value: object) -> int | float | None:
+    """None also for those that cannot be reckoned with: infinite, not a number, thousands of digits."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return value if abs(value) < _LARGEST else None
+
+
+def table(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def plain(value: object) -> str:
+    """One short line, without what a terminal would obey."""
+    if not isinstance(value, str):
+        value = "?" if number(value) is None else str(value)
+    return "".join(sign if sign.isprintable() else "�" for sign in value[:_LONGEST_TEXT])

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from client_worker import options
-from ops.commands.shards import add_override_argument, write_site_shards
-from ops.recipe_files import read_recipe
+from ops.commands.shards import write_site_shards
+from ops.recipe_files import add_override_argument, read_recipe
 
 HELP = "train one site's clients, for a server elsewhere"
 

@@ -1,8 +1,9 @@
-"""The same echo on Flower: a SuperLink and one SuperNode per client on loopback, as they come, without TLS.
+"""The same echo on Flower: a SuperLink and one SuperNode per client on loopback, as they come; without TLS, telemetry
+and the installing of an app's dependencies.
 
-A SuperNode is one client, so ten clients are ten of them; and by default it starts a process for every message, and
-asks for messages every three seconds, as the server does for replies. Flower lives in an environment of its own, in
-the user's cache: it wants other versions of our dependencies.
+A SuperNode is one client, so ten clients are ten of them. By default it starts a process for every message and asks for
+messages every three seconds, as the server does for replies: most of a round with few clients is that waiting. Flower
+lives in an environment of its own, in the user's cache: it wants other versions of our dependencies.
 """
 
 import json
@@ -93,7 +94,11 @@ def play_on_flower(folder: Path, *, rounds: int, clients: int, parameters: int) 
             stack.enter_context(started([*node, "--port", str(port_of_node)], environment, own_log))
         config = f'rounds={rounds} clients={clients} parameters={parameters} report="{report}"'
         run = [str(programs / "flwr"), "run", str(folder / "app"), "echo", "--run-config", config]
-        subprocess.run(run, env={**os.environ, **environment}, check=True, capture_output=True)
+        asked = subprocess.run(
+            run, env={**os.environ, **environment}, check=False, capture_output=True, text=True
+        )
+        if asked.returncode:
+            raise RuntimeError(f"flwr run failed:\n{asked.stdout[-2000:]}{asked.stderr[-2000:]}")
         if not wait_until(report.exists, _RUN_SECONDS, while_=lambda: server.poll() is None):
             raise RuntimeError(f"Flower's run did not end:\n{log.read_text()[-3000:]}")
         fields: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))

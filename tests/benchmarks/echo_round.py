@@ -5,6 +5,7 @@ that keep what they confirm, a checkpoint after every round; only the method is 
 with its defaults, in memory. A round lasts from its start to the start of the next.
 """
 
+import os
 import statistics
 import tempfile
 from itertools import pairwise
@@ -24,10 +25,11 @@ MODEL_BYTES = 4 * PARAMETERS
 WORKERS = 2
 FEW, SOME, MANY = 2, 10, 100
 WARM_UP, COUNTED = 2, 6
-FLOWER_COUNTED = {FEW: 5, SOME: 3}
+FLOWER_COUNTED = {FEW: 5, SOME: 2}
 
 
 def run() -> dict[str, Any]:
+    busy = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="fedil-echo-") as folder:
         with echo_cluster(Path(folder), WORKERS) as cluster:
             ours = {clients: _ours(cluster, clients, WARM_UP + COUNTED + 1) for clients in (FEW, SOME)}
@@ -54,6 +56,7 @@ def run() -> dict[str, Any]:
         "ours": ours,
         "flower": theirs,
         "flower_version": requirement(),
+        "load_average_before": round(busy, 1),
     }
 
 

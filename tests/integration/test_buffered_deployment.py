@@ -1,6 +1,7 @@
 """Buffered mode, over-selection and quorums over real RabbitMQ and Redis: who is waited for, what counts, and what a
 crash leaves behind."""
 
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from server_worker.events import RoundRecord
 from server_worker.history import read_history
 from server_worker.recipe import Recipe
 from tests.deployment import Deployed, write_recipe
-from tests.federation import SOON, Hands, Over, at_work, blobs_recipe
+from tests.federation import SOON, Hands, Over, OverBrokers, at_work, blobs_recipe
 
 LONG = 240.0
+TOO_LATE = 1e6
 
 
 def buffered(rounds: int = 4, **federation: Any) -> Recipe:
@@ -139,14 +141,30 @@ def test_a_client_that_is_asked_anew_while_it_still_trains_is_fenced_off(over: O
     assert federation.ledgers.latest(federation.recipe.name)[slow.client][0] == again.activation
 
 
+class Clock:
+    """Stands still until so many clients have answered; then all time is over."""
+
+    def __init__(self, federation: OverBrokers, jump_after: int) -> None:
+        self._now, self._jump_after = 0.0, jump_after
+        federation.clock, federation.diary.on_update = self, self._on_update
+
+    def __call__(self) -> float:
+        return self._now
+
+    def _on_update(self, _: int, answered: int) -> None:
+        if answered == self._jump_after:
+            self._now = TOO_LATE
+
+
 def test_at_the_deadline_a_quorum_suffices_and_who_is_missing_is_named(over: Over) -> None:
-    settings = {"clients_per_round": 3, "quorum": 0.6, "deadline_seconds": 4.0}
-    federation = over(blobs_recipe(rounds=1, federation=settings))
-    hands, server = Hands(federation), federation.serve()
+    federation = over(blobs_recipe(rounds=1, federation={"quorum": 0.6}))
+    clock = Clock(federation, jump_after=2)
+    hands, server = Hands(federation), federation.coordinate()
     *quick, silent = hands.take(3)
     for task in quick:
         hands.answer(task)
-    assert server.result(SOON).rounds_done == 1
+    assert server.result(SOON).round == 1
+    assert clock() == TOO_LATE
     (record,) = federation.diary.records
     found = {o.client: (o.outcome, o.detail) for o in record.outcomes}
     assert found[silent.client] == ("missing", "no answer before the round closed")
@@ -154,15 +172,15 @@ def test_at_the_deadline_a_quorum_suffices_and_who_is_missing_is_named(over: Ove
 
 
 def test_without_a_quorum_at_the_deadline_the_run_says_what_to_do_and_can_be_resumed(over: Over) -> None:
-    settings = {"clients_per_round": 3, "quorum": 0.6, "deadline_seconds": 2.0}
-    federation = over(blobs_recipe(rounds=1, federation=settings))
-    hands, server = Hands(federation), federation.serve()
+    federation = over(blobs_recipe(rounds=1, federation={"quorum": 0.6}))
+    Clock(federation, jump_after=1)
+    hands, server = Hands(federation), federation.coordinate()
     first, *others = hands.take(3)
     hands.answer(first)
     with pytest.raises(FedILError, match="start more workers"):
         server.result(SOON)
     for task in others:
         hands.answer(task)
-    with federation.resumed() as again:
+    with federation.resumed(clock=time.monotonic) as again:
         assert again.serve().result(SOON).rounds_done == 1
         assert not any("duplicate" in note for note in again.diary.notes)

@@ -1,6 +1,7 @@
 """`fedil cluster`: a deployment on one machine, killed, stopped and gone on with, ends as an undisturbed simulation."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -46,13 +47,17 @@ class Command:
         return self.process.wait(), "".join(self.lines)
 
 
+def read_first_round(cluster: Command) -> None:
+    cluster.read_until(r"round +1/5|is not installed")
+    if "is not installed" in cluster.lines[-1]:
+        cluster.finish()
+        (pytest.fail if must_run_everything() else pytest.skip)(cluster.lines[-1])
+
+
 def test_a_cluster_that_was_killed_and_stopped_ends_as_an_undisturbed_simulation(tmp_path: Path) -> None:
     run_dir = str(tmp_path / "run")
     killed = Command(tmp_path, "cluster", "--run-dir", run_dir)
-    killed.read_until(r"round +1/5|is not installed")
-    if "is not installed" in killed.lines[-1]:
-        killed.finish()
-        (pytest.fail if must_run_everything() else pytest.skip)(killed.lines[-1])
+    read_first_round(killed)
     everybody = family(killed.process.pid)
     assert (
         len(everybody) > 8
@@ -78,6 +83,23 @@ def test_a_cluster_that_was_killed_and_stopped_ends_as_an_undisturbed_simulation
     summary = json.loads(told.splitlines()[-1])
     assert summary["model_digest"] in said
     assert summary["ledger_digest"] in said
+
+
+def pids_of(program: str, ancestor: int) -> list[int]:
+    """Those that run it, of all that a process has started."""
+    return [pid for pid in family(ancestor) if Path(f"/proc/{pid}/comm").read_text().startswith(program)]
+
+
+def test_brokers_that_die_are_started_again_and_the_run_goes_on(tmp_path: Path) -> None:
+    cluster = Command(tmp_path, "cluster", "--run-dir", str(tmp_path / "run"))
+    read_first_round(cluster)
+    for program, name in (("redis-server", "Redis"), ("beam.smp", "RabbitMQ")):
+        (pid,) = pids_of(program, cluster.process.pid)
+        os.kill(pid, signal.SIGKILL)
+        cluster.read_until(f"cluster: {name} is back")
+    code, said = cluster.finish()
+    assert code == 0, said
+    assert "finished 5 of 5 rounds" in said
 
 
 def test_a_missing_service_is_told_before_anything_is_trained(tmp_path: Path) -> None:

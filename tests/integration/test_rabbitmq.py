@@ -1,6 +1,7 @@
 """The RabbitMQ transport beyond the contract, on a real broker."""
 
 import signal
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -15,8 +16,9 @@ from broker_config.errors import BrokerRefused, BrokerUnavailable, MessageReject
 from broker_config.topology import DEAD_LETTERS, TASKS, tasks_queue, updates_queue
 from broker_config.transports.interface import DELIVERY_LIMIT
 from broker_config.transports.rabbitmq import RabbitDelivery, RabbitTransport
-from broker_config.transports.rabbitmq_line import READ_BYTES, READ_LIMITS
+from broker_config.transports.rabbitmq_line import READ_BYTES, READ_LIMITS, Line
 from ops.services import Service
+from tests.integration.half_broker import START, TUNE, broker_that_says, said
 from tests.integration.rabbitmq_peeking import (
     SOON,
     delete_queue,
@@ -109,6 +111,54 @@ def test_a_broker_that_is_not_there_is_unavailable() -> None:
         RabbitTransport("amqp://guest:hush@127.0.0.1:1/")
 
 
+@pytest.mark.parametrize("told", [(), (START,), (START, TUNE)])
+def test_a_broker_that_ends_in_the_middle_of_its_greeting_is_unavailable(told: tuple[bytes, ...]) -> None:
+    with broker_that_says(*told) as url, pytest.raises(BrokerUnavailable):
+        RabbitTransport(url)
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "error"),
+    [
+        (
+            320,
+            "CONNECTION_FORCED - broker forced connection closure with reason 'shutdown'",
+            BrokerUnavailable,
+        ),
+        (541, "INTERNAL_ERROR - access to vhost '/' refused: vhost '/' is down", BrokerUnavailable),
+        (
+            530,
+            "NOT_ALLOWED - access to vhost '/' refused: connection limit (9) is reached",
+            BrokerUnavailable,
+        ),
+        (530, "NOT_ALLOWED - access to vhost '/' refused for user 'guest'", BrokerRefused),
+        (403, "ACCESS_REFUSED - Login was refused using authentication mechanism PLAIN", BrokerRefused),
+    ],
+)
+def test_only_a_refusal_is_taken_for_one(code: int, text: str, error: type[Exception]) -> None:
+    goodbye = said(pika.spec.Connection.Close(code, text, 0, 0))
+    for told in ((START, goodbye), (START, TUNE, goodbye)):
+        with broker_that_says(*told) as url, pytest.raises(error):
+            RabbitTransport(url)
+
+
+def test_trouble_with_heartbeats_is_logged_and_does_not_end_them(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    breathed_again, breaths = threading.Event(), []
+
+    def breathe(line: Line) -> None:
+        breaths.append(line)
+        if len(breaths) == 1:
+            raise RuntimeError("in the depths")
+        breathed_again.set()
+
+    monkeypatch.setattr(Line, "breathe", breathe)
+    connect("?heartbeat=2")
+    assert breathed_again.wait(SOON)
+    assert "in the depths" in caplog.text
+
+
 def test_a_missing_queue_harms_nothing_else(transport: RabbitTransport, queue: str) -> None:
     transport.publish(queue, [b"1"])
     held = take(transport, queue)
@@ -170,7 +220,10 @@ def test_a_waiting_consumer_is_told_that_its_queue_was_deleted(
 ) -> None:
     assert transport.receive(tasks, NOTHING) is None
     delete_queue(rabbitmq.url, tasks)
-    with pytest.raises(QueueMissing, match="deleted"):
+    # It might only be moving to another node of a cluster.
+    with pytest.raises(BrokerUnavailable, match="ask again"):
+        transport.receive(tasks, SOON)
+    with pytest.raises(QueueMissing):
         transport.receive(tasks, SOON)
     transport.declare(tasks)
     transport.publish(tasks, [b"task"])
@@ -234,6 +287,18 @@ def test_a_body_whose_queue_is_gone_is_rejected_by_reason(
         _ = delivery.body
     assert rejected.value.reason == "body_missing"
     delivery.acknowledge()
+
+
+def test_a_body_above_the_limit_is_rejected_and_dead_lettered(connect: Connect, queue: str) -> None:
+    reader = connect()
+    reader.publish(queue, [body_of(BIG)])
+    reader.max_body_bytes = BIG - 1
+    delivery = take(reader, queue)
+    with pytest.raises(MessageRejected) as rejected:
+        _ = delivery.body
+    assert rejected.value.reason == "too_large"
+    delivery.reject("too_large")
+    assert reader.receive(queue, NOTHING) is None
 
 
 def test_a_notice_cannot_make_us_read_or_delete_a_queue_that_holds_no_body(

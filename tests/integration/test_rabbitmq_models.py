@@ -2,16 +2,20 @@
 
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pika
 import pytest
+from pika.adapters.blocking_connection import BlockingChannel
 
-from broker_config.errors import ModelMissing
-from broker_config.topology import models_queue
+from broker_config.chunks import Assembler
+from broker_config.errors import BrokerUnavailable, MessageRejected, ModelMissing
+from broker_config.topology import models_queue, updates_queue
 from broker_config.transports.rabbitmq import RabbitTransport
+from broker_config.transports.rabbitmq_models import _Tap
 from ops.services import Service
-from tests.integration.rabbitmq_peeking import in_another_process, killed_in_the_middle
+from tests.integration.rabbitmq_peeking import SOON, delete_queue, in_another_process, killed_in_the_middle
 
 MODEL = 12_000_000
 """Several chunks; the smallest segment has room for one and a half"""
@@ -66,6 +70,58 @@ def test_a_version_that_the_stream_dropped_is_missing_though_it_was_to_be_kept(
     with pytest.raises(ModelMissing):
         transport.read_model(addresses[0])
     assert transport.read_model(addresses[-1]) == weights(7)
+
+
+def test_a_reading_that_failed_leaves_no_channel_behind_and_harms_nothing_else(
+    transport: RabbitTransport, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    updates = updates_queue(run)
+    transport.declare(updates)
+    transport.publish(updates, [b"held"])
+    held = transport.receive(updates, SOON)
+    assert held is not None
+    address = transport.append_model(run, 1, [weights(1)])
+    opened: list[BlockingChannel] = []
+    begin = _Tap.begin
+
+    def remembering(tap: _Tap, queue: str, offset: int | str, window: int) -> None:
+        opened.append(tap._channel)
+        begin(tap, queue, offset, window)
+
+    monkeypatch.setattr(_Tap, "begin", remembering)
+    with monkeypatch.context() as patch:
+        patch.setattr(Assembler, "add", refusing)
+        for _ in range(3):
+            with pytest.raises(MessageRejected):
+                transport.read_model(address)
+    assert not any(channel.is_open for channel in opened)
+    del opened[:]
+    for _ in range(3):
+        assert transport.read_model(address) == weights(1)
+    assert len({id(channel) for channel in opened}) == 1
+    held.acknowledge()
+
+
+def refusing(assembler: Assembler, frame: bytes) -> None:
+    raise MessageRejected("digest", "a test's chunk")
+
+
+def test_a_model_log_that_is_deleted_under_a_reader_is_missing_when_asked_again(
+    rabbitmq: Service, transport: RabbitTransport, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = transport.append_model(run, 1, [weights(1, 40_000_000)])
+    ask_for = _Tap.ask_for
+
+    def deleting(tap: _Tap, num_left: int, taken: Any) -> None:
+        if num_left == 10:
+            delete_queue(rabbitmq.url, models_queue(run))
+        ask_for(tap, num_left, taken)
+
+    monkeypatch.setattr(_Tap, "ask_for", deleting)
+    with pytest.raises(BrokerUnavailable, match="ask again"):
+        transport.read_model(address)
+    with pytest.raises(ModelMissing):
+        transport.read_model(address)
 
 
 def test_a_writer_that_died_in_the_middle_leaves_what_was_there(

@@ -9,12 +9,13 @@ import pika
 import pytest
 from pika.exceptions import AMQPConnectionError
 
-from broker_config.errors import BrokerUnavailable
+from broker_config.errors import BrokerBlocked, BrokerUnavailable
 from broker_config.patient import Patience, PatientTransport
 from broker_config.topology import DEAD_LETTERS, tasks_queue, updates_queue
 from broker_config.topology import TASKS as TASKS_KIND
 from broker_config.transports.rabbitmq import RabbitTransport
-from ops.services import RabbitMQ, Service, rabbitmq_service
+from broker_config.transports.rabbitmq_line import Line
+from ops.services import RabbitMQ, Service, private_rabbitmq, rabbitmq_service
 from tests.integration.rabbitmq_peeking import SOON
 from tests.services import needed
 
@@ -90,9 +91,50 @@ def test_a_broker_in_alarm_is_named_and_still_gives_what_it_has(tmp_path: Path) 
         transport = RabbitTransport(service.url, blocked_seconds=2.0)
         with closing(transport):
             transport.declare(UPDATES)
-            with pytest.raises(BrokerUnavailable, match=r"blocked publishing \(memory or disk alarm\)"):
+            with pytest.raises(BrokerBlocked, match=r"blocked publishing \(memory or disk alarm\)"):
                 transport.publish(UPDATES, [b"update"])
             assert transport.receive(UPDATES, 0.0) is None
+
+
+def test_losing_only_the_publishing_connection_keeps_what_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Line, "breathe", lambda _: None)  # else it may heal before anybody publishes
+    connects: list[RabbitTransport] = []
+    with needed(lambda: private_rabbitmq(tmp_path / "rabbitmq")) as service:
+
+        def connect() -> RabbitTransport:
+            connects.append(RabbitTransport(service.url))
+            return connects[-1]
+
+        with closing(PatientTransport(connect, Patience(SOON))) as transport:
+            transport.declare(UPDATES)
+            transport.publish(UPDATES, [b"held"])
+            held = transport.receive(UPDATES, SOON)
+            assert held is not None
+            close_connection(service, "fedil publishing")
+            transport.publish(UPDATES, [b"after"])
+            assert "was lost" in caplog.text
+            held.acknowledge()
+            after = transport.receive(UPDATES, SOON)
+            assert after is not None
+            assert (bytes(after.body), after.redelivered) == (b"after", False)
+            assert len(connects) == 1
+            close_connection(service, "fedil publishing")
+            with pytest.raises(BrokerBlocked):
+                connects[0].publish(UPDATES, [b"lost"])
+            close_connection(service, "fedil receiving")
+            transport.publish(UPDATES, [b"still"])
+            assert len(connects) == 1  # who only publishes needs nothing else
+            close_connection(service, "fedil publishing")
+            transport.publish(UPDATES, [b"anew"])
+            assert len(connects) == 2
+
+
+def close_connection(service: RabbitMQ, name: str) -> None:
+    lines = service.ctl("list_connections", "pid", "client_properties").splitlines()
+    (pid,) = [line.split()[0] for line in lines if f'"{name}"' in line]
+    service.ctl("close_connection", pid, "by a test")
 
 
 @pytest.fixture(scope="module")

@@ -224,16 +224,49 @@ def test_an_eviction_policy_that_may_drop_ledgers_is_refused(admin: Any, own_red
     connect_store(own_redis.url).close()
 
 
-def test_a_full_redis_says_so_and_goes_on_when_there_is_room(admin: Any, store: RedisStore) -> None:
+def test_a_full_redis_is_waited_for_and_says_what_it_needs(
+    admin: Any, own_redis: Service, store: RedisStore
+) -> None:
     store.commit(RUN, 7, 1, b"first")
     admin.config_set("maxmemory", 1)
-    with pytest.raises(BrokerUnavailable, match="maxmemory"):
-        store.commit(RUN, 7, 2, b"second")
-    with pytest.raises(BrokerUnavailable, match="maxmemory"):
-        store.announce("runs", RUN, {}, 60.0)
+    with opened(own_redis.url, Patience(seconds=0.0)) as hasty:
+        with pytest.raises(GivenUp, match="maxmemory"):
+            hasty.commit(RUN, 7, 2, b"second")
+        with pytest.raises(GivenUp, match="maxmemory"):
+            hasty.announce("runs", RUN, {}, 60.0)
     assert store.read(RUN, 7, 2) == b"first"
-    admin.config_set("maxmemory", 0)
-    assert store.commit(RUN, 7, 2, b"second")
+    waits = threading.Event()
+    with heard("raise maxmemory", waits), ThreadPoolExecutor(1) as pool:
+        commit = pool.submit(store.commit, RUN, 7, 2, b"second")
+        assert waits.wait(60.0)
+        admin.config_set("maxmemory", 0)
+        assert commit.result(60.0)
+
+
+def test_a_redis_that_cannot_write_to_its_disk_is_waited_for(admin: Any, store: RedisStore) -> None:
+    store.commit(RUN, 7, 1, b"first")
+    in_the_way = Path(admin.config_get("dir")["dir"]) / "taken"
+    in_the_way.mkdir()
+    admin.config_set("dbfilename", in_the_way.name)
+    admin.config_set("save", "3600 1")
+    admin.bgsave()
+    wait_until_a_snapshot_failed(admin)
+    waits = threading.Event()
+    with heard("cannot write to its disk", waits), ThreadPoolExecutor(1) as pool:
+        commit = pool.submit(store.commit, RUN, 7, 2, b"second")
+        assert waits.wait(60.0)
+        admin.config_set("stop-writes-on-bgsave-error", "no")
+        assert commit.result(60.0)
+    assert store.read(RUN, 7, 3) == b"second"
+
+
+def wait_until_a_snapshot_failed(admin: Any) -> None:
+    deadline = time.monotonic() + 60.0
+    while time.monotonic() < deadline:
+        if admin.info("persistence")["rdb_last_bgsave_status"] == "err":
+            return
+        time.sleep(0.01)
+    pytest.fail("the snapshot did not fail")
 
 
 @pytest.mark.parametrize("who", ["site-north:wrong-secret", "nobody:wrong-secret", ":wrong-secret"])

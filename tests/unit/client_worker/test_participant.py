@@ -75,27 +75,39 @@ def test_an_overtaken_task_is_dropped_without_an_answer(tmp_path: Path) -> None:
     assert bench.federation.store.latest(RUN) == {}
 
 
-def test_a_model_that_has_left_the_log_is_no_reason_to_die(tmp_path: Path) -> None:
+def test_a_model_that_has_left_the_log_is_told_to_the_server(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.put(bench.task(model=ModelAddress(RUN, 99, 0)))
     serve_one(bench)
-    assert bench.receive(UPDATES) is None
+    refusal = bench.refusal()
+    assert (refusal.reason, refusal.round, refusal.client, refusal.activation) == ("ModelMissing", 1, 0, 1)
     assert bench.receive(TASKS) is None
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [({"model_digest": "0" * 32}, "digest"), ({"learning": '{"client": {"lrr": 1}}'}, "schema")],
-)
-def test_a_task_that_contradicts_itself_is_dead_lettered(
-    tmp_path: Path, changes: dict[str, Any], reason: str
+def test_a_task_whose_model_was_rewritten_makes_way_for_the_good_one_behind_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     bench = Bench(tmp_path)
-    bench.put(bench.task(**changes))
+    participant = bench.participant()
+    bench.put(bench.task(model_digest="0" * 32))
+    bench.put(bench.task())
+    serve_one(bench, participant)
+    assert "run blobs, round 1, client 0: dropped (model 1 is" in caplog.text
+    assert bench.receive(UPDATES) is None, "a refusal would count against the good one"
+    assert bench.receive(DEAD_LETTERS) is None
+    serve_one(bench, participant)
+    assert bench.update().activation == 1
+    assert bench.receive(TASKS) is None
+
+
+def test_a_task_with_settings_that_are_none_is_dead_lettered(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.put(bench.task(learning='{"client": {"lrr": 1}}'))
     serve_one(bench)
     letter = bench.receive(DEAD_LETTERS)
     assert letter is not None
-    assert letter.reason == reason
+    assert letter.reason == "schema"
 
 
 def test_garbage_in_the_task_queue_is_dead_lettered(tmp_path: Path) -> None:

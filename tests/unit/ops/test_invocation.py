@@ -1,3 +1,4 @@
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -5,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ops.interruption import interruptible
-from ops.invocation import resume_words, shell_line
+from ops.invocation import resume_words, shell_line, without_password
 
 
 def test_the_resume_command_is_the_same_command_with_resume_instead_of_overwrite() -> None:
@@ -17,6 +18,28 @@ def test_the_resume_command_is_the_same_command_with_resume_instead_of_overwrite
 def test_a_command_is_quoted_for_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/elsewhere/fedil"])
     assert shell_line("evaluate", "my runs/it's") == """/elsewhere/fedil evaluate 'my runs/it'"'"'s'"""
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [
+        ("amqp://user:secret@host:5672/v", "amqp://user:PASSWORD@host:5672/v"),
+        ("--broker=amqps://user:secret@host/v?cafile=a", "--broker=amqps://user:PASSWORD@host/v?cafile=a"),
+        ("redis://:secret@host", "redis://:PASSWORD@host"),
+        ("--store=redis://u:se@cr/et@host", "--store=redis://u:PASSWORD@host"),
+        ("redis://host/0?password=secret&db=1", "redis://host/0?password=PASSWORD&db=1"),
+        ("amqp://host:5672/v", "amqp://host:5672/v"),
+        ("amqp://user@host/v", "amqp://user@host/v"),
+        ("client.lr=0.1", "client.lr=0.1"),
+    ],
+)
+def test_a_password_is_not_repeated_to_whoever_looks(
+    monkeypatch: pytest.MonkeyPatch, word: str, shown: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/elsewhere/fedil"])
+    assert without_password(word) == shown
+    line = shell_line("server", "--broker", word)
+    assert shlex.split(line) == ["/elsewhere/fedil", "server", "--broker", shown]
 
 
 def test_the_program_is_named_as_it_can_be_found_from_here(

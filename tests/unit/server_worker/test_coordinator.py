@@ -1,6 +1,6 @@
 import dataclasses
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from broker_config.errors import CheckpointDamaged, FedILError
+from broker_config.errors import CheckpointDamaged, FedILError, LedgerMissing
 from broker_config.messages import Refusal, Update
+from broker_config.stores.memory import MemoryStore
 from broker_config.topology import DEAD_LETTERS, tasks_queue, updates_queue
 from broker_config.transports.interface import Buffers, Delivery, ModelAddress
 from broker_config.transports.memory import MemoryTransport
@@ -157,14 +158,68 @@ def test_poison_never_reaches_the_global_model(tmp_path: Path, poison: float) ->
     assert federation.diary.records[0].outcomes[0].outcome == "invalid"
 
 
+def answer_by_hand(federation: Federation, answers: Sequence[Update | Refusal]) -> None:
+    """No worker: these arrive once the clients were asked."""
+
+    def phase(number: int, name: str) -> None:
+        if name == "wait":
+            for answer in answers:
+                publish(federation, encode_message(answer))
+
+    federation.diary.phase = phase  # type: ignore[method-assign, assignment]
+
+
 def test_a_refusal_is_recorded_with_its_reason(tmp_path: Path) -> None:
     federation = Federation(blobs_recipe(rounds=1), tmp_path)
-    client = federation.coordinator()._asking.select(1)[0]
-    publish(federation, encode_message(Refusal(RUN, 1, client, 1, "NumericError", "it diverged")))
-    federation.play()
+    first, *others = federation.coordinator()._asking.select(1)
+    refusal = Refusal(RUN, 1, first, 1, "NumericError", "it diverged")
+    answer_by_hand(federation, [refusal, *(fake_update(client=client) for client in others)])
+    federation.coordinator().run()
     outcome = federation.diary.records[0].outcomes[0]
-    assert (outcome.client, outcome.outcome) == (client, "refused")
+    assert (outcome.client, outcome.outcome) == (first, "refused")
     assert "it diverged" in outcome.detail
+
+
+def test_who_refused_a_server_that_then_died_is_asked_again(tmp_path: Path) -> None:
+    federation = Federation(blobs_recipe(rounds=1), tmp_path)
+    client = federation.coordinator()._asking.select(1)[0]
+    publish(federation, encode_message(Refusal(RUN, 1, client, 1, "DataError", "no shards")))
+    federation.play()
+    assert federation.diary.records[0].outcomes[0].outcome == "accepted"
+
+
+def test_refusals_do_not_fill_a_round_while_others_are_still_at_work(tmp_path: Path) -> None:
+    federation = Federation(
+        blobs_recipe(rounds=1, federation={"clients_per_round": 2, "over_select": 2}), tmp_path
+    )
+    asked = federation.coordinator()._asking.select(1)
+    refusals = [Refusal(RUN, 1, client, 1, "DataError", "no shards") for client in asked[:2]]
+    answer_by_hand(federation, [*refusals, *(fake_update(client=client) for client in asked[2:])])
+    federation.coordinator().run()
+    outcomes = [outcome.outcome for outcome in federation.diary.records[0].outcomes]
+    assert outcomes == ["refused", "refused", "invalid", "invalid"]
+
+
+def test_a_run_that_has_begun_elsewhere_is_not_begun_again(tmp_path: Path) -> None:
+    first = Federation(blobs_recipe(rounds=1), tmp_path / "first")
+    first.play()
+    second = Federation(blobs_recipe(rounds=1), tmp_path / "second")
+    second.store = first.store
+    with pytest.raises(FedILError, match="has begun elsewhere"):
+        second.coordinator().run()
+
+
+def test_a_store_that_loses_everything_in_the_middle_of_a_run_ends_it_by_name(tmp_path: Path) -> None:
+    federation = Federation(blobs_recipe(rounds=4, split={"clients": 3}), tmp_path)
+    emptied = MemoryStore()
+
+    def forget(number: int, answered: int) -> None:
+        if (number, answered) == (1, 3):
+            federation.store.read = emptied.read  # type: ignore[method-assign]
+
+    federation.diary.on_update = forget
+    with pytest.raises(LedgerMissing, match="was committed and is gone"):
+        federation.play()
 
 
 def test_when_every_client_refuses_the_run_ends_with_their_reason(tmp_path: Path) -> None:

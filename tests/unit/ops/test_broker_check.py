@@ -1,0 +1,43 @@
+"""Which time-out holds for the queues of tasks, where policies set it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker_config.definitions import deadline_policies
+from broker_config.topology import tasks_queue
+from ops.broker_check import _check_consumer_timeout
+
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture(autouse=True)
+def _without_rabbitmqctl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+def policy(pattern: str, timeout: int | None, priority: int = 0, apply_to: str = "queues") -> dict[str, Any]:
+    definition = {} if timeout is None else {"consumer-timeout": timeout}
+    return {"pattern": pattern, "apply-to": apply_to, "priority": priority, "definition": definition}
+
+
+@pytest.mark.parametrize(
+    ("policies", "verdict"),
+    [
+        (deadline_policies(3600.0, (3, 12)), "ok"),
+        (deadline_policies(1900.0, (3, 12)), "wrong"),
+        ([policy("^fedil", 2 * HOUR_MS)], "ok"),
+        ([policy("^other", 2 * HOUR_MS)], "unknown"),
+        ([policy("^fedil", 2 * HOUR_MS, apply_to="exchanges")], "unknown"),
+        ([policy("^fedil", 2 * HOUR_MS), policy("", HOUR_MS, priority=1)], "wrong"),
+        ([policy("^fedil", HOUR_MS), policy("", 2 * HOUR_MS, priority=1)], "ok"),
+        ([policy("^fedil", 2 * HOUR_MS), policy("", None, priority=1)], "unknown"),
+        ([policy("north$", 2 * HOUR_MS)], "unknown"),
+        ([policy("north$", HOUR_MS)], "wrong"),
+        ([policy("(?|a)", HOUR_MS)], "unknown"),
+    ],
+)
+def test_a_policy_counts_where_the_broker_applies_it(policies: list[dict[str, Any]], verdict: str) -> None:
+    queues = [tasks_queue("north"), tasks_queue("south")]
+    assert _check_consumer_timeout("here", "node", policies, queues, 3600.0).verdict == verdict
