@@ -245,9 +245,8 @@ def test_a_full_redis_is_waited_for_and_says_what_it_needs(
 
 def test_a_redis_that_cannot_write_to_its_disk_is_waited_for(admin: Any, store: RedisStore) -> None:
     store.commit(RUN, 7, 1, b"first")
-    in_the_way = Path(admin.config_get("dir")["dir"]) / "taken"
-    in_the_way.mkdir()
-    admin.config_set("dbfilename", in_the_way.name)
+    # A folder where the snapshot's file should be.
+    (Path(admin.config_get("dir")["dir"]) / admin.config_get("dbfilename")["dbfilename"]).mkdir()
     admin.config_set("save", "3600 1")
     admin.bgsave()
     wait_until_a_snapshot_failed(admin)
