@@ -25,6 +25,10 @@ DEAD_TASK_SECONDS = 2.0
 _LONGEST_DETAIL = 1000
 
 
+class _NobodyThere(Exception):
+    """Everybody who is still awaited has vanished, and nobody else has learned anything."""
+
+
 class RoundsLoop:
     def __init__(
         self,
@@ -68,7 +72,10 @@ class RoundsLoop:
         self._reporter.enter(number, "wait")
         # From now on: while the brokers were away nobody could answer.
         deadline = self._around.clock() + self._recipe.federation.deadline_seconds
-        closed = self._collect(replace(opened, deadline=deadline), progress, fold, stamps)
+        try:
+            closed = self._collect(replace(opened, deadline=deadline), progress, fold, stamps)
+        except _NobodyThere:
+            return self.play(self._ask_others(progress, opened))
         self._reporter.enter(number, "close")
         folded = fold.close()
         for note in folded.notes:
@@ -121,11 +128,26 @@ class RoundsLoop:
         """As long as others have workers: when nobody has, all wait."""
         sites = self._around.sites
         present = sites.present()
-        for client in sorted(opened.activations.keys() - opened.arrived.keys()):
-            if present and sites.site_of(client) not in present:
-                outcome = ClientOutcome(client, "missing", detail="its site has no worker")
-                opened = self._note_outcome(opened, outcome)
+        awaited = sorted(opened.activations.keys() - opened.arrived.keys())
+        absent = [client for client in awaited if present and sites.site_of(client) not in present]
+        if absent and absent == awaited and not opened.learned:
+            raise _NobodyThere
+        for client in absent:
+            outcome = ClientOutcome(client, "missing", detail="its site has no worker")
+            opened = self._note_outcome(opened, outcome)
         return opened
+
+    def _ask_others(self, progress: Progress, opened: OpenRound) -> Progress:
+        """The same round with clients of sites that are there; who was asked before is fenced off."""
+        self._around.watcher.note(
+            f"round {opened.number}: the sites of all who were asked are gone; asking others"
+        )
+        self.inbox.settle()
+        activations = list(progress.activations)
+        for client, activation in opened.activations.items():
+            activations[client] = activation
+        selection = self._asking.select(opened.number)
+        return replace(progress, activations=tuple(activations), selection=selection)
 
     def _take(self, arrival: Arrival, opened: OpenRound, fold: Fold) -> OpenRound:
         answer = arrival.answer

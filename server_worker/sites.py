@@ -6,7 +6,8 @@ from typing import Protocol
 from broker_config.stores.interface import Store
 from broker_config.topology import site_user, workers_topic
 
-_LOOK_SECONDS = 1.0
+_OFTEN_SECONDS = 5.0
+"""Looks that are further apart than this leave time between them in which nobody watched."""
 
 
 class Sites(Protocol):
@@ -73,8 +74,7 @@ class WatchedSites:
         return owner is not None and sender == site_user(owner)
 
     def present(self) -> tuple[str, ...]:
-        if self._clock() - self._looked >= _LOOK_SECONDS:
-            self._look()
+        self._look()
         present = tuple(site for site, seen in self._seen.items() if self._looked - seen < self._timeout)
         gone = set(self._sites) - set(present)
         for site in sorted(gone - self._gone):
@@ -88,6 +88,6 @@ class WatchedSites:
         there = [site for site in self._sites if self._store.notices(workers_topic(site))]
         now = self._clock()
         # While nobody looked, or the store was away, nobody could be seen: that time does not count.
-        unwatched = max(0.0, now - self._looked - 2 * _LOOK_SECONDS)
+        unwatched = max(0.0, now - self._looked - _OFTEN_SECONDS)
         self._seen = {site: seen + unwatched for site, seen in self._seen.items()} | dict.fromkeys(there, now)
         self._looked = now

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from ops.services.process import LOOPBACK, PrivateService, Tls, ask, find_program
 
-# Every write is in the kernel's hands before it is answered, so a killed process loses nothing; a machine that loses
-# power may lose the last second (`--appendfsync always` does not).
-KEEPING = ("--appendonly", "yes", "--appendfsync", "everysec", "--save", "")
+# Not everysec: while the disk is busy that lets a confirmed write wait in memory, where a kill loses it.
+KEEPING = ("--appendonly", "yes", "--appendfsync", "always", "--save", "")
 
 _MISSING = "Redis is not installed: apt install redis-server"
 

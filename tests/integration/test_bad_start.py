@@ -1,6 +1,5 @@
 """Processes whose brokers turn them away say why in one line and end; those whose broker is away wait for it."""
 
-import logging
 import os
 import signal
 import subprocess
@@ -174,16 +173,13 @@ def test_who_finds_no_broker_says_so_and_tries_until_it_is_asked_to_stop(
     assert "Traceback" not in waiting.said()
 
 
-def test_a_server_that_waits_for_another_stops_when_it_is_asked_to(
-    over: Over, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
+def test_a_server_that_waits_for_another_stops_when_it_is_asked_to(over: Over) -> None:
     first = over(blobs_recipe())
     leading = first.serve()
     until(lambda: "started 1 of 3" in first.diary.notes)
     with first.resumed() as second:
         waiting = second.serve()
-        until(lambda: "another server leads run" in caplog.text)
+        until(lambda: f"another server leads run {first.recipe.name}: waiting" in second.diary.notes)
         second.stop.set()
         assert waiting.result(SOON).stopped
         assert not leading.done()

@@ -133,7 +133,7 @@ def test_a_client_that_is_asked_anew_while_it_still_trains_is_fenced_off(over: O
         hands.train(slow)
     again = tasks.pop(slow.client)
     assert again.activation == slow.activation + 1
-    for task in (again, *tasks.values()):
+    for task in (again, *list(tasks.values())[:4]):  # with the fifth answer the run is over
         hands.answer(task)
     server.result(SOON)
     found = {o.client: o.outcome for o in federation.diary.records[1].outcomes}

@@ -16,6 +16,7 @@ import pytest
 import redis as redis_client
 
 from ops.services import (
+    RabbitMQ,
     Service,
     ServiceFailed,
     ServiceMissing,
@@ -57,6 +58,9 @@ def test_a_killed_rabbitmq_comes_back_with_its_queue_and_message(own_rabbitmq: S
         channel.confirm_delivery()
         channel.queue_declare("kept", durable=True)
         channel.basic_publish("", "kept", b"precious", pika.BasicProperties(delivery_mode=2), mandatory=True)
+    # RabbitMQ writes a confirmed message at once, and that there is such a queue some moments later.
+    if isinstance(own_rabbitmq, RabbitMQ):
+        own_rabbitmq.ctl("eval", "mnesia:sync_log().")
     own_rabbitmq.kill()
     with pytest.raises(pika.exceptions.AMQPConnectionError), channel_to(url):
         pass
