@@ -1,12 +1,15 @@
-"""Where the brokers are, as people say it: on the command line, or in the environment, where a password in an
-address is not seen by others."""
+"""Where things are, as people say it. The brokers: on the command line, or in the environment, where a password in
+an address is not seen by others. Our own pages: on the command line."""
 
 import argparse
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from broker_config.errors import AddressMissing
 
 BROKER_URL, STORE_URL = "FEDIL_BROKER_URL", "FEDIL_STORE_URL"
+LOOPBACK = "127.0.0.1"
 
 
 def add_address_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,3 +30,50 @@ def fill_from_environment(options: argparse.Namespace, environment: Mapping[str,
         if not given:
             raise AddressMissing(f"no {name} to connect to: give --{name} URL, or set {variable}")
         setattr(options, name, given)
+
+
+@dataclass(frozen=True)
+class WebAddress:
+    host: str = LOOPBACK
+    port: int = 0
+    """0: any that is free"""
+    fixed: bool = True
+    """Somebody asked for this very port; otherwise another one will do when it is taken."""
+
+    def __str__(self) -> str:
+        """As `parse_address` reads it"""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str) -> WebAddress | None:
+    """`HOST:PORT`, `:PORT` (every interface), `PORT` (loopback only), or `off`. Raises ValueError."""
+    if text == "off":
+        return None
+    found = re.fullmatch(r"(?:(?P<host>\[[0-9a-fA-F:.]+\]|[^:\s/]*):)?(?P<port>\d{1,5})", text)
+    if not found or int(found["port"]) > 65535:
+        raise ValueError(f"wants HOST:PORT, PORT or off, got {text!r}")
+    host = LOOPBACK if found["host"] is None else found["host"].strip("[]") or "0.0.0.0"
+    return WebAddress(host, int(found["port"]))
+
+
+def add_web_argument(parser: argparse.ArgumentParser, default: WebAddress, what: str) -> None:
+    """`what` is served there, in words."""
+    usual = (
+        f"{default.host}:{default.port}, or another port when that is taken"
+        if default.port
+        else "a free port"
+    )
+    parser.add_argument(
+        "--web",
+        type=_web_argument,
+        default=default,
+        metavar="HOST:PORT|PORT|off",
+        help=f"where to serve {what}; default: {usual}. A port alone is for this machine only",
+    )
+
+
+def _web_argument(text: str) -> WebAddress | None:
+    try:
+        return parse_address(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error

@@ -119,6 +119,7 @@ class _Connection:
             "publish": self._publish,
             "receive": self._receive,
             "settle": self._settle,
+            "depth": self._depth,
             "append_model": self._append_model,
             "read_model": self._read_model,
             "take_lead": self._take_lead,
@@ -130,6 +131,7 @@ class _Connection:
             "announce": self._announce,
             "withdraw": self._withdraw,
             "notices": self._notices,
+            "health": self._health,
             "release": self._release,
         }
 
@@ -205,6 +207,9 @@ class _Connection:
                 delivery.reject(fields["reason"])
         return {}, ()
 
+    def _depth(self, fields: dict[str, Any], _: memoryview) -> _Answer:
+        return {"depth": self._transport.depth(**fields)}, ()
+
     def _append_model(self, fields: dict[str, Any], body: memoryview) -> _Answer:
         address = self._broker.append_model(
             fields["run"], fields["version"], self._pieces(body), fields["kept"]
@@ -247,6 +252,9 @@ class _Connection:
 
     def _notices(self, fields: dict[str, Any], _: memoryview) -> _Answer:
         return {"notices": self._store.notices(**fields)}, ()
+
+    def _health(self, fields: dict[str, Any], _: memoryview) -> _Answer:  # noqa: ARG002 - one shape for all
+        return {"health": dict(self._store.health())}, ()
 
     def _release(self, fields: dict[str, Any], _: memoryview) -> _Answer:  # noqa: ARG002 - one shape for all
         self._transport.close()

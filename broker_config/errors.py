@@ -39,7 +39,7 @@ class QueueMissing(FedILError):
 class MessageRejected(FedILError):
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(reason, detail)
-        self.reason = reason
+        self.reason, self.detail = reason, detail
 
     def __str__(self) -> str:
         return ": ".join(self.args)

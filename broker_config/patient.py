@@ -8,7 +8,8 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
@@ -40,6 +41,10 @@ class PatientTransport:
         self._connect, self._patience = connect, patience
         self._closed = threading.Event()
         self._transport: Transport | None = None
+        self._sent: Counter[str] = Counter()
+        self._received: Counter[str] = Counter()
+        """Of connections that are gone"""
+        self._counting = threading.Lock()
         self.away_seconds = 0.0
         """For how long there was no broker, in all"""
         self._call(lambda _: None)
@@ -56,6 +61,22 @@ class PatientTransport:
 
     def append_model(self, run: str, version: int, body: Buffers, kept: int = 2) -> ModelAddress:
         return self._call(lambda transport: transport.append_model(run, version, body, kept))
+
+    def depth(self, queue: str) -> int | None:
+        return self._call(lambda transport: transport.depth(queue))
+
+    @property
+    def bytes_sent(self) -> Mapping[str, int]:
+        return self._total(self._sent, lambda transport: transport.bytes_sent)
+
+    @property
+    def bytes_received(self) -> Mapping[str, int]:
+        return self._total(self._received, lambda transport: transport.bytes_received)
+
+    def _total(self, before: Counter[str], of: Callable[[Transport], Mapping[str, int]]) -> Counter[str]:
+        """May be asked by another thread, while connections come and go."""
+        with self._counting:
+            return before + Counter(of(self._transport) if self._transport else {})
 
     def read_model(self, address: ModelAddress) -> memoryview:
         return self._call(lambda transport: transport.read_model(address))
@@ -101,7 +122,11 @@ class PatientTransport:
         return self._transport
 
     def _drop(self) -> None:
-        transport, self._transport = self._transport, None
+        with self._counting:
+            transport, self._transport = self._transport, None
+            if transport is not None:
+                self._sent.update(transport.bytes_sent)
+                self._received.update(transport.bytes_received)
         if transport is not None:
             with suppress(BrokerUnavailable):
                 transport.close()

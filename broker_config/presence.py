@@ -70,6 +70,8 @@ class Presence:
             if self._store is None:
                 self._store = self._connect()
             do(self._store)
+            if self._failed:
+                _log.info("the board hears of %s again", self.name)
             self._failed = False
         except (FedILError, OSError) as error:
             self._drop()

@@ -119,6 +119,12 @@ def kind_of(queue: str) -> QueueKind | None:
     return next((kind for kind in QUEUE_KINDS if kind.holds(queue)), None)
 
 
+def kind_name(queue: str) -> str:
+    """For people who count: task, update, dead …"""
+    kind = kind_of(queue)
+    return kind.name if kind else "other"
+
+
 def tasks_queue(site: str) -> str:
     """Where the workers of one site compete for its clients' tasks."""
     return f"{TASKS.prefix}{site}"

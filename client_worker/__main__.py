@@ -10,10 +10,14 @@ from types import FrameType
 
 from broker_config.addresses import fill_from_environment
 from broker_config.errors import FedILError
-from client_worker.options import add_arguments, for_children
+from broker_config.logs import Logs, one_line, set_up_logs
+from client_worker.options import add_arguments, for_children, web_address
+from client_worker.placement import Slot
 from client_worker.pool import WorkerPool
 from client_worker.stopping import LAST_SECONDS, SIGNALS, Stopping
 from fedil_model.errors import LearningError, SettingError
+
+_log = logging.getLogger("client_worker")
 
 
 def main() -> int:
@@ -22,22 +26,50 @@ def main() -> int:
     options = parser.parse_args()
     try:
         return run(options)
-    except (FedILError, LearningError) as error:
-        print(f"client_worker: {error}", file=sys.stderr)
+    except (FedILError, LearningError, OSError) as error:
+        print(one_line(f"client_worker: {error}"), file=sys.stderr)
         return 1
 
 
 def run(options: argparse.Namespace) -> int:
     """The exit code: 0 after stopping as asked."""
+    number = options.slot.number if options.slot else None
+    with set_up_logs(options.log_format, options.log_level, site=options.site, worker=number) as logs:
+        try:
+            return _run(options, logs)
+        except (FedILError, LearningError, OSError) as error:
+            if options.log_format == "text":
+                raise  # whoever called says it as it says all errors
+            logs.end("client_worker", error)
+        except Exception as error:
+            logs.end("client_worker", error, traceback=True)
+        return 1
+
+
+def _run(options: argparse.Namespace, logs: Logs) -> int:
     fill_from_environment(options, os.environ)
     if not options.shards.is_dir():
         raise SettingError(
             f"there is no folder {options.shards}: make the shards first, see fedil shards --help"
         )
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    check_ports(options)
     # For cuBLAS, which reads it when it is first used; see fedil_model.precision.repeatable_on.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    return _run_one(options) if options.processes == 1 else _run_many(options)
+    code = _run_one(options) if options.processes == 1 else _run_many(options, logs)
+    _log.info("stopped as asked")
+    return code
+
+
+def check_ports(options: argparse.Namespace) -> None:
+    """Before anything that takes time. A pool would else start the same process again and again."""
+    from broker_config.web import check_free
+
+    if options.slot is not None:
+        return
+    for number in range(options.processes):
+        address = web_address(options, Slot(number, options.processes))
+        if address is not None:
+            check_free(address)
 
 
 def _run_one(options: argparse.Namespace) -> int:
@@ -50,7 +82,7 @@ def _run_one(options: argparse.Namespace) -> int:
     return 0
 
 
-def _run_many(options: argparse.Namespace) -> int:
+def _run_many(options: argparse.Namespace, logs: Logs) -> int:
     stop = threading.Event()
 
     def on_signal(number: int, _: FrameType | None) -> None:
@@ -65,8 +97,8 @@ def _run_many(options: argparse.Namespace) -> int:
     pool = WorkerPool(
         arguments,
         options.processes,
-        open_log=_Labelled,
-        note=logging.getLogger(__name__).warning,
+        open_log=lambda number: _Relayed(logs, number),
+        note=_log.warning,
         gave_up=stop.set,
         grace_seconds=options.grace + LAST_SECONDS + 1.0,
     )
@@ -77,15 +109,14 @@ def _run_many(options: argparse.Namespace) -> int:
     return 0
 
 
-class _Labelled:
+class _Relayed:
     """A worker's lines among ours, with its number."""
 
-    def __init__(self, number: int) -> None:
-        self._label = f"worker {number}: ".encode()
+    def __init__(self, logs: Logs, number: int) -> None:
+        self._logs, self._number = logs, number
 
     def write(self, line: bytes) -> None:
-        sys.stderr.buffer.write(self._label + line)
-        sys.stderr.buffer.flush()
+        self._logs.relay(line, self._number)
 
     def close(self) -> None:
         pass

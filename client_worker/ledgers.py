@@ -50,12 +50,16 @@ class PatientLedgers:
             try:
                 if self._store is None:
                     self._store = self._connect()
-                return question(self._store)
+                answer = question(self._store)
             except BrokerUnavailable as error:
                 self.close()
                 if self._patience.stop() or time.monotonic() >= deadline:
                     raise GivenUp(str(error)) from error
                 if pause == _FIRST_PAUSE_SECONDS:
                     _log.warning("the store: %s; trying again", error)
+            else:
+                if pause > _FIRST_PAUSE_SECONDS:
+                    _log.info("the store is back")
+                return answer
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)

@@ -2,10 +2,21 @@
 
 import argparse
 import re
+from dataclasses import replace
 from pathlib import Path
 
-from broker_config.addresses import BROKER_URL, STORE_URL, add_address_arguments
+from broker_config.addresses import (
+    BROKER_URL,
+    STORE_URL,
+    WebAddress,
+    add_address_arguments,
+    add_web_argument,
+)
+from broker_config.logs import add_log_arguments
 from client_worker.placement import Slot
+from fedil_model.errors import SettingError
+
+_LAST_PORT = 65535
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODULE:CALLABLE",
         help="code of yours that tasks may name; repeatable",
     )
+    add_web_argument(
+        parser,
+        WebAddress(),
+        "/metrics, /healthz and /readyz (K processes take this port and those that follow)",
+    )
+    add_log_arguments(parser)
     # For a pool's children: which of how many they are.
     parser.add_argument("--slot", type=_slot, help=argparse.SUPPRESS)
 
@@ -49,12 +66,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def for_children(options: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
     """Arguments and environment. Addresses may hold passwords, so they go where others cannot read them."""
     arguments = ["--site", options.site, "--shards", str(options.shards), "--device", options.device]
-    arguments += ["--grace", str(options.grace)]
+    arguments += ["--grace", str(options.grace), "--web", str(options.web or "off")]
+    arguments += ["--log-format", options.log_format, "--log-level", options.log_level]
     if options.cache is not None:
         arguments += ["--cache", str(options.cache)]
     for plugin in options.plugin:
         arguments += ["--plugin", plugin]
     return arguments, {BROKER_URL: options.broker, STORE_URL: options.store}
+
+
+def web_address(options: argparse.Namespace, slot: Slot) -> WebAddress | None:
+    """Where one of the processes serves: a port that somebody asked for is the first one's."""
+    first: WebAddress | None = options.web
+    if first is None or not first.port:
+        return first
+    if first.port + slot.processes - 1 > _LAST_PORT:
+        raise SettingError(
+            f"--web {first} leaves no ports for {slot.processes} processes: choose a lower one"
+        )
+    return replace(first, port=first.port + slot.number)
 
 
 def device(text: str) -> str:

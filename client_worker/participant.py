@@ -13,10 +13,12 @@ from broker_config.errors import (
     ModelMissing,
     QueueMissing,
 )
+from broker_config.logs import about
 from broker_config.messages import Refusal, TrainTask, Update
 from broker_config.topology import tasks_queue, updates_queue
 from broker_config.transports.interface import Delivery, Transport
 from broker_config.wire import decode_message, encode_message
+from client_worker import metrics
 from client_worker.stopping import Interrupted, Stopping
 from client_worker.training import ModelRewritten, OutOfMemory, Trainer
 from fedil_model.errors import LearningError
@@ -35,9 +37,11 @@ class Participant:
         site: str,
         stopping: Stopping | None = None,
         tell: Callable[..., None] = lambda **_: None,
+        counts: metrics.WorkerMetrics | None = None,
     ) -> None:
         """`tell` hears what this worker is doing, as keywords: state, run, round, client and so on."""
         self._transport, self._trainer, self._tell = transport, trainer, tell
+        self._counts = counts or metrics.WorkerMetrics(site, "")
         self._queue = tasks_queue(site)
         self._stopping = stopping or Stopping()
         self._waiting = False
@@ -81,56 +85,86 @@ class Participant:
             if not isinstance(task, TrainTask):
                 raise MessageRejected("schema", "not a task")
         except MessageRejected as error:
-            _log.warning("no task (%s): %s", error.reason, error)
+            _log.warning("message refused: %s", error)
             delivery.reject(error.reason)
+            self._counts.ended(metrics.REJECTED)
             return
+        with about(run=task.run, round=task.round, client=task.client):
+            self._work(delivery, task)
+
+    def _work(self, delivery: Delivery, task: TrainTask) -> None:
+        _log.debug("task taken")
         self._tell(state="training", run=task.run, round=task.round, client=task.client)
+        self._counts.began()
+        outcome = None
         try:
-            self._settle(delivery, task)
+            outcome = self._settle(delivery, task)
+        except BrokerUnavailable:
+            outcome = metrics.RETURNED
+            raise
         finally:
+            self._counts.ended(outcome)
             self._busy_until = time.monotonic()
             self._tell(state="idle", run=None, round=None, client=None, tasks_done=self._tasks_done)
 
-    def _settle(self, delivery: Delivery, task: TrainTask) -> None:
+    def _settle(self, delivery: Delivery, task: TrainTask) -> str:
+        """What became of the task, in a word for counters."""
         try:
-            self._do(task)
+            outcome = self._do(task)
         except MessageRejected as error:
             # The server is told, so that it does not wait for this client; the task is kept for people to see.
-            self._publish(_refusal(task, error.reason, str(error)))
+            self._publish(_refusal(task, error.reason, error.detail))
             delivery.reject(error.reason)
+            return metrics.REJECTED
         except Interrupted:
-            _log.info("%s: asked to stop, the task goes back", _name(task))
+            _log.info("asked to stop, the task goes back")
             delivery.requeue()
+            return metrics.RETURNED
         except OutOfMemory as error:
-            _log.warning("%s: %s; the task goes back", _name(task), error)
+            _log.warning("%s; the task goes back", error)
             delivery.requeue()
-        except BrokerUnavailable:
+            return metrics.OUT_OF_MEMORY
+        except BrokerUnavailable as error:
             # The store may be gone and the broker not: whoever is next need not wait for this connection to end.
+            _log.warning("%s; the task goes back", error)
             delivery.requeue()
             raise
-        else:
-            delivery.acknowledge()
+        delivery.acknowledge()
+        return outcome
 
-    def _do(self, task: TrainTask) -> None:
-        answer = self._known(task) or self._answer(task)
-        if answer is not None:
-            self._tell(state="publishing")
-            self._publish(answer)
-            self._tasks_done += 1
+    def _do(self, task: TrainTask) -> str:
+        known = self._known(task)
+        answer = known or self._answer(task)
+        if answer is None:
+            return metrics.DROPPED
+        self._tell(state="publishing")
+        somebody_waits = self._publish(answer)
+        self._tasks_done += 1
+        if not somebody_waits:
+            return metrics.DROPPED
+        if isinstance(answer, Refusal):
+            return metrics.REFUSED
+        return metrics.REPEATED if known else metrics.ANSWERED
 
     def _known(self, task: TrainTask) -> Update | None:
         """The last answer, if this task is the same again: a broker that went away before it took the answer (or
         the acknowledgement) delivers the task once more, and an hour of training is not repeated."""
         if self._answered is None or self._answered[0] != _question(task):
             return None
-        _log.info("%s: answered again without training", _name(task))
+        _log.info("answered again without training")
         return self._answered[1]
 
-    def _publish(self, answer: Update | Refusal) -> None:
+    def _publish(self, answer: Update | Refusal) -> bool:
+        """False: nobody waits for it any more."""
+        began = time.monotonic()
         try:
             self._transport.publish(updates_queue(answer.run), encode_message(answer))
         except QueueMissing:
-            _log.info("%s: dropped, the run is over", _name(answer))
+            _log.info("dropped, the run is over")
+            return False
+        self._counts.published(time.monotonic() - began)
+        _log.debug("answer handed in")
+        return True
 
     def _answer(self, task: TrainTask) -> Update | Refusal | None:
         """None: another task has taken the place of this one, and nobody waits for it; a refusal would count against
@@ -140,29 +174,24 @@ class Participant:
         try:
             update = self._trainer.train(task)
         except (LedgerFenced, ModelRewritten) as error:
-            _log.info("%s: dropped (%s)", _name(task), error)
+            _log.info("dropped (%s)", error)
             return None
         except (LearningError, LedgerMissing, ModelMissing) as error:
             return _refusal(task, type(error).__name__, str(error))
         except (FedILError, OutOfMemory):
             raise
         except Exception as error:  # a user's own network or views may raise anything
-            _log.exception("%s: failed", _name(task))
+            _log.exception("training failed")
             return _refusal(task, "error", f"{type(error).__name__}: {error}")
         self._answered = (_question(task), update)
         self._report(update, time.monotonic() - began)
         return update
 
     def _report(self, update: Update, seconds: float) -> None:
+        self._counts.trained(update)
         speed = update.metrics["images_per_second"]
         self._tell(images_per_second=round(speed, 1))
-        _log.info(
-            "%s: trained %d samples in %.1f s, %.0f images/s",
-            _name(update),
-            update.num_samples,
-            seconds,
-            speed,
-        )
+        _log.info("trained %d samples in %.1f s, %.0f images/s", update.num_samples, seconds, speed)
 
 
 def _question(task: TrainTask) -> tuple[object, ...]:
@@ -171,10 +200,6 @@ def _question(task: TrainTask) -> tuple[object, ...]:
     return task.run, task.round, task.client, task.activation, task.model_digest, task.learning
 
 
-def _name(about: TrainTask | Update | Refusal) -> str:
-    return f"run {about.run}, round {about.round}, client {about.client}"
-
-
 def _refusal(task: TrainTask, reason: str, detail: str) -> Refusal:
-    _log.warning("%s: %s: %s", _name(task), reason, detail)
+    _log.warning("refused: %s: %s", reason, detail)
     return Refusal(task.run, task.round, task.client, task.activation, reason, detail[:1000])

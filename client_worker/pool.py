@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Protocol
 
 from broker_config.errors import FedILError
+from broker_config.logs import message_in
 from client_worker.placement import Slot
 
 _CHECK_SECONDS = 0.5
@@ -142,7 +143,7 @@ class _Worker:
 
     def last_words(self) -> str:
         self._listener.join(1.0)
-        return self._last.decode("utf-8", errors="replace").strip() or "it said nothing"
+        return message_in(self._last.decode("utf-8", errors="replace").strip()) or "it said nothing"
 
     def close(self) -> None:
         """Once the process has ended."""

@@ -4,14 +4,17 @@ import os
 import secrets
 import socket
 from collections.abc import Callable
-from importlib import metadata
 
+from broker_config.metrics import software_version
 from broker_config.presence import Presence
 from broker_config.stores.interface import Store
 from broker_config.topology import workers_topic
 
 
-def worker_presence(connect: Callable[[], Store], site: str, device: str) -> Presence:
+def worker_presence(
+    connect: Callable[[], Store], site: str, device: str, metrics: str | None = None
+) -> Presence:
+    """`metrics`: where Prometheus finds this worker's, as HOST:PORT"""
     host, pid = socket.gethostname(), os.getpid()
     facts = {
         "host": host,
@@ -23,14 +26,8 @@ def worker_presence(connect: Callable[[], Store], site: str, device: str) -> Pre
         "client": None,
         "tasks_done": 0,
         "images_per_second": None,
-        "version": _version(),
+        "version": software_version(),
+        "metrics": metrics,
     }
     # Processes in containers may share a host's name and a number.
     return Presence(connect, workers_topic(site), f"{host}-{pid}-{secrets.token_hex(3)}", facts)
-
-
-def _version() -> str:
-    try:
-        return metadata.version("fedil")
-    except metadata.PackageNotFoundError:
-        return "source tree"

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -13,12 +14,16 @@ from functools import partial
 import torch
 
 from broker_config.errors import BrokerUnavailable
+from broker_config.metrics import EXPOSITION
 from broker_config.patient import Patience, PatientTransport
 from broker_config.stores import connect_store
 from broker_config.stores.interface import Store
 from broker_config.transports import connect_transport
+from broker_config.web import Reply, Route, WebServer
 from client_worker.device_cache import cache_bytes
 from client_worker.ledgers import PatientLedgers
+from client_worker.metrics import WorkerMetrics
+from client_worker.options import web_address
 from client_worker.participant import Participant
 from client_worker.placement import Slot, place
 from client_worker.presence import worker_presence
@@ -40,14 +45,26 @@ def serve(options: argparse.Namespace, stopping: Stopping) -> None:
     shards = ShardFolder(options.shards)
     patience = Patience(stop=stopping.asked)
     board = partial(_connect_store, options, replace(patience, seconds=1.0))
+    metrics, connected = _metrics(options.site, device), threading.Event()
+    address = web_address(options, options.slot or Slot())
     try:
         with ExitStack() as stack:
+            routes = _routes(metrics, lambda: connected.is_set() and not stopping.asked())
+            pages = stack.enter_context(WebServer(address, routes)).place if address else None
             ledgers = PatientLedgers(partial(_connect_store, options, patience), patience)
             stack.callback(ledgers.close)
-            presence = stack.enter_context(worker_presence(board, options.site, str(device)))
+            presence = stack.enter_context(worker_presence(board, options.site, str(device), pages))
             transport = PatientTransport(lambda: connect_transport(options.broker), patience)
             stack.callback(transport.close)
-            _log.info("%s: site %s, %s, on %s", presence.name, options.site, brief(shards.clients), device)
+            metrics.watch_traffic(lambda: (transport.bytes_sent, transport.bytes_received))
+            connected.set()
+            _log.info(
+                "%s has started: %s of site %s, on %s",
+                presence.name,
+                brief(shards.clients),
+                options.site,
+                device,
+            )
             trainer = Trainer(
                 transport,
                 ledgers,
@@ -57,11 +74,26 @@ def serve(options: argparse.Namespace, stopping: Stopping) -> None:
                 cache_bytes=cache_bytes(device, options.cache, placement.sharing),
                 interruptible=stopping.interruptible,
             )
-            Participant(transport, trainer, options.site, stopping, presence.tell).serve()
+            Participant(transport, trainer, options.site, stopping, presence.tell, metrics).serve()
     except BrokerUnavailable:
         # Nobody waits for a broker once asked to stop; what was not settled it delivers again.
         if not stopping.asked():
             raise
+
+
+def _metrics(site: str, device: torch.device) -> WorkerMetrics:
+    metrics = WorkerMetrics(site, str(device))
+    if device.type == "cuda":
+        metrics.watch_memory(partial(torch.cuda.memory_reserved, device))
+    return metrics
+
+
+def _routes(metrics: WorkerMetrics, ready: Callable[[], bool]) -> dict[str, Route]:
+    return {
+        "/metrics": lambda _: Reply(metrics.render(), EXPOSITION),
+        "/healthz": lambda _: Reply(b"ok\n"),
+        "/readyz": lambda _: Reply(b"ready\n") if ready() else Reply(b"takes no tasks\n", status=503),
+    }
 
 
 def _connect_store(options: argparse.Namespace, patience: Patience) -> Store:

@@ -18,8 +18,10 @@ from ops.commands import (
     evaluate,
     export,
     ledger,
+    monitoring,
     predict,
     recipes,
+    report,
     server,
     shards,
     simulate,
@@ -32,6 +34,7 @@ COMMANDS = {
     "evaluate": evaluate,
     "predict": predict,
     "export": export,
+    "report": report,
     "recipes": recipes,
     "cluster": cluster,
     "server": server,
@@ -40,6 +43,7 @@ COMMANDS = {
     "status": status,
     "ledger": ledger,
     "broker": broker,
+    "monitoring": monitoring,
 }
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 128 + signal.SIGINT

@@ -7,15 +7,17 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from broker_config.addresses import WebAddress
 from broker_config.errors import FedILError
 from client_worker.pool import WorkerPool
 from fedil_model.plugins import is_plugin
-from ops.services import ServiceMissing, private_prometheus, private_rabbitmq, private_redis
-from ops.services.process import Guard, PrivateService
+from ops.monitoring import Places, prometheus_files, write_monitoring
+from ops.services import RabbitMQ, ServiceMissing, private_prometheus, private_rabbitmq, private_redis
+from ops.services.process import LOOPBACK, Guard, PrivateService, free_ports, is_free
 from server_worker.run_dir import RunDir
 from server_worker.run_lock import sole_use
 
@@ -24,12 +26,8 @@ if TYPE_CHECKING:
 
 _LOOK_SECONDS = 0.2
 _RETRY_SECONDS = 5.0
-_PROMETHEUS = """\
-global: {scrape_interval: 5s}
-scrape_configs:
-  - job_name: fedil
-    file_sd_configs: [{files: [targets.json], refresh_interval: 5s}]
-"""
+_SCRAPE_SECONDS = 5
+_ANY_INTERFACE = ("0.0.0.0", "::")
 
 
 @dataclass(frozen=True)
@@ -42,6 +40,8 @@ class Cluster:
     device: str
     again: str
     """The command line that goes on with this"""
+    web: WebAddress | None = None
+    tensorboard: bool = False
 
     @property
     def services(self) -> Path:
@@ -54,20 +54,24 @@ def run_cluster(cluster: Cluster, stop: threading.Event, say: Callable[[str], No
         # Two nodes on the same data would destroy it.
         stack.enter_context(sole_use(cluster.services))
         say("starting RabbitMQ and Redis")
-        rabbitmq = stack.enter_context(gently(private_rabbitmq(cluster.services / "rabbitmq")))
+        rabbitmq = private_rabbitmq(cluster.services / "rabbitmq", metrics=True)
+        stack.enter_context(gently(rabbitmq))
         redis = stack.enter_context(gently(private_redis(cluster.services / "redis")))
         broker, store = rabbitmq.url, redis.url
         say(f"broker {broker}  store {store}")
         for service in (rabbitmq, redis):
             stack.enter_context(kept_running(service, say))
-        watch_if_possible(cluster, stack, say)
+        watch_if_possible(cluster, rabbitmq, stack, say)
         write_missing_shards(cluster, say)
         connection = ["--broker", broker, "--store", store, "--device", cluster.device]
         pools = [
             stack.enter_context(start_workers(cluster, site, count, connection, stop, say))
             for site, count in shares(cluster.workers, list(cluster.recipe.sites)).items()
         ]
-        server = stack.enter_context(start_server(cluster, connection))
+        watched = ["--web", place_of(cluster.web)]
+        if cluster.tensorboard:
+            watched.append("--tensorboard")
+        server = stack.enter_context(start_server(cluster, [*connection, *watched]))
         code = follow(server, stop)
         for pool in pools:
             if pool.failure:
@@ -109,16 +113,38 @@ def kept_running(service: PrivateService, say: Callable[[str], None]) -> Iterato
         thread.join()
 
 
-def watch_if_possible(cluster: Cluster, stack: ExitStack, say: Callable[[str], None]) -> None:
+def watch_if_possible(
+    cluster: Cluster, rabbitmq: RabbitMQ, stack: ExitStack, say: Callable[[str], None]
+) -> None:
+    if cluster.web is None:
+        say("no metrics are kept: --web is off")
+        return
     folder = cluster.services / "prometheus"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "targets.json").write_text(json.dumps([]))
+    host = LOOPBACK if cluster.web.host in _ANY_INTERFACE else cluster.web.host
+    places = Places(
+        servers=(place_of(replace(cluster.web, host=host)),),
+        rabbitmq=(rabbitmq.metrics_place,),
+        every_seconds=_SCRAPE_SECONDS,
+    )
+    files = prometheus_files(places)
+    list(write_monitoring(folder, files, overwrite=True))
     try:
-        prometheus = stack.enter_context(gently(private_prometheus(folder, _PROMETHEUS)))
+        prometheus = stack.enter_context(gently(private_prometheus(folder, files["prometheus.yml"])))
     except ServiceMissing as missing:
         say(f"no metrics are kept: {missing}")
     else:
-        say(f"Prometheus {prometheus.url}")
+        say(f"Prometheus {prometheus.url}  (its alerts: {prometheus.url}/alerts)")
+
+
+def with_a_port(address: WebAddress | None) -> WebAddress | None:
+    """One that is decided now, so that others can be told of it; before the server has it, it may get lost."""
+    if address is None or (address.port and (address.fixed or is_free(address.port))):
+        return address
+    return replace(address, port=free_ports(["web"])["web"])
+
+
+def place_of(address: WebAddress | None) -> str:
+    return f"{address.host}:{address.port}" if address else "off"
 
 
 def write_missing_shards(cluster: Cluster, say: Callable[[str], None]) -> None:

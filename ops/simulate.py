@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from broker_config.addresses import WebAddress
 from broker_config.durable import write_atomically
 from broker_config.embedded import serve
 from broker_config.stores.memory import MemoryStore
@@ -29,13 +30,17 @@ from ops.workers import WorkerPool
 from server_worker.checkpoint import CheckpointFolder
 from server_worker.coordinator import Coordinator, Stopped, Surroundings
 from server_worker.digests import ledger_digest
-from server_worker.events import Watcher
+from server_worker.events import Watcher, Watchers
 from server_worker.history import HistoryWriter
 from server_worker.materials import Materials, gather, network_of
 from server_worker.progress import Progress
 from server_worker.recipe import Recipe
 from server_worker.run_dir import RunDir
+from server_worker.run_environment import record_environment
 from server_worker.sites import OneSite
+from server_worker.survey import Surveyor
+from server_worker.tensorboard import TensorBoardWatcher
+from server_worker.watching import watching
 
 _SITE = "local"
 
@@ -49,6 +54,8 @@ def simulate(
     resume: bool,
     watcher: Watcher,
     stop: threading.Event,
+    web: WebAddress | None = None,
+    tensorboard: bool = False,
 ) -> Summary:
     """Blocks until the run is done or `stop` is set. With `resume`, goes on where a killed run was."""
     began = time.monotonic()
@@ -56,25 +63,31 @@ def simulate(
     # For cuBLAS here and in the workers, which inherit it; see repeatable_on.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     repeatable_on(chosen)
-    watcher.phase(0, "load_data")
-    materials = gather(where, recipe, chosen, resume=resume)
-    split = materials.split
-    if not has_shards(where.shards):
-        inputs = materials.train.inputs
-        own = {client: inputs[torch.from_numpy(rows)] for client, rows in enumerate(split.clients)}
-        write_shards(where.shards, own)
-    store, broker = MemoryStore(where.ledgers), EmbeddedBroker()
     with ExitStack() as stack:
+        watch = stack.enter_context(watching(recipe.name, recipe, where, web))
+        if watch.url:
+            watcher.note(f"watch it at {watch.url}")
+        watcher = Watchers(watch.watcher, watcher)
+        if tensorboard:
+            watcher = Watchers(stack.enter_context(TensorBoardWatcher(where.tensorboard)), watcher)
+        watcher.phase(0, "load_data")
+        materials = gather(where, recipe, chosen, resume=resume)
+        record_environment(where, chosen, workers=workers)
+        split = materials.split
+        _write_missing_shards(where, materials)
+        store, broker = MemoryStore(where.ledgers), EmbeddedBroker()
         # A socket's path may have about 100 characters; a run's folder may have more.
         short = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedil-")))
         url = stack.enter_context(serve(broker, store, short / "broker")).url
         arguments = _worker_arguments(recipe, url, where, chosen)
         pool = stack.enter_context(WorkerPool(arguments, workers, where.logs, watcher, stop))
         baseline = _baseline(where, recipe, materials, watcher)
+        watch.live.tell(baseline=baseline)
         evaluator = materials.evaluator(recipe)
         stack.callback(evaluator.close)
+        transport = MemoryTransport(broker)
         around = Surroundings(
-            transport=MemoryTransport(broker),
+            transport=transport,
             store=store,
             checkpoints=CheckpointFolder(where.checkpoints),
             evaluator=evaluator,
@@ -86,10 +99,17 @@ def simulate(
                 store, recipe.name, materials.train.labels.numpy(), split.clients
             ).purity,
         )
+        everybody = {_SITE: range(recipe.split.clients)}
+        stack.enter_context(
+            Surveyor(recipe.name, everybody, lambda: (MemoryTransport(broker), store), watch.survey)
+        )
+        watch.leading(materials.dataset.class_names, lambda: (transport.bytes_sent, transport.bytes_received))
         method = make_method(recipe.learning(), materials.dataset, chosen)
         progress = _run(Coordinator(recipe.name, recipe, method, materials.labelled, around))
         if pool.failure:
             raise pool.failure
+        watch.ended("done" if progress else "stopped")
+        watch.linger(stop)
     return summarise(
         where,
         recipe,
@@ -101,8 +121,17 @@ def simulate(
     )
 
 
+def _write_missing_shards(where: RunDir, materials: Materials) -> None:
+    if has_shards(where.shards):
+        return
+    inputs, clients = materials.train.inputs, materials.split.clients
+    write_shards(
+        where.shards, {client: inputs[torch.from_numpy(rows)] for client, rows in enumerate(clients)}
+    )
+
+
 def _worker_arguments(recipe: Recipe, url: str, where: RunDir, device: torch.device) -> list[str]:
-    arguments = ["--broker", url, "--store", url, "--site", _SITE]
+    arguments = ["--broker", url, "--store", url, "--site", _SITE, "--web", "off"]
     arguments += ["--shards", str(where.shards), "--device", str(device)]
     for name in filter(is_plugin, (recipe.data.name, recipe.network.name)):
         arguments += ["--plugin", name]

@@ -1,7 +1,6 @@
 """`python -m server_worker --recipe FILE --broker URL --store URL`: the server of one run."""
 
 import argparse
-import logging
 import os
 import signal
 import sys
@@ -11,10 +10,9 @@ from types import FrameType
 
 from broker_config.addresses import fill_from_environment
 from broker_config.errors import FedILError
+from broker_config.logs import Logs, set_up_logs
 from fedil_model.errors import LearningError
 from server_worker.options import add_arguments
-
-_log = logging.getLogger("fedil.server")
 
 
 def main() -> int:
@@ -23,15 +21,17 @@ def main() -> int:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
     add_arguments(parser)
     options = parser.parse_args()
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
-    try:
-        return _serve(options)
-    except (FedILError, LearningError, OSError) as error:
-        print(f"server_worker: {error}", file=sys.stderr)
+    with set_up_logs(options.log_format, options.log_level) as logs:
+        try:
+            return _serve(options, logs)
+        except (FedILError, LearningError, OSError) as error:
+            logs.end("server_worker", error)
+        except Exception as error:
+            logs.end("server_worker", error, traceback=True)
         return 1
 
 
-def _serve(options: argparse.Namespace) -> int:
+def _serve(options: argparse.Namespace, logs: Logs) -> int:
     fill_from_environment(options, os.environ)
     stop = stop_on_signals()
     from server_worker.recipe import load_recipe
@@ -40,20 +40,24 @@ def _serve(options: argparse.Namespace) -> int:
     run_dir: Path = options.run_dir or Path("runs") / recipe.name
     # Here, not above: they load torch, and wrong arguments are answered before.
     from server_worker.deployment import Deployment, run_id, serve
-    from server_worker.log import LogWatcher
+    from server_worker.log import LogWatcher, log_outcome
     from server_worker.run_dir import RunDir
 
     deployment = Deployment(
-        recipe, run_dir, options.broker, options.store, options.run_id, options.device, options.standby
+        recipe,
+        run_dir,
+        options.broker,
+        options.store,
+        options.run_id,
+        options.device,
+        options.standby,
+        options.web,
+        options.tensorboard,
     )
     run = run_id(RunDir(run_dir), recipe, options.run_id)
-    outcome = serve(deployment, LogWatcher(run), stop)
-    _log.info(
-        "run %s: %d of %d rounds, θ′ %s, ledgers %s",
-        *(run, outcome.rounds_done, recipe.rounds, outcome.model_digest, outcome.ledger_digest),
-    )
-    if outcome.stopped:
-        _log.info("run %s stopped as asked; the same command goes on with it", run)
+    outcome = serve(deployment, LogWatcher(run, logs.always), stop)
+    logs.always(round=None)
+    log_outcome(outcome, recipe.rounds)
     return 0
 
 

@@ -99,6 +99,13 @@ class OpenBuffer:
             for client in late
         )
 
+    def postponed(self, seconds: float) -> "OpenBuffer":
+        """Everybody has so much longer: nobody could answer meanwhile."""
+        if not seconds:
+            return self
+        flights = {c: replace(flight, since=flight.since + seconds) for c, flight in self.flights.items()}
+        return replace(self, flights=flights)
+
     # ---- what to do next -------------------------------------------------------------------------------------
 
     @property

@@ -135,7 +135,8 @@ class BufferedLoop:
             buffer = self._fill(self._give_up(buffer), candidates, progress)
             away = self._around.away()
             arrival = self.inbox.next(POLL_SECONDS)
-            heard += self._around.away() - away
+            away = self._around.away() - away
+            heard, buffer = heard + away, buffer.postponed(away)
             self._reporter.report(wait=False)
             stamps.lap("wait")
             if arrival is not None:
@@ -164,7 +165,7 @@ class BufferedLoop:
         answer = arrival.answer
         objection = buffer.objection(answer)
         if objection is None:
-            outcome = judge(arrival, fold, buffer.weight(answer.client))
+            outcome = judge(arrival, fold, self._recipe.client.epochs, buffer.weight(answer.client))
             self.inbox.hold(arrival)
             return self._note(buffer, replace(outcome, staleness=buffer.staleness(answer.client)))
         if objection == "duplicate":

@@ -1,5 +1,6 @@
 """Where a run stands after a round, on disk: whole or absent, and proof against a flipped bit."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from broker_config.durable import make_directory, write_atomically
 from broker_config.errors import CheckpointDamaged, MessageRejected
 from broker_config.wire import decode_arrays, encode_arrays
 
+_log = logging.getLogger(__name__)
 _KIND = "checkpoint"
 _ASKED_KIND = "asked"
 _ASKED_FILE = "asked.journal"
@@ -34,7 +36,9 @@ class CheckpointFolder:
     def save(self, checkpoint: Checkpoint) -> None:
         make_directory(self._directory)
         meta = {**checkpoint.meta, "round": checkpoint.round}
-        write_atomically(self._path(checkpoint.round), encode_arrays(_KIND, meta, checkpoint.arrays))
+        path = self._path(checkpoint.round)
+        write_atomically(path, encode_arrays(_KIND, meta, checkpoint.arrays))
+        _log.info("checkpoint %s saved", path.name)
         for old in self._paths()[:-_KEEP]:
             old.unlink(missing_ok=True)
 

@@ -39,6 +39,7 @@ def close_round(
         step=step,
         folded=folded,
         increments=increments,
+        before=progress.labelled,
         labelled=held,
         refused=refused,
         seconds=seconds,

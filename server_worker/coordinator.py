@@ -47,7 +47,7 @@ class Coordinator:
         self._asking = Asking(run, recipe, around)
         parts = (run, recipe, method, labelled, around, self._reporter)
         buffered = recipe.federation.mode == "buffered"
-        self._loop: Loop = BufferedLoop(*parts) if buffered else RoundsLoop(*parts)
+        self._loop: Loop = BufferedLoop(*parts) if buffered else RoundsLoop(*parts, save=self._save)
 
     def run(self) -> Progress:
         try:
@@ -67,10 +67,12 @@ class Coordinator:
             progress = self._loop.play(progress)
             # The checkpoint remembers one record; the one before it must be out by then.
             self._reporter.report(wait=True)
+            began = self._around.clock()
             self._save(progress)
+            saved = self._around.clock()
             # Only now: an update that is not in a checkpoint must come back after a crash.
             self._loop.inbox.settle()
-            self._reporter.announce(progress)
+            self._reporter.announce(progress, checkpoint_seconds=saved - began)
         self._reporter.report(wait=True)
         return progress
 

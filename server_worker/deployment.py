@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from broker_config.addresses import WebAddress
 from broker_config.durable import write_atomically
 from broker_config.errors import BrokerUnavailable, FedILError, LedgerMissing
 from broker_config.patient import Patience, PatientTransport
@@ -30,15 +31,19 @@ from server_worker.checkpoint import CheckpointFolder
 from server_worker.coordinator import Coordinator
 from server_worker.digests import ledger_digest, model_digest
 from server_worker.errors import Superseded
-from server_worker.events import Watcher
+from server_worker.events import Watcher, Watchers
 from server_worker.history import HistoryWriter
 from server_worker.materials import Materials, gather
 from server_worker.recipe import Recipe
 from server_worker.run_dir import RunDir
+from server_worker.run_environment import record_environment
 from server_worker.run_lock import FolderInUse, sole_use
 from server_worker.sites import WatchedSites
 from server_worker.status import StatusTeller
 from server_worker.surroundings import Stopped, Surroundings
+from server_worker.survey import Surveyor
+from server_worker.tensorboard import TensorBoardWatcher, check_installed
+from server_worker.watching import Watching, watching
 
 LEAD_SECONDS = 90.0
 """A server that was cut off is noticed after three heartbeats; until then its successor waits."""
@@ -56,6 +61,8 @@ class Deployment:
     run: str | None = None
     device: str = "auto"
     standby: bool = False
+    web: WebAddress | None = None
+    tensorboard: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,13 +85,19 @@ def serve(
     """Blocks until the run is done or `stop` is set. The same call goes on where a killed one was."""
     where = RunDir(deployment.run_dir)
     run = run_id(where, deployment.recipe, deployment.run)
-    try:
-        return _serve(deployment, where, run, watcher, stop, purity)
-    except (BrokerUnavailable, Stopped):
-        # Nobody waits for a broker, or for another server to go, once asked to stop.
-        if not stop.is_set():
-            raise
-    return _outcome(where, run, stopped=True)
+    if deployment.tensorboard:
+        check_installed()
+    with watching(run, deployment.recipe, where, deployment.web) as watch:
+        try:
+            outcome = _serve(deployment, where, run, watcher, stop, purity, watch)
+        except (BrokerUnavailable, Stopped):
+            # Nobody waits for a broker, or for another server to go, once asked to stop.
+            if not stop.is_set():
+                raise
+            outcome = _outcome(where, run, stopped=True)
+        watch.ended("stopped" if outcome.stopped else "done")
+        watch.linger(stop)
+        return outcome
 
 
 def _serve(
@@ -94,6 +107,7 @@ def _serve(
     watcher: Watcher,
     stop: threading.Event,
     purity: Purity | None,
+    watch: Watching,
 ) -> Outcome:
     recipe = deployment.recipe
     _give_memory_back()
@@ -105,14 +119,19 @@ def _serve(
         patience = Patience(stop=stop.is_set)
         store = connect_store(deployment.store, site_of=recipe.site_of, patience=patience)
         stack.callback(store.close)
-        transport = _take_charge(deployment, run, patience, watcher.note, stack)
-        presence = stack.enter_context(_presence(deployment, run))
-        watcher = StatusTeller(presence.tell, watcher)
+        transport = _take_charge(deployment, run, patience, watch, watcher.note, stack)
+        presence = stack.enter_context(_presence(deployment, run, watch.url))
+        if watch.url:
+            watcher.note(f"watch it at {watch.url}")
+        watcher = Watchers(watch.watcher, StatusTeller(presence.tell), watcher)
+        if deployment.tensorboard:
+            watcher = Watchers(stack.enter_context(TensorBoardWatcher(where.tensorboard)), watcher)
         for concern in transport.concerns(recipe.federation.deadline_seconds):
             watcher.note(concern)
         watcher.phase(0, "load_data")
         checkpoints = CheckpointFolder(where.checkpoints)
         materials = gather(where, recipe, device, resume=True)
+        record_environment(where, device)
         evaluator = materials.evaluator(recipe)
         stack.callback(evaluator.close)
         around = Surroundings(
@@ -134,6 +153,8 @@ def _serve(
             purity=purity(store, run, materials) if purity else dict,
             away=lambda: transport.away_seconds,
         )
+        stack.enter_context(Surveyor(run, recipe.sites, lambda: _for_the_survey(deployment), watch.survey))
+        watch.leading(materials.dataset.class_names, lambda: (transport.bytes_sent, transport.bytes_received))
         method = make_method(recipe.learning(), materials.dataset, device)
         stopped = False
         try:
@@ -191,12 +212,22 @@ def _give_memory_back() -> None:
 
 
 def _take_charge(
-    deployment: Deployment, run: str, patience: Patience, note: Callable[[str], None], stack: ExitStack
+    deployment: Deployment,
+    run: str,
+    patience: Patience,
+    watch: Watching,
+    note: Callable[[str], None],
+    stack: ExitStack,
 ) -> PatientTransport:
     """The lead first, then the folder, which a standby server shares with the one that it waits for. The other may
     have lost its connection and not its life: then the lead goes back to it."""
+
+    def waiting() -> None:
+        watch.standing_by()
+        note(f"another server leads run {run}: waiting")
+
     while True:
-        transport = PatientTransport(partial(_lead, deployment, run, patience.stop, note), patience)
+        transport = PatientTransport(partial(_lead, deployment, run, patience.stop, waiting), patience)
         try:
             stack.enter_context(sole_use(deployment.run_dir))
         except FolderInUse:
@@ -215,7 +246,7 @@ def _take_charge(
 
 
 def _lead(
-    deployment: Deployment, run: str, stop: Callable[[], bool], note: Callable[[str], None]
+    deployment: Deployment, run: str, stop: Callable[[], bool], on_waiting: Callable[[], None]
 ) -> Transport:
     """A connection of the run's only server. After the broker was gone somebody else may be that."""
     transport = connect_transport(deployment.broker)
@@ -226,7 +257,7 @@ def _lead(
             if stop():
                 raise Stopped
             if not waiting:
-                note(f"another server leads run {run}: waiting")
+                on_waiting()
             waiting = True
             if not deployment.standby and time.monotonic() > deadline:
                 raise Superseded(
@@ -238,7 +269,17 @@ def _lead(
         raise
 
 
-def _presence(deployment: Deployment, run: str) -> Presence:
+def _for_the_survey(deployment: Deployment) -> tuple[Transport, Store]:
+    brief = Patience(seconds=1.0)
+    store = connect_store(deployment.store, site_of=deployment.recipe.site_of, patience=brief)
+    try:
+        return connect_transport(deployment.broker), store
+    except BaseException:
+        store.close()
+        raise
+
+
+def _presence(deployment: Deployment, run: str, page: str | None) -> Presence:
     recipe = deployment.recipe
     facts = {
         "state": "starting",
@@ -249,6 +290,7 @@ def _presence(deployment: Deployment, run: str) -> Presence:
         "pid": os.getpid(),
         "sites": {site: len(clients) for site, clients in recipe.sites.items()},
         "started": time.time(),
+        "page": page,
     }
     brief = Patience(seconds=1.0)
     return Presence(

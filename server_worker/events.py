@@ -1,8 +1,9 @@
 """What the server says while it works. The command line, the history file and metrics listen."""
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 NOT_LEARNED = frozenset({"refused", "missing", "stale"})
 """Outcomes without an update"""
@@ -52,12 +53,29 @@ class RoundRecord:
     purity: Mapping[str, float | None]
     """Share of right ones among "pseudo_labels" and "credible", where truth is known offline."""
     seconds: Mapping[str, float]
-    """By phase: server_step, broadcast, wait, fold, checkpoint, total."""
+    """By phase: server_step, broadcast, wait, fold, checkpoint, evaluate (beside the next round), total."""
     refused: Mapping[str, int] = field(default_factory=dict)
     """Messages that arrived during this round and did not count, by reason: late, duplicate, digest, …"""
+    promoted: int = 0
+    """Samples that became credible in this round"""
+    per_class: tuple[float | None, ...] = ()
+    """Accuracy of θ′ on each class; None for one without test samples, empty when not evaluated."""
+    finished_at: float = 0.0
+    """Seconds since 1970"""
+
+
+def record_from_fields(fields: Mapping[str, Any]) -> RoundRecord:
+    """From what JSON made of it. Fields that a later version has added are passed over."""
+    known = {field.name for field in dataclasses.fields(RoundRecord)}
+    outcomes = tuple(ClientOutcome(**outcome) for outcome in fields["outcomes"])
+    per_class = tuple(fields.get("per_class", ()))
+    kept = {name: value for name, value in fields.items() if name in known}
+    return RoundRecord(**{**kept, "outcomes": outcomes, "per_class": per_class})
 
 
 class Watcher(Protocol):
+    """Is told in one thread, and may not be slow: the run waits."""
+
     def run_started(self, first_round: int, rounds: int) -> None: ...
 
     def phase(self, round_number: int, name: str) -> None:
@@ -73,3 +91,30 @@ class Watcher(Protocol):
 
     def note(self, text: str) -> None:
         """One line a person should see: a message refused, a round that nobody was accepted in."""
+
+
+class Watchers:
+    """Several of them, as one."""
+
+    def __init__(self, *watchers: Watcher) -> None:
+        self._watchers = watchers
+
+    def run_started(self, first_round: int, rounds: int) -> None:
+        for watcher in self._watchers:
+            watcher.run_started(first_round, rounds)
+
+    def phase(self, round_number: int, name: str) -> None:
+        for watcher in self._watchers:
+            watcher.phase(round_number, name)
+
+    def update_arrived(self, round_number: int, outcome: ClientOutcome, answered: int, selected: int) -> None:
+        for watcher in self._watchers:
+            watcher.update_arrived(round_number, outcome, answered, selected)
+
+    def round_closed(self, record: RoundRecord) -> None:
+        for watcher in self._watchers:
+            watcher.round_closed(record)
+
+    def note(self, text: str) -> None:
+        for watcher in self._watchers:
+            watcher.note(text)

@@ -8,18 +8,29 @@ from pathlib import Path
 from typing import Any
 
 from broker_config.durable import write_atomically
-from server_worker.events import ClientOutcome, RoundRecord, Watcher
+from broker_config.errors import FedILError
+from server_worker.events import ClientOutcome, RoundRecord, Watcher, record_from_fields
 
 
 def read_history(path: Path) -> Iterator[dict[str, Any]]:
     """The whole lines; a half-written last one, left by a crash, is passed over."""
     if not path.exists():
         return
-    for line in path.read_text(encoding="utf-8").splitlines():
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    for number, line in enumerate(lines, start=1):
         try:
             yield json.loads(line)
-        except ValueError:
-            return
+        except ValueError as error:
+            if number < len(lines):
+                raise FedILError(f"{path}, line {number} is damaged ({error}): take it out") from error
+
+
+def read_records(path: Path) -> Iterator[RoundRecord]:
+    for number, fields in enumerate(read_history(path), start=1):
+        try:
+            yield record_from_fields(fields)
+        except (KeyError, TypeError) as error:
+            raise FedILError(f"{path}, line {number} is no round ({error}): take it out") from error
 
 
 class HistoryWriter:

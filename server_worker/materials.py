@@ -31,7 +31,7 @@ class Materials:
 
     def evaluator(self, recipe: Recipe) -> BackgroundEvaluator:
         model = FlatModel(network_of(recipe, self.dataset), self.device)
-        return BackgroundEvaluator(model, self.test, self.dataset.views)
+        return BackgroundEvaluator(model, self.test, self.dataset.views, len(self.dataset.class_names))
 
 
 def gather(where: RunDir, recipe: Recipe, device: torch.device, *, resume: bool) -> Materials:

@@ -4,7 +4,10 @@ import argparse
 import re
 from pathlib import Path
 
-from broker_config.addresses import add_address_arguments
+from broker_config.addresses import WebAddress, add_address_arguments, add_web_argument
+from broker_config.logs import add_log_arguments
+
+LIVE_PAGE = WebAddress(port=8265, fixed=False)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +27,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="wait while another server leads this run, and take over when it goes; both share --run-dir",
     )
     parser.add_argument("--device", type=_device, default="auto", metavar="auto|cpu|cuda:N")
+    add_watching_arguments(parser)
+    add_log_arguments(parser)
+
+
+def add_watching_arguments(parser: argparse.ArgumentParser) -> None:
+    add_web_argument(parser, LIVE_PAGE, "the live page, /metrics, /healthz and /readyz")
+    parser.add_argument(
+        "--tensorboard",
+        action="store_true",
+        help="write the rounds for TensorBoard too, into DIR/tensorboard",
+    )
 
 
 def _device(text: str) -> str:

@@ -13,7 +13,7 @@ from fedil_model.convergence import Increment
 from fedil_model.methods.interface import State
 from fedil_model.parameters import Weights, from_arrays, to_arrays
 from server_worker.checkpoint import Checkpoint
-from server_worker.events import ClientOutcome, RoundRecord
+from server_worker.events import RoundRecord, record_from_fields
 
 _RECORD, _INCREMENTS = "record", "increments"
 
@@ -104,8 +104,3 @@ def _bases(tensors: Mapping[str, Tensor]) -> dict[int, dict[str, Tensor]]:
             _, version, name = key.split("/", 2)
             bases.setdefault(int(version), {})[name] = tensor
     return bases
-
-
-def record_from_fields(fields: Mapping[str, Any]) -> RoundRecord:
-    outcomes = tuple(ClientOutcome(**outcome) for outcome in fields["outcomes"])
-    return RoundRecord(**{**fields, "outcomes": outcomes})

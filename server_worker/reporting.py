@@ -1,11 +1,13 @@
 """How a run's rounds reach people: records as soon as their accuracy is known, phases, seconds by phase."""
 
 import dataclasses
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
 from fedil_model.convergence import Increment, assess
 from fedil_model.methods.interface import Folded, ServerStep
+from server_worker.evaluation import Evaluation
 from server_worker.events import ClientOutcome, RoundRecord
 from server_worker.progress import Progress
 from server_worker.recipe import Recipe
@@ -17,18 +19,22 @@ _MOST_SAMPLES = 1e12
 class Reporter:
     def __init__(self, recipe: Recipe, around: Surroundings) -> None:
         self._recipe, self._around = recipe, around
-        self._pending: tuple[RoundRecord, Future[dict[str, float]] | None] | None = None
+        self._pending: tuple[RoundRecord, Future[Evaluation] | None] | None = None
 
     def enter(self, number: int, phase: str) -> None:
         self._around.check_stop()
         self.report(wait=False)
         self._around.watcher.phase(number, phase)
 
-    def announce(self, progress: Progress) -> None:
+    def announce(self, progress: Progress, checkpoint_seconds: float | None = None) -> None:
         """Hand the record on as soon as its accuracy is known, while the next round is already running."""
         self.report(wait=True)
         assert progress.record is not None
         record = dataclasses.replace(progress.record, purity=dict(self._around.purity()))
+        if checkpoint_seconds is not None:
+            seconds = record.seconds["total"] + checkpoint_seconds
+            laps = {"checkpoint": checkpoint_seconds, "total": seconds}
+            record = dataclasses.replace(record, seconds={**record.seconds, **laps})
         due = record.round % self._recipe.evaluate_every == 0 or record.round == self._recipe.rounds
         self._pending = (record, self._around.evaluator.submit(progress.models) if due else None)
         self.report(wait=False)
@@ -40,8 +46,15 @@ class Reporter:
         if future is not None and not wait and not future.done():
             return
         self._pending = None
-        accuracy = future.result() if future is not None else {}
-        self._around.watcher.round_closed(dataclasses.replace(record, accuracy=accuracy))
+        if future is not None:
+            found = future.result()
+            record = dataclasses.replace(
+                record,
+                accuracy=found.accuracy,
+                per_class=found.per_class,
+                seconds={**record.seconds, "evaluate": found.seconds},
+            )
+        self._around.watcher.round_closed(record)
 
 
 def make_record(
@@ -52,10 +65,12 @@ def make_record(
     step: ServerStep,
     folded: Folded,
     increments: tuple[Increment, ...],
+    before: tuple[tuple[int, int], ...],
     labelled: tuple[tuple[int, int], ...],
     refused: dict[str, int],
     seconds: dict[str, float],
 ) -> RoundRecord:
+    """`before` and `labelled`: what each client held before this round and holds now, as `labels_held` tells."""
     convergence = assess(increments)
     return RoundRecord(
         round=number,
@@ -74,6 +89,8 @@ def make_record(
         purity={},
         seconds=seconds,
         refused=refused,
+        promoted=sum(max(0, now - then) for (_, then), (_, now) in zip(before, labelled, strict=True)),
+        finished_at=time.time(),
     )
 
 

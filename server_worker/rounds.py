@@ -1,6 +1,7 @@
 """Rounds mode, the paper's: ask some clients, wait for them with a quorum and one deadline, aggregate."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 from broker_config.errors import FedILError
@@ -38,9 +39,11 @@ class RoundsLoop:
         labelled: Samples,
         around: Surroundings,
         reporter: Reporter,
+        save: Callable[[Progress], None],
     ) -> None:
+        """`save` writes a checkpoint."""
         self._run, self._recipe, self._method, self._labelled = run, recipe, method, labelled
-        self._around, self._reporter = around, reporter
+        self._around, self._reporter, self._save = around, reporter, save
         self._asking = Asking(run, recipe, around)
         self.inbox = Inbox(run, around)
         self._restarted = True
@@ -138,22 +141,26 @@ class RoundsLoop:
         return opened
 
     def _ask_others(self, progress: Progress, opened: OpenRound) -> Progress:
-        """The same round with clients of sites that are there; who was asked before is fenced off."""
+        """The same round with clients of sites that are there; who was asked before is fenced off. Written down first:
+        a server that dies now must ask the same on its return, or they would train one activation for two rounds."""
         self._around.watcher.note(
             f"round {opened.number}: the sites of all who were asked are gone; asking others"
         )
-        self.inbox.settle()
         activations = list(progress.activations)
         for client, activation in opened.activations.items():
             activations[client] = activation
         selection = self._asking.select(opened.number)
-        return replace(progress, activations=tuple(activations), selection=selection)
+        changed = replace(progress, activations=tuple(activations), selection=selection)
+        self._reporter.report(wait=True)
+        self._save(changed)
+        self.inbox.settle()
+        return changed
 
     def _take(self, arrival: Arrival, opened: OpenRound, fold: Fold) -> OpenRound:
         answer = arrival.answer
         objection = opened.objection(answer)
         if objection is None:
-            outcome = judge(arrival, fold)
+            outcome = judge(arrival, fold, self._recipe.client.epochs)
             self.inbox.hold(arrival)
             return self._note_outcome(opened, outcome)
         if objection == "duplicate":
@@ -204,10 +211,13 @@ class RoundsLoop:
         return replace(after, selection=self._asking.select(closed.number + 1))
 
 
-def judge(arrival: Arrival, fold: Fold, weight: float = 1.0) -> ClientOutcome:
+def judge(arrival: Arrival, fold: Fold, epochs: int, weight: float = 1.0) -> ClientOutcome:
     answer = arrival.answer
     if isinstance(answer, Refusal):
         return ClientOutcome(answer.client, "refused", detail=_one_line(f"{answer.reason}: {answer.detail}"))
+    if answer.num_steps > epochs * answer.num_samples:
+        detail = f"{answer.num_steps} steps of {answer.num_samples} samples, in {epochs} epochs"
+        return ClientOutcome(answer.client, "invalid", detail=detail)
     verdict = fold.add(from_arrays(answer.tensors), answer.num_steps, answer.base_version, weight)
     return ClientOutcome(
         answer.client,

@@ -44,3 +44,11 @@ class RunDir:
     @property
     def logs(self) -> Path:
         return self.root / "logs"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.root / "tensorboard"
+
+    @property
+    def environment(self) -> Path:
+        return self.root / "environment.json"

@@ -2,29 +2,24 @@
 
 from collections.abc import Callable
 
-from server_worker.events import ClientOutcome, RoundRecord, Watcher
+from server_worker.events import ClientOutcome, RoundRecord
 
 _ROUNDS_TOLD = 5
 
 
 class StatusTeller:
-    """Hands every event on to another watcher, and tells the board."""
-
-    def __init__(self, tell: Callable[..., None], watcher: Watcher) -> None:
-        self._tell, self._watcher = tell, watcher
+    def __init__(self, tell: Callable[..., None]) -> None:
+        self._tell = tell
         self._rounds: list[dict[str, object]] = []
 
     def run_started(self, first_round: int, rounds: int) -> None:
         self._tell(state="running", round=first_round, rounds=rounds)
-        self._watcher.run_started(first_round, rounds)
 
     def phase(self, round_number: int, name: str) -> None:
         self._tell(round=round_number, phase=name, answered=0)
-        self._watcher.phase(round_number, name)
 
-    def update_arrived(self, round_number: int, outcome: ClientOutcome, answered: int, selected: int) -> None:
+    def update_arrived(self, _round: int, _outcome: ClientOutcome, answered: int, selected: int) -> None:
         self._tell(answered=answered, selected=selected)
-        self._watcher.update_arrived(round_number, outcome, answered, selected)
 
     def round_closed(self, record: RoundRecord) -> None:
         told = {
@@ -37,8 +32,6 @@ class StatusTeller:
         }
         self._rounds = [*self._rounds, told][-_ROUNDS_TOLD:]
         self._tell(recent=self._rounds, verdict=record.verdict)
-        self._watcher.round_closed(record)
 
     def note(self, text: str) -> None:
         self._tell(note=text[:300])
-        self._watcher.note(text)

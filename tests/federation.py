@@ -37,6 +37,7 @@ from server_worker.checkpoint import CheckpointFolder
 from server_worker.coordinator import Coordinator, Stopped, Surroundings
 from server_worker.deployment import Deployment, Outcome, serve
 from server_worker.digests import ledger_digest, model_digest
+from server_worker.evaluation import Evaluation
 from server_worker.events import ClientOutcome, RoundRecord
 from server_worker.progress import Progress
 from server_worker.recipe import Recipe, make_recipe
@@ -78,9 +79,10 @@ def blobs_recipe(**changes: Any) -> Recipe:
 class InlineEvaluator:
     """Counts parameters instead of measuring accuracy: fast, and decides nothing either."""
 
-    def submit(self, models: Mapping[str, Weights]) -> "Future[dict[str, float]]":
-        future: Future[dict[str, float]] = Future()
-        future.set_result({name: float(weights.params.numel()) for name, weights in models.items()})
+    def submit(self, models: Mapping[str, Weights]) -> "Future[Evaluation]":
+        future: Future[Evaluation] = Future()
+        found = {name: float(weights.params.numel()) for name, weights in models.items()}
+        future.set_result(Evaluation(found))
         return future
 
     def close(self) -> None:
@@ -131,6 +133,7 @@ class Federation:
     clock: Callable[[], float] = time.monotonic
     sites: Sites = field(default_factory=lambda: OneSite(SITE))
     site: str = SITE
+    away: Callable[[], float] = lambda: 0.0
 
     def __post_init__(self) -> None:
         self.dataset = open_dataset(self.recipe.data)
@@ -166,6 +169,7 @@ class Federation:
             clock=self.clock,
             stop=self.stop,
             sites=self.sites,
+            away=self.away,
         )
         labelled = Samples(self.train.inputs[chosen], self.train.labels[chosen])
         method = make_method(self.recipe.learning(), self.dataset, torch.device("cpu"))
@@ -319,6 +323,55 @@ class Hands:
             letters[bytes(letter.body)] = letter.reason
             letter.acknowledge()
         return letters
+
+
+class Server:
+    """A coordinator in a thread of its own."""
+
+    def __init__(self, federation: Federation) -> None:
+        self._federation = federation
+        self.transport = federation.connect()
+        self._thread = threading.Thread(target=self._run)
+        self._error: BaseException | None = None
+        self.progress: Progress | None = None
+
+    def _run(self) -> None:
+        try:
+            self.progress = self._federation.coordinator(self.transport).run()
+        except Stopped:
+            pass
+        except Exception as error:
+            self._error = error
+        finally:
+            self.transport.close()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wait(self) -> None:
+        self._thread.join(SOON)
+
+    def end(self) -> None:
+        self.wait()
+        assert not self._thread.is_alive()
+        if self._error is not None:
+            raise self._error
+
+    def die(self) -> None:
+        self._federation.stop.set()
+        self.end()
+
+
+@contextmanager
+def serving(federation: Federation) -> Iterator[Server]:
+    """Ends with the context, however far it has come."""
+    server = Server(federation)
+    server.start()
+    try:
+        yield server
+    finally:
+        federation.stop.set()
+        server.wait()
 
 
 @contextmanager

@@ -40,4 +40,7 @@ class Store(Protocol):
     def notices(self, topic: str) -> dict[str, dict[str, Any]]:
         """Name → facts of what has not faded."""
 
+    def health(self) -> Mapping[str, float]:
+        """For people who watch: used_memory_bytes, evicted_keys; empty where nothing is known."""
+
     def close(self) -> None: ...

@@ -88,6 +88,9 @@ class MemoryStore:
     def notices(self, topic: str) -> dict[str, dict[str, Any]]:
         return self._board.notices(topic)
 
+    def health(self) -> Mapping[str, float]:
+        return {}
+
     def close(self) -> None:
         """Nothing is held open."""
 

@@ -44,5 +44,9 @@ class SocketStore:
         notices: dict[str, dict[str, Any]] = self._link.ask("notices", {"topic": topic})[0]["notices"]
         return notices
 
+    def health(self) -> Mapping[str, float]:
+        health: dict[str, float] = self._link.ask("health", {})[0]["health"]
+        return health
+
     def close(self) -> None:
         self._link.close()

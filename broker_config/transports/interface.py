@@ -1,4 +1,4 @@
-"""The seam to a message broker. Nine methods; the promises are the contract suite's.
+"""The seam to a message broker. Ten methods; the promises are the contract suite's.
 
 * `publish` and `append_model` return only when the broker has taken responsibility.
 * An unacknowledged delivery comes back, marked redelivered, when its consumer goes away.
@@ -8,7 +8,7 @@
 * Calls block and may come from any one thread at a time; heartbeats are the transport's own business.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -56,6 +56,13 @@ class ModelAddress:
 
 
 class Transport(Protocol):
+    @property
+    def bytes_sent(self) -> Mapping[str, int]:
+        """Of bodies, until now, by kind: task, update, model, dead …"""
+
+    @property
+    def bytes_received(self) -> Mapping[str, int]: ...
+
     def declare(self, *queues: str) -> None:
         """Make queues that do not exist yet; harmless if they do."""
 
@@ -64,6 +71,9 @@ class Transport(Protocol):
 
     def receive(self, queue: str, timeout_seconds: float) -> Delivery | None:
         """The next message, or None after the time-out. Any number may be held unacknowledged."""
+
+    def depth(self, queue: str) -> int | None:
+        """How many messages wait in a queue, for people who watch; None where there is no such queue."""
 
     def append_model(self, run: str, version: int, body: Buffers, kept: int = 2) -> ModelAddress:
         """Write one version once for all readers; writing a version again replaces it. The `kept` versions

@@ -2,13 +2,13 @@
 
 import threading
 import uuid
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from broker_config.chunks import Assembler, split
 from broker_config.errors import BrokerUnavailable, MessageRejected, ModelMissing, QueueMissing
-from broker_config.topology import DEAD_LETTERS, updates_queue
+from broker_config.topology import DEAD_LETTERS, MODELS, kind_name, updates_queue
 from broker_config.transports.interface import DELIVERY_LIMIT, Buffers, ModelAddress
 
 Pieces = Sequence[bytes | memoryview]
@@ -82,6 +82,11 @@ class EmbeddedBroker:
             entry.deliveries += 1
             session.held[entry] = None
             return entry
+
+    def depth(self, queue: str) -> int | None:
+        with self._lock:
+            known = self._queues.get(queue)
+            return None if known is None else len(known.entries)
 
     def acknowledge(self, session: Session, entry: Entry) -> None:
         with self._lock:
@@ -216,6 +221,8 @@ class MemoryTransport:
     def __init__(self, broker: EmbeddedBroker) -> None:
         self._broker = broker
         self._session = Session()
+        self.bytes_sent: Counter[str] = Counter()
+        self.bytes_received: Counter[str] = Counter()
 
     def declare(self, *queues: str) -> None:
         _check_open(self._session)
@@ -224,19 +231,32 @@ class MemoryTransport:
     def publish(self, queue: str, body: Buffers) -> None:
         _check_open(self._session)
         self._broker.publish(queue, own(body, self._broker.max_message_bytes))
+        self.bytes_sent[kind_name(queue)] += length(body)
 
     def receive(self, queue: str, timeout_seconds: float) -> MemoryDelivery | None:
         _check_open(self._session)
         entry = self._broker.take(self._session, queue, timeout_seconds)
-        return None if entry is None else MemoryDelivery(self._broker, self._session, entry)
+        if entry is None:
+            return None
+        delivery = MemoryDelivery(self._broker, self._session, entry)
+        self.bytes_received[kind_name(queue)] += len(delivery.body)
+        return delivery
+
+    def depth(self, queue: str) -> int | None:
+        _check_open(self._session)
+        return self._broker.depth(queue)
 
     def append_model(self, run: str, version: int, body: Buffers, kept: int = 2) -> ModelAddress:
         _check_open(self._session)
-        return self._broker.append_model(run, version, own(body, self._broker.max_message_bytes), kept)
+        address = self._broker.append_model(run, version, own(body, self._broker.max_message_bytes), kept)
+        self.bytes_sent[MODELS.name] += length(body)
+        return address
 
     def read_model(self, address: ModelAddress) -> memoryview:
         _check_open(self._session)
-        return whole(self._broker.read_model(address), self._broker.max_message_bytes)
+        body = whole(self._broker.read_model(address), self._broker.max_message_bytes)
+        self.bytes_received[MODELS.name] += len(body)
+        return body
 
     def take_lead(self, run: str, timeout_seconds: float) -> bool:
         return self._broker.take_lead(self._session, run, timeout_seconds)
@@ -250,6 +270,10 @@ class MemoryTransport:
 
     def close(self) -> None:
         self._broker.release(self._session)
+
+
+def length(body: Buffers) -> int:
+    return sum(memoryview(piece).nbytes for piece in body)
 
 
 def own(body: Buffers, max_message_bytes: int | None) -> Pieces:

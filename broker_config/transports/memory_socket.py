@@ -1,13 +1,16 @@
 """The memory transport for other processes than the broker's own."""
 
 import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from broker_config.errors import BrokerUnavailable
 from broker_config.link import Link
+from broker_config.topology import MODELS, kind_name
 from broker_config.transports.interface import Buffers, ModelAddress
+from broker_config.transports.memory import length
 
 _LONGEST_WAIT_SECONDS = 1.0
 """A longer time-out asks again, so that neither side waits long for one that died."""
@@ -41,12 +44,15 @@ class SocketDelivery:
 class SocketTransport:
     def __init__(self, path: Path) -> None:
         self._link = Link(path)
+        self.bytes_sent: Counter[str] = Counter()
+        self.bytes_received: Counter[str] = Counter()
 
     def declare(self, *queues: str) -> None:
         self._link.ask("declare", {"queues": queues})
 
     def publish(self, queue: str, body: Buffers) -> None:
         self._link.ask("publish", {"queue": queue}, body)
+        self.bytes_sent[kind_name(queue)] += length(body)
 
     def receive(self, queue: str, timeout_seconds: float) -> SocketDelivery | None:
         deadline = time.monotonic() + timeout_seconds
@@ -55,16 +61,24 @@ class SocketTransport:
             wait_seconds = min(left, _LONGEST_WAIT_SECONDS)
             about, body = self._link.ask("receive", {"queue": queue, "timeout_seconds": wait_seconds})
             if about["tag"] is not None:
+                self.bytes_received[kind_name(queue)] += len(body)
                 return SocketDelivery(self._link, about, body)
             if left <= _LONGEST_WAIT_SECONDS:
                 return None
 
+    def depth(self, queue: str) -> int | None:
+        depth: int | None = self._link.ask("depth", {"queue": queue})[0]["depth"]
+        return depth
+
     def append_model(self, run: str, version: int, body: Buffers, kept: int = 2) -> ModelAddress:
         answer, _ = self._link.ask("append_model", {"run": run, "version": version, "kept": kept}, body)
+        self.bytes_sent[MODELS.name] += length(body)
         return ModelAddress(run, version, answer["offset"])
 
     def read_model(self, address: ModelAddress) -> memoryview:
-        return self._link.ask("read_model", vars(address))[1]
+        body = self._link.ask("read_model", vars(address))[1]
+        self.bytes_received[MODELS.name] += len(body)
+        return body
 
     def take_lead(self, run: str, timeout_seconds: float) -> bool:
         deadline = time.monotonic() + timeout_seconds

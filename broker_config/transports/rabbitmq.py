@@ -126,7 +126,7 @@ class RabbitTransport:
         self._outlet = Outlet(Line(account, "publishing", heals=True), self._line)
         # Others' queues of bodies: a trap among them may cost this connection, and nothing else.
         self._fetching = Line(account, "fetching", heals=True)
-        self._models = ModelLog(self._line, self._outlet)
+        self._models = ModelLog(self._line, self._outlet, self._lead_of)
         self.max_body_bytes = MAX_BYTES
         """A delivery with a larger body is rejected before there is memory for it."""
         self._inlets: dict[str, Inlet] = {}
@@ -154,6 +154,9 @@ class RabbitTransport:
             raise
         return None if letter is None else self._delivery(inlet, letter)
 
+    def depth(self, queue: str) -> int | None:
+        return self._outlet.depth(queue)
+
     def append_model(self, run: str, version: int, body: Buffers, kept: int = 2) -> ModelAddress:
         return self._models.append(run, version, body, kept)
 
@@ -163,6 +166,10 @@ class RabbitTransport:
     def take_lead(self, run: str, timeout_seconds: float) -> bool:
         lead = self._leads.setdefault(run, Lead(self._line, self._outlet, run))
         return lead.take(timeout_seconds)
+
+    def _lead_of(self, run: str) -> object | None:
+        lead = self._leads.get(run)
+        return None if lead is None else lead.hold()
 
     def retire(self, run: str) -> None:
         lead = self._leads.pop(run, None)

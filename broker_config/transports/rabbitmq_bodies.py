@@ -51,8 +51,7 @@ def _send(outlet: Outlet, queue: str, body: Buffers, chunk_bytes: int) -> None:
 def _fill(outlet: Outlet, place: str, body: Buffers, chunk_bytes: int, body_id: bytes, kind: str) -> None:
     # Before 3.12 classic queues keep what they hold in memory too, unless they are told not to.
     outlet.declare(place, extra={"x-queue-mode": "lazy"} if outlet.line.version < _LAZY_UNTIL else None)
-    for frame in split(body, chunk_bytes, body_id):
-        outlet.put(place, frame, kind=kind)
+    outlet.put_all(place, split(body, chunk_bytes, body_id), kind)
 
 
 def is_place(name: object) -> bool:

@@ -29,6 +29,12 @@ class Lead:
     def is_ours(self) -> bool:
         return self._heard and self._channel is not None and bool(self._channel.is_open)
 
+    def hold(self) -> object | None:
+        """What stands for this lead while it lasts, None afterwards. When it is taken again it is another one."""
+        with self._line.talk() as connection:
+            connection.process_data_events(0)  # who has lost it learns so here
+            return self._channel if self.is_ours else None
+
     def take(self, timeout_seconds: float) -> bool:
         with self._line.talk():
             if self.is_ours:

@@ -27,9 +27,11 @@ from broker_config.transports.rabbitmq_url import Account
 
 _log = logging.getLogger(__name__)
 
-READ_BYTES = 1 << 20
+READ_BYTES = 256 << 10
+"""Two frames: of what it has read, pika moves all that is left each time that it takes one out."""
 READ_LIMITS = ("_MAX_RECV_BYTES", "_MAX_CONSUME_BYTES")
 _BREATH_SECONDS = 2.0
+_TRIES_TO_CLOSE = 3
 _SLOW_SECONDS = 10.0
 # pika has only words left of what the other side said about TLS.
 _CERTIFICATE_ALERT = re.compile(r"alert ([a-z ]*certificate[a-z ]*|unknown ca)")
@@ -169,9 +171,11 @@ class Line:
 
     def _hang_up(self) -> None:
         connection, self._connection = self._connection, None
-        if connection is not None and connection.is_open:
-            with suppress(Exception):  # it may be in any state
-                connection.close()
+        # pika stumbles over a channel whose end arrives while it ends the others; the next time it is gone.
+        for _ in range(_TRIES_TO_CLOSE):
+            if connection is not None and connection.is_open:
+                with suppress(Exception):  # it may be in any state
+                    connection.close()
 
     def _why_lost(self, error: Exception) -> str:
         return f"the connection to RabbitMQ at {self.account.place} was lost: {_plainly(error)}"

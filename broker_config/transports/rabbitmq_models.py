@@ -1,15 +1,19 @@
 """The model log on a stream: written once, read by any number, without being used up.
 
-A version is a run of chunk messages and a tiny closing message. Every message carries the index: which versions are
-kept, and from which offset. So whatever is last in the stream tells what can be read, also the chunk after which a
-writer died. Offsets are never counted (segments take some for themselves) but read from the last message.
+A version is a run of chunk messages and a tiny closing message. Every message carries its number and the index: which
+versions are kept, and from which number. So whatever is last in the stream tells what can be read, also the chunk after
+which a writer died.
+
+Numbers are ours and have no gaps; offsets are the broker's, and every segment takes one for itself. A writer counts
+numbers, so it need not look at the stream while it leads; a reader finds the offset of a number by counting back from
+the last message, of which it knows both.
 """
 
 import json
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 
@@ -25,7 +29,7 @@ from broker_config.transports.interface import Buffers, ModelAddress
 from broker_config.transports.rabbitmq_line import Line
 from broker_config.transports.rabbitmq_outlet import Headers, Outlet
 
-_INDEX, _BODY, _OFFSET = "fedil-index", "fedil-body", "x-stream-offset"
+_INDEX, _BODY, _NUMBER, _OFFSET = "fedil-index", "fedil-body", "fedil-number", "x-stream-offset"
 _CHUNK_BYTES = 2 << 20
 """Streams give smaller messages faster than larger ones, and take them no slower."""
 _WINDOW = 8
@@ -42,8 +46,8 @@ class _Kept:
     """A line of the index."""
 
     version: int
-    start: int
-    """No later than the offset of its first chunk, and after all that was written before"""
+    number: int
+    """Of its first chunk"""
     body_id: str
     num_chunks: int
 
@@ -52,35 +56,62 @@ class _Kept:
 class _Entry:
     tag: int
     offset: int
+    number: int
     body_id: str | None
     index: tuple[_Kept, ...]
     payload: bytes
 
 
+@dataclass(frozen=True)
+class _Written:
+    """What is last in a log that only we write to, as long as `lead` lasts."""
+
+    number: int
+    index: tuple[_Kept, ...]
+    lead: object
+
+
 class ModelLog:
-    def __init__(self, line: Line, outlet: Outlet) -> None:
-        self._line, self._outlet = line, outlet
+    def __init__(self, line: Line, outlet: Outlet, lead_of: Callable[[str], object | None]) -> None:
+        """`lead_of` gives what stands for our lead of a run, None if it is not ours; a later one is another."""
+        self._line, self._outlet, self._lead_of = line, outlet, lead_of
         self.bytes_received: Counter[str] = Counter()
         self._opened: set[str] = set()
-        self._tap: _Tap | None = None
+        self._written: dict[str, _Written] = {}
+        self._taps: dict[int, _Tap] = {}
+        """By window"""
 
     def append(self, run: str, version: int, body: Buffers, kept: int) -> ModelAddress:
         self._open(run, size(body), kept)
         return self._outlet.fitting(lambda chunk_bytes: self._append(run, version, body, kept, chunk_bytes))
 
     def _append(self, run: str, version: int, body: Buffers, kept: int, chunk_bytes: int) -> ModelAddress:
-        queue = models_queue(run)
+        queue, lead = models_queue(run), self._lead_of(run)
+        # Forgotten until all is well: after trouble nobody knows what the broker has taken.
+        written = self._written.pop(run, None)
+        if written is None or written.lead is not lead:
+            written = self._look(run, lead)
+        body_id, first = uuid.uuid4(), written.number + 1
+        frames = split(body, min(chunk_bytes, _CHUNK_BYTES), body_id.bytes)
+        about = {_BODY: body_id.hex, **_index_header(written.index)}
+        number = written.number
+        # Each confirmed before the next: a stream packs together what it gets at a time, and hands out such a pack
+        # whole, whatever its reader asked for.
+        for number, frame in enumerate(frames, first):
+            self._outlet.put(queue, frame, {**about, _NUMBER: number})
+        num_chunks = number + 1 - first
+        others = [line for line in written.index if line.version != version]
+        index = (*others, _Kept(version, first, body_id.hex, num_chunks))[-kept:]
+        self._outlet.put(queue, b"", {_NUMBER: number + 1, **_index_header(index)})
+        if lead is not None:
+            self._written[run] = _Written(number + 1, index, lead)
+        return ModelAddress(run, version, first)
+
+    def _look(self, run: str, lead: object | None) -> _Written:
         last = self._last(run)
         if last is None:  # its creator died before the first message
             last = self._begin(run)
-        body_id, num_chunks = uuid.uuid4(), 0
-        for frame in split(body, min(chunk_bytes, _CHUNK_BYTES), body_id.bytes):
-            self._outlet.put(queue, frame, {_BODY: body_id.hex, **_index_header(last.index)})
-            num_chunks += 1
-        others = [line for line in last.index if line.version != version]
-        new = _Kept(version, last.offset + 1, body_id.hex, num_chunks)
-        self._outlet.put(queue, b"", _index_header((*others, new)[-kept:]))
-        return ModelAddress(run, version, new.start)
+        return _Written(last.number, last.index, lead)
 
     def read(self, address: ModelAddress) -> memoryview:
         try:
@@ -88,26 +119,32 @@ class ModelLog:
             found = [line for line in last.index if line.version == address.version] if last else []
             if not last or not found:
                 raise _missing(address)
-            return self._assemble(address, found[0], last.offset)
+            assembler = Assembler()
+            # Counting may mislead where two have written at a time, or an operator made the stream otherwise.
+            for offset in (_offset_of(found[0], last), "first"):
+                body = self._assemble(address.run, found[0], offset, last.offset, assembler)
+                if body is not None:
+                    return body
+            raise _missing(address)  # the stream dropped its beginning
         except QueueMissing:
             raise _missing(address) from None
 
-    def _assemble(self, address: ModelAddress, wanted: _Kept, end: int) -> memoryview:
-        assembler, num_left = Assembler(), wanted.num_chunks
-        with self._reading(address.run, wanted.start, min(_WINDOW, num_left)) as tap:
+    def _assemble(
+        self, run: str, wanted: _Kept, start: int | str, end: int, assembler: Assembler
+    ) -> memoryview | None:
+        num_left = wanted.num_chunks
+        with self._reading(run, start, min(_WINDOW, num_left)) as tap:
             while True:
                 entry = tap.next(_STALL_SECONDS)
                 if entry is None:
-                    raise BrokerUnavailable(
-                        f"RabbitMQ sent nothing of {models_queue(address.run)} for a minute"
-                    )
+                    raise BrokerUnavailable(f"RabbitMQ sent nothing of {models_queue(run)} for a minute")
                 body = None
                 if entry.body_id == wanted.body_id:
                     self.bytes_received["model"] += len(entry.payload)
                     body = assembler.add(entry.payload)
                     num_left -= 1
                 elif entry.offset >= end:
-                    raise _missing(address)  # we are past it: the stream dropped its beginning
+                    return None
                 tap.ask_for(num_left, entry)
                 if body is not None:
                     return body
@@ -130,6 +167,7 @@ class ModelLog:
 
     def forget(self, run: str) -> None:
         self._opened.discard(run)
+        self._written.pop(run, None)
 
     def _begin(self, run: str) -> _Entry:
         self._outlet.put(models_queue(run), b"", _index_header(()))
@@ -149,14 +187,14 @@ class ModelLog:
         queue = models_queue(run)
         with self._line.talk() as connection:
             # Forgotten while it is in use: what is still under way after trouble must not reach the next reader.
-            tap, self._tap = self._tap, None
+            tap = self._taps.pop(window, None)
             if tap is None or not tap.is_on(connection):
-                tap = _Tap(self._line, connection.channel())
+                tap = _Tap(self._line, connection.channel(), window)
             try:
-                tap.begin(queue, offset, window)
+                tap.begin(queue, offset)
                 yield tap
                 if tap.end():
-                    self._tap = tap
+                    self._taps[window] = tap
             except ChannelClosedByBroker as error:
                 raise self._line.translated(error, queue) from error
             except FedILError:
@@ -168,8 +206,8 @@ class _Tap:
     """A reader of a stream that asks for exactly what it will take. For pika would reject what else is under way when
     it ends, and the broker answers that by closing the whole connection."""
 
-    def __init__(self, line: Line, channel: BlockingChannel) -> None:
-        self._line, self._channel = line, channel
+    def __init__(self, line: Line, channel: BlockingChannel, window: int) -> None:
+        self._line, self._channel, self._window = line, channel, window
         self._queue = self._subscription = ""
         self._arrived: deque[_Entry] = deque()
         self._under_way = 0
@@ -177,13 +215,13 @@ class _Tap:
         self._last_tag = 0
         self._cancelled = False
         channel.add_on_cancel_callback(self._on_cancel)
+        channel.basic_qos(prefetch_count=window)
 
     def is_on(self, connection: BlockingConnection) -> bool:
         return self._channel.connection is connection and bool(self._channel.is_open)
 
-    def begin(self, queue: str, offset: int | str, window: int) -> None:
-        self._queue, self._under_way = queue, window
-        self._channel.basic_qos(prefetch_count=window)
+    def begin(self, queue: str, offset: int | str) -> None:
+        self._queue, self._under_way = queue, self._window
         self._subscription = self._channel.basic_consume(queue, self._on_message, arguments={_OFFSET: offset})
 
     def abandon(self) -> None:
@@ -235,6 +273,7 @@ class _Tap:
             _Entry(
                 method.delivery_tag,
                 int(headers[_OFFSET]),
+                int(headers.get(_NUMBER, headers[_OFFSET])),
                 headers.get(_BODY),
                 _index_in(headers.get(_INDEX)),
                 body,
@@ -255,6 +294,18 @@ def _index_in(header: object) -> tuple[_Kept, ...]:
         return tuple(_Kept(*fields) for fields in json.loads(str(header)))
     except (ValueError, TypeError):
         return ()
+
+
+def _offset_of(wanted: _Kept, last: _Entry) -> int:
+    """No later than that of its first chunk, and hardly earlier: there are as many segments between as it takes for
+    the versions from this one on, and for what dead writers left."""
+    later = [line for line in last.index if line.number >= wanted.number]
+    segments = sum(1 + line.num_chunks * _CHUNK_BYTES // _LARGEST_SEGMENT for line in later)
+    messages = last.number - wanted.number
+    unknown = messages + 1 - sum(line.num_chunks + 1 for line in later)
+    if unknown > 0:
+        segments += 1 + unknown * _CHUNK_BYTES // _SMALLEST_SEGMENT
+    return max(0, last.offset - messages - segments)
 
 
 def _missing(address: ModelAddress) -> ModelMissing:

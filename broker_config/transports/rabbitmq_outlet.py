@@ -4,7 +4,7 @@ import logging
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -14,6 +14,7 @@ from pika.exceptions import ChannelClosedByBroker, NackError, UnroutableError
 
 from broker_config.errors import BrokerBlocked, BrokerRefused, BrokerUnavailable, FedILError, QueueMissing
 from broker_config.topology import EXCHANGES, STREAMS_PREPARED, Exchange, QueueKind, kind_of
+from broker_config.transports.rabbitmq_burst import Burst
 from broker_config.transports.rabbitmq_line import Line, TooLarge
 
 _log = logging.getLogger(__name__)
@@ -35,34 +36,64 @@ class Outlet:
         self.bytes_sent: Counter[str] = Counter()
         """By kind of queue"""
         self._channel: BlockingChannel | None = None
+        self._burst: Burst | None = None
         self._chunk_bytes = CHUNK_BYTES
 
-    def put(self, queue: str, body: bytes, headers: Headers | None = None, kind: str = "") -> None:
-        """Returns when the broker has taken responsibility. `kind` is what the bytes are counted as."""
+    def put(self, queue: str, body: bytes, headers: Headers | None = None) -> None:
+        """Returns when the broker has taken responsibility."""
         family = family_of(queue)
-        properties = pika.BasicProperties(
+        exchange, key = family.exchange_of(queue).name, family.routing_key(queue)
+        with self._talk() as connection, self.line.watched(), self._publishing(queue):
+            self._open(connection).basic_publish(
+                exchange, key, body, self._properties(headers), mandatory=True
+            )
+        self.bytes_sent[family.name] += len(body)
+
+    def put_all(self, queue: str, bodies: Iterable[bytes], kind: str) -> None:
+        """In this order; returns when the broker has taken responsibility for all. After an error it has some of them.
+        `kind` is what the bytes are counted as."""
+        family, properties = family_of(queue), self._properties(None)
+        exchange, key = family.exchange_of(queue).name, family.routing_key(queue)
+        with self._talk() as connection, self._bursting(connection) as burst, self._publishing(queue):
+            for body in bodies:
+                with self.line.watched():
+                    burst.put(exchange, key, body, properties)
+                self.bytes_sent[kind] += len(body)
+            with self.line.watched():
+                burst.finish()
+
+    def _properties(self, headers: Headers | None) -> pika.BasicProperties:
+        return pika.BasicProperties(
             delivery_mode=pika.DeliveryMode.Persistent.value,
             user_id=self.line.account.user or None,
             headers=dict(headers) if headers else None,
         )
-        with self._talk() as connection, self.line.watched():
-            try:
-                self._open(connection).basic_publish(
-                    family.exchange_of(queue).name,
-                    family.routing_key(queue),
-                    body,
-                    properties,
-                    mandatory=True,
-                )
-            except UnroutableError:
-                raise QueueMissing(f"nobody declared the queue {queue!r}: declare it first") from None
-            except NackError:
-                raise BrokerUnavailable(
-                    f"RabbitMQ could not take a message for {queue}: try again later"
-                ) from None
-            except ChannelClosedByBroker as error:
-                raise _refused(self.line, error, queue) from error
-        self.bytes_sent[kind or family.name] += len(body)
+
+    @contextmanager
+    def _publishing(self, queue: str) -> Iterator[None]:
+        try:
+            yield
+        except UnroutableError:
+            raise QueueMissing(f"nobody declared the queue {queue!r}: declare it first") from None
+        except NackError:
+            raise BrokerUnavailable(
+                f"RabbitMQ could not take a message for {queue}: try again later"
+            ) from None
+        except ChannelClosedByBroker as error:
+            raise _refused(self.line, error, queue) from error
+
+    @contextmanager
+    def _bursting(self, connection: pika.BlockingConnection) -> Iterator[Burst]:
+        # Forgotten while it is in use: after trouble nobody may go on with it.
+        burst, self._burst = self._burst, None
+        if burst is None or not burst.is_on(connection):
+            burst = Burst(connection.channel())
+        try:
+            yield burst
+        except (FedILError, TooLarge):
+            burst.abandon()
+            raise
+        self._burst = burst
 
     def fitting(self, send: Callable[[int], _T]) -> _T:
         """Calls `send` with the largest size of a message, and with smaller ones where the broker's limit is low."""
@@ -151,6 +182,18 @@ class Outlet:
         except QueueMissing:
             return False
         return True
+
+    def depth(self, queue: str) -> int | None:
+        found: list[int] = []
+
+        def count(channel: BlockingChannel) -> None:
+            found.append(channel.queue_declare(queue, durable=True, passive=True).method.message_count)
+
+        try:
+            self._do(count)
+        except QueueMissing:
+            return None
+        return found[0]
 
     def delete(self, queue: str) -> None:
         """Harmless if it is not there."""

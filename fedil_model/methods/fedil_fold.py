@@ -3,6 +3,7 @@
 θ′ is "global", θ₀ is "server", θ* − θ′ is "delta".
 """
 
+import statistics
 from collections.abc import Mapping
 
 import torch
@@ -34,7 +35,7 @@ class FedILFold:
         decay = float(bases[version]["server_decay"])
         self._fold = IncrementalFold(self._global, server, self._settings, num_decayed, decay)
         self._gauges = {version: self._fold.gauge}
-        self._effort = 0.0
+        self._efforts: list[float] = []
 
     def add(
         self, update: Mapping[str, Tensor], num_steps: int, base_version: int, weight: float = 1.0
@@ -56,8 +57,7 @@ class FedILFold:
             weight,
         )
         if verdict.counts:
-            # A mean does not move further than the busiest of those it is made of.
-            self._effort = max(self._effort, lr * num_steps)
+            self._efforts.append(lr * num_steps)
         return verdict
 
     def _gauge(self, version: int) -> Gauge:
@@ -85,7 +85,9 @@ class FedILFold:
         if step is not None:
             self._apply(step)
         norm = float(torch.linalg.vector_norm(step.params)) if step is not None else 0.0
-        return Folded(self._state, norm, self._fold.gauge.step_norm, self._effort, notes)
+        # The middle one: what a single client claims must not decide what the increments look like.
+        effort = statistics.median(self._efforts) if self._efforts else 0.0
+        return Folded(self._state, norm, self._fold.gauge.step_norm, effort, notes)
 
     def _with_the_servers_step_of_now(self, delta: Weights | None) -> Weights | None:
         """Clients that start from θ₀ bring the server's step of their version along. Steps that θ′ has long taken

@@ -9,6 +9,7 @@ from ops.commands.simulate import DEFAULT_RECIPE, at_least_one, default_workers,
 from ops.interruption import interruptible
 from ops.invocation import shell_line
 from ops.recipe_files import add_override_argument, find_recipe, read_recipe
+from server_worker.options import add_watching_arguments
 
 HELP = "train on this machine over RabbitMQ and Redis, as a deployment does"
 
@@ -30,11 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="processes, dealt out over the sites; default: one per core",
     )
     parser.add_argument("--device", type=device, default="auto", metavar="auto|cpu|cuda:N")
+    add_watching_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     recipe = read_recipe(args.recipe, args.overrides)
-    from ops.cluster import Cluster, run_cluster
+    from ops.cluster import Cluster, run_cluster, with_a_port
 
     cluster = Cluster(
         recipe,
@@ -44,6 +46,8 @@ def run(args: argparse.Namespace) -> int:
         workers=args.workers or default_workers(recipe),
         device=args.device,
         again=shell_line(*args.words),
+        web=with_a_port(args.web),
+        tensorboard=args.tensorboard,
     )
     with interruptible(on_first=lambda: say("stopping; once more ends it at once")) as interruption:
         code = run_cluster(cluster, interruption.stop, say)

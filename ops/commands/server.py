@@ -5,18 +5,25 @@ the view."""
 
 import argparse
 import os
+import threading
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from broker_config.addresses import fill_from_environment
 from broker_config.errors import FedILError
+from broker_config.logs import set_up_logs
 from fedil_model.errors import SettingError
 from ops.interruption import interruptible
 from ops.invocation import shell_line
 from ops.recipe_files import add_override_argument, differences, read_recipe
 from ops.run_place import is_run
 from server_worker import options
+
+if TYPE_CHECKING:
+    from server_worker.deployment import Deployment, Outcome
+    from server_worker.events import Watcher
 
 HELP = "lead a run, for workers that connect to the same broker"
 
@@ -31,12 +38,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--json", action="store_true", help="one JSON line per round, and one for the summary"
     )
     parser.add_argument("--quiet", action="store_true", help="only the summary at the end")
+    parser.add_argument(
+        "--log-file",
+        type=Path,
+        metavar="FILE",
+        help="besides the view, append every event to FILE, one line each, as --log-format and --log-level say",
+    )
     # For a cluster, which is gone on with as a whole.
     parser.add_argument("--again", help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
     fill_from_environment(args, os.environ)
+    if args.log_file is None and args.log_format != "text":
+        raise SettingError(
+            "--log-format is for a log: name a --log-file, or use python -m server_worker, which only logs"
+        )
     recipe = read_recipe(args.recipe, args.overrides)
     run_dir: Path = args.run_dir or Path("runs") / recipe.name
     if is_run(run_dir):
@@ -53,16 +70,23 @@ def run(args: argparse.Namespace) -> int:
     again = args.again or shell_line(*args.words)
     with view, interruptible(on_first=view.stopping) as interruption:
         # Here, because it loads torch: the view already shows that something is happening.
-        from ops.diagnostics import purity_where_known
         from ops.summary import summarise
-        from server_worker.deployment import Deployment, serve
+        from server_worker.deployment import Deployment
         from server_worker.run_dir import RunDir
 
         deployment = Deployment(
-            recipe, run_dir, args.broker, args.store, args.run_id, args.device, args.standby
+            recipe,
+            run_dir,
+            args.broker,
+            args.store,
+            args.run_id,
+            args.device,
+            args.standby,
+            args.web,
+            args.tensorboard,
         )
         try:
-            outcome = serve(deployment, view, interruption.stop, purity_where_known)
+            outcome = serve_logged(args, deployment, view, interruption.stop)
         except FedILError as error:
             error.add_note(f"what was saved before is intact; go on with: {again}")
             raise
@@ -77,6 +101,34 @@ def run(args: argparse.Namespace) -> int:
     )
     view.finish(summary, again)
     return interruption.exit_code if summary.stopped else 0
+
+
+def serve_logged(
+    args: argparse.Namespace, deployment: "Deployment", view: "Watcher", stop: threading.Event
+) -> "Outcome":
+    """With --log-file a log beside the view. Warnings that only logs tell of, such as a broker that is away, are for
+    people too."""
+    from ops.diagnostics import purity_where_known
+    from server_worker.deployment import run_id, serve
+    from server_worker.events import Watchers
+    from server_worker.log import LOGGER, LogWatcher, log_outcome
+    from server_worker.run_dir import RunDir
+
+    with set_up_logs(level="warning") as shown:
+        shown.handler.addFilter(lambda record: record.name != LOGGER)  # the view says that
+        if args.log_file is None:
+            return serve(deployment, view, stop, purity_where_known)
+        run = run_id(RunDir(deployment.run_dir), deployment.recipe, deployment.run)
+        with set_up_logs(args.log_format, args.log_level, args.log_file) as logs:
+            try:
+                watchers = Watchers(view, LogWatcher(run, logs.always))
+                outcome = serve(deployment, watchers, stop, purity_where_known)
+            except Exception as error:
+                logs.end(LOGGER, error)
+                raise
+            logs.always(round=None)
+            log_outcome(outcome, deployment.recipe.rounds)
+            return outcome
 
 
 def _host(broker_url: str) -> str:

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from broker_config.errors import FedILError
+from broker_config.logs import set_up_logs
 from fedil_model.errors import LearningError, SettingError
 from ops.interruption import interruptible
 from ops.invocation import resume_words, shell_line
 from ops.recipe_files import add_override_argument, differences, read_recipe
 from ops.run_place import has_checkpoint, is_run, refuse_if_taken, replacing
+from server_worker.options import add_watching_arguments
 from server_worker.run_lock import sole_use
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     again.add_argument("--overwrite", action="store_true", help="replace the run in DIR by a new one")
     parser.add_argument("--workers", type=at_least_one, metavar="N", help="processes; default: one per core")
     parser.add_argument("--device", type=device, default="auto", metavar="auto|cpu|cuda:N")
+    add_watching_arguments(parser)
     parser.add_argument(
         "--json", action="store_true", help="one JSON line per round, and one for the summary"
     )
@@ -81,7 +84,7 @@ def train(args: argparse.Namespace, recipe: "Recipe", run_dir: Path, resume: boo
 
     workers = args.workers or default_workers(recipe)
     view = make_view(recipe, run_dir, f"{workers} workers", as_json=args.json, quiet=args.quiet)
-    with view, interruptible(on_first=view.stopping) as interruption:
+    with view, set_up_logs(level="warning"), interruptible(on_first=view.stopping) as interruption:
         # Here, because it loads torch: the view already shows that something is happening.
         from ops.simulate import simulate
 
@@ -93,6 +96,8 @@ def train(args: argparse.Namespace, recipe: "Recipe", run_dir: Path, resume: boo
             resume=resume,
             watcher=view,
             stop=interruption.stop,
+            web=args.web,
+            tensorboard=args.tensorboard,
         )
     # With --overwrite and nothing saved, the old run is about to come back: that is not to be gone on with.
     again = shell_line(*args.words) if args.overwrite and not has_checkpoint(run_dir) else resume_line

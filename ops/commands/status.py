@@ -5,10 +5,12 @@ import json
 import os
 import sys
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from broker_config.addresses import STORE_URL
 from broker_config.errors import AddressMissing, MessageRejected
+from broker_config.logs import set_up_logs
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -36,8 +38,8 @@ def run(args: argparse.Namespace) -> int:
     from broker_config.patient import Patience
     from broker_config.stores import connect_store
 
-    store = connect_store(url, patience=Patience(seconds=5.0))
-    try:
+    patience = Patience(seconds=5.0)
+    with set_up_logs(level="warning"), closing(connect_store(url, patience=patience)) as store:
         if args.json:
             print(json.dumps(gather(store, args.site)))
         elif args.once or not sys.stdout.isatty():
@@ -46,8 +48,6 @@ def run(args: argparse.Namespace) -> int:
             Console(highlight=False).print(render(gather(store, args.site), time.time()))
         else:
             watch(store, args.site)
-    finally:
-        store.close()
     return 0
 
 
@@ -109,6 +109,8 @@ def run_line(name: str, facts: dict[str, Any], now: float) -> "Text":
     text = Text.assemble((plain(name), "bold"), f"  {plain(facts.get('recipe'))}, ")
     text.append(f"{plain(facts.get('mode'))} mode, {progress}, {phase}; ")
     text.append(f"on {plain(facts.get('host'))} for {age(facts.get('started'), now)}")
+    if facts.get("page"):
+        text.append(f"; watch it at {plain(facts['page'])}")
     if facts.get("verdict"):
         text.append(f"; {plain(facts['verdict'])}")
     if facts.get("note"):

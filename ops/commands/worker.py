@@ -23,10 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.recipe is not None:
-        prepare(args)
+    from client_worker.__main__ import check_ports
     from client_worker.__main__ import run as serve
 
+    check_ports(args)
+    if args.recipe is not None:
+        prepare(args)
     return serve(args)
 
 

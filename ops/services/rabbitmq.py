@@ -12,6 +12,7 @@ _MISSING = "RabbitMQ is not installed: apt install rabbitmq-server"
 # Debian's /usr/sbin/rabbitmq-server changes to the system's user and its files; this one does not.
 _SCRIPTS = "/usr/lib/rabbitmq/bin"
 _NODE = "fedil@localhost"
+_MANAGEMENT, _METRICS = "rabbitmq_management", "rabbitmq_prometheus"
 
 SETTINGS = {
     "log.console": "true",
@@ -28,7 +29,7 @@ SETTINGS = {
 
 class RabbitMQ(PrivateService):
     name = "RabbitMQ"
-    port_names = ("amqp", "amqps", "epmd", "distribution", "management")
+    port_names = ("amqp", "amqps", "epmd", "distribution", "management", "metrics")
 
     def __init__(
         self, directory: Path, settings: Mapping[str, str], plugins: Sequence[str], tls: Tls | None
@@ -58,6 +59,11 @@ class RabbitMQ(PrivateService):
         """Answers only with the plugin `rabbitmq_management`."""
         return f"http://{LOOPBACK}:{self.ports['management']}"
 
+    @property
+    def metrics_place(self) -> str:
+        """Where Prometheus finds the node's own metrics; only with `metrics`."""
+        return f"{LOOPBACK}:{self.ports['metrics']}"
+
     def ctl(self, *arguments: str) -> str:
         """What rabbitmqctl prints."""
         program = find_program("rabbitmqctl", f"{_SCRIPTS}/rabbitmqctl", missing=_MISSING)
@@ -83,9 +89,12 @@ class RabbitMQ(PrivateService):
 
     def _listeners(self) -> dict[str, str]:
         settings: dict[str, str] = {}
-        if "rabbitmq_management" in self._plugins:
+        if _MANAGEMENT in self._plugins:
             place = str(self.ports["management"])
             settings |= {"management.tcp.ip": LOOPBACK, "management.tcp.port": place}
+        if _METRICS in self._plugins:
+            place = str(self.ports["metrics"])
+            settings |= {"prometheus.tcp.ip": LOOPBACK, "prometheus.tcp.port": place}
         if self._tls:
             asked = str(self._tls.ask_clients).lower()
             settings |= {
@@ -141,12 +150,14 @@ def private_rabbitmq(
     config: str = "",
     definitions: Path | None = None,
     management: bool = False,
+    metrics: bool = False,
     plugins: Sequence[str] = (),
     tls: Tls | None = None,
 ) -> RabbitMQ:
     """`config` is text as in rabbitmq.conf; a key in it overrides ours. With `definitions` there is no guest but the
     one that they name."""
-    chosen = ("rabbitmq_management", *plugins) if management else tuple(plugins)
+    asked = {_MANAGEMENT: management, _METRICS: metrics}
+    chosen = (*(plugin for plugin, wanted in asked.items() if wanted), *plugins)
     settings = SETTINGS | read_settings(config)
     if definitions:
         settings["load_definitions"] = str(definitions.resolve())

@@ -93,6 +93,7 @@ def next_steps(summary: Summary, resume_line: str) -> Text:
         return Text(f"\nGo on with\n  {resume_line}")
     run_dir = brief_path(summary.run_dir)
     steps = [
+        shell_line("report", run_dir),
         shell_line("evaluate", run_dir),
         shell_line("export", run_dir, "--format", "onnx"),
         shell_line("predict", run_dir) + " FOLDER",

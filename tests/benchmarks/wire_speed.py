@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,8 @@ from ops.services import rabbitmq_service
 BAR = 0.7
 MODEL_BYTES = 26_310_000
 CHUNK_MB = (1, 2, 4, 8, 16)
-TRIALS, ROUNDS = 3, 15
+TRIALS, ROUNDS = 3, 32
+LEAD_SECONDS = 20.0
 AS_SHIPPED = {limit: getattr(_AsyncTransportBase, limit) for limit in READ_LIMITS}
 RAISED = dict.fromkeys(READ_LIMITS, READ_BYTES)
 Times = dict[str, list[float]]
@@ -111,25 +113,45 @@ def best_ways(bare: Bare) -> dict[str, Way]:
 
 
 def measure(transport: RabbitTransport, bare: Bare, pieces: list[memoryview], ways: dict[str, Way]) -> Times:
-    run = f"run-{uuid.uuid4().hex}"
+    """One of each in every round. The broker is still busy with what came before, so who follows whom is drawn."""
+    run, order = f"run-{uuid.uuid4().hex}", np.random.default_rng(0)
+    assert transport.take_lead(run, LEAD_SECONDS)  # as the one who appends has
     times: Times = defaultdict(list)
     for version in range(ROUNDS + 1):
-        started = time.perf_counter()
-        address = transport.append_model(run, version, pieces)
-        times["append"].append(time.perf_counter() - started)
-        queue, seconds = bare.publish(ways["publish"])
-        times["publish"].append(seconds)
-        bare.delete(queue)
-        started = time.perf_counter()
-        body = transport.read_model(address)
-        times["read"].append(time.perf_counter() - started)
-        assert len(body) == MODEL_BYTES
-        for task, limits in (("consume", AS_SHIPPED), ("consume_raised", RAISED)):
-            queue, _ = bare.publish(ways[task])
-            times[task].append(bare.consume(ways[task], queue, limits))
-            bare.delete(queue)
+        tasks = [
+            partial(append_and_read, transport, run, version, pieces, times),
+            partial(publish, bare, ways["publish"], times),
+            partial(consume, bare, ways["consume"], AS_SHIPPED, times["consume"]),
+            partial(consume, bare, ways["consume_raised"], RAISED, times["consume_raised"]),
+        ]
+        for number in order.permutation(len(tasks)):
+            tasks[number]()
     transport.retire(run)
     return times
+
+
+def append_and_read(
+    transport: RabbitTransport, run: str, version: int, pieces: list[memoryview], times: Times
+) -> None:
+    started = time.perf_counter()
+    address = transport.append_model(run, version, pieces)
+    appended = time.perf_counter()
+    body = transport.read_model(address)
+    times["append"].append(appended - started)
+    times["read"].append(time.perf_counter() - appended)
+    assert len(body) == MODEL_BYTES
+
+
+def publish(bare: Bare, way: Way, times: Times) -> None:
+    queue, seconds = bare.publish(way)
+    times["publish"].append(seconds)
+    bare.delete(queue)
+
+
+def consume(bare: Bare, way: Way, limits: dict[str, int], times: list[float]) -> None:
+    queue, _ = bare.publish(way)
+    times.append(bare.consume(way, queue, limits))
+    bare.delete(queue)
 
 
 def run() -> dict[str, object]:

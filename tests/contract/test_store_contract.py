@@ -306,3 +306,9 @@ def test_facts_are_plain_values_and_come_back_as_they_were(store: Store, topic: 
     }
     store.announce(topic, "host-12-3f.2", facts, 60.0)
     assert store.notices(topic) == {"host-12-3f.2": facts}
+
+
+def test_health_is_told_in_numbers(store: Store) -> None:
+    health = store.health()
+    assert health.keys() <= {"used_memory_bytes", "evicted_keys"}
+    assert all(isinstance(value, float) and value >= 0 for value in health.values())

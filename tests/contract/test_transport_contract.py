@@ -11,6 +11,7 @@ import pytest
 from broker_config.errors import BrokerUnavailable, QueueMissing
 from broker_config.topology import DEAD_LETTERS
 from broker_config.transports.interface import DELIVERY_LIMIT, Buffers, Delivery, Transport
+from ops.services.process import wait_until
 from tests.contract.transports import NOTHING, SOON, Connect, big_body, take
 
 
@@ -40,6 +41,28 @@ def test_declaring_a_queue_again_keeps_what_is_in_it(transport: Transport, queue
     transport.publish(queue, [b"task"])
     transport.declare(queue)
     assert bytes(take(transport, queue).body) == b"task"
+
+
+def test_what_waits_in_a_queue_can_be_counted(connect: Connect, transport: Transport, queue: str) -> None:
+    assert transport.depth(queue) == 0
+    for _ in range(3):
+        transport.publish(queue, [b"task"])
+    watching = connect()
+    assert wait_until(lambda: watching.depth(queue) == 3, SOON)
+    take(transport, queue).acknowledge()
+    assert wait_until(lambda: watching.depth(queue) == 2, SOON)
+    assert watching.depth(f"fedil.tasks.{uuid.uuid4().hex}") is None
+    # Having asked in vain hurts nothing.
+    assert watching.depth(queue) == 2
+
+
+def test_bytes_are_counted_by_kind(connect: Connect, transport: Transport, queue: str) -> None:
+    other = connect()
+    transport.publish(queue, [b"1234", b"567"])
+    take(other, queue).acknowledge()
+    assert transport.bytes_sent["task"] == 7
+    assert other.bytes_received["task"] == 7
+    assert not other.bytes_sent
 
 
 def test_messages_come_in_the_order_of_publishing(transport: Transport, queue: str) -> None:

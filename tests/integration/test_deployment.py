@@ -81,7 +81,7 @@ def test_a_redis_that_lost_everything_is_noticed_and_named(
     recipe: Path, rabbitmq: Service, own_redis: Service, tmp_path: Path
 ) -> None:
     with Deployed(tmp_path, recipe, rabbitmq.url, own_redis.url, workers=1, server_restarts=False) as first:
-        first.wait_until_logged(first.server_log, "round 1 of 4 closed", SOON)
+        first.wait_until_logged(first.server_log, ", round 1: closed: ", SOON)
         first.server.kill()
     forget_everything(own_redis)
     with Deployed(tmp_path, recipe, rabbitmq.url, own_redis.url, workers=1, server_restarts=False) as second:
@@ -107,7 +107,7 @@ def test_clients_of_a_site_without_workers_are_not_asked(
         run.wait_until_logged(run.server_log, "round 1 of 5 is next", SOON)
         run.add_worker("here")
         run.add_worker("elsewhere")
-        run.wait_until_logged(run.server_log, "round 1 of 5 closed", SOON)
+        run.wait_until_logged(run.server_log, ", round 1: closed: ", SOON)
         run.workers[1].stop()
         store.withdraw(workers_topic("elsewhere"), next(iter(store.notices(workers_topic("elsewhere")))))
         store.close()
@@ -115,5 +115,5 @@ def test_clients_of_a_site_without_workers_are_not_asked(
         said = run.server_log.read_text("utf-8")
         assert "site elsewhere has no worker" in said
         # The last round asked only those who are there: nobody was missing.
-        assert re.search(r"round 5 of 5 closed: accepted \d of 4", said)
+        assert re.search(r"round 5: closed: accepted \d of 4", said)
         assert len(re.findall(r"round 5, client [0-7]: ", said)) == 4

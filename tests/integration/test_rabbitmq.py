@@ -347,7 +347,7 @@ def test_a_body_whose_writer_was_killed_in_the_middle_is_as_if_never_sent(
 from broker_config.transports import connect_transport
 connect_transport({rabbitmq.url!r}).publish({queue!r}, [bytes({BIG})])
 """
-    killed_in_the_middle(code, "broker_config.transports.rabbitmq_outlet:Outlet.put", 3)
+    killed_in_the_middle(code, "broker_config.transports.rabbitmq_burst:Burst.put", 3)
     assert transport.receive(queue, NOTHING) is None
 
 

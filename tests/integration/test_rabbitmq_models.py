@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,12 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from broker_config.chunks import Assembler
 from broker_config.errors import BrokerUnavailable, MessageRejected, ModelMissing
-from broker_config.topology import models_queue, updates_queue
+from broker_config.topology import lead_queue, models_queue, updates_queue
 from broker_config.transports.rabbitmq import RabbitTransport
 from broker_config.transports.rabbitmq_models import _Tap
+from broker_config.transports.rabbitmq_outlet import Headers, Outlet
 from ops.services import Service
+from ops.services.process import wait_until
 from tests.integration.rabbitmq_peeking import SOON, delete_queue, in_another_process, killed_in_the_middle
 
 MODEL = 12_000_000
@@ -84,9 +87,9 @@ def test_a_reading_that_failed_leaves_no_channel_behind_and_harms_nothing_else(
     opened: list[BlockingChannel] = []
     begin = _Tap.begin
 
-    def remembering(tap: _Tap, queue: str, offset: int | str, window: int) -> None:
+    def remembering(tap: _Tap, queue: str, offset: int | str) -> None:
         opened.append(tap._channel)
-        begin(tap, queue, offset, window)
+        begin(tap, queue, offset)
 
     monkeypatch.setattr(_Tap, "begin", remembering)
     with monkeypatch.context() as patch:
@@ -94,11 +97,13 @@ def test_a_reading_that_failed_leaves_no_channel_behind_and_harms_nothing_else(
         for _ in range(3):
             with pytest.raises(MessageRejected):
                 transport.read_model(address)
-    assert not any(channel.is_open for channel in opened)
+    looking, *reading = opened[::2] + opened[1::2]
+    assert looking.is_open
+    assert not any(channel.is_open for channel in reading[2:])
     del opened[:]
     for _ in range(3):
         assert transport.read_model(address) == weights(1)
-    assert len({id(channel) for channel in opened}) == 1
+    assert len({id(channel) for channel in opened}) == 2
     held.acknowledge()
 
 
@@ -137,6 +142,96 @@ connect_transport({rabbitmq.url!r}).append_model({run!r}, 2, [bytes({MODEL})])
     second = transport.append_model(run, 2, [weights(2)])
     assert transport.read_model(first) == weights(1)
     assert transport.read_model(second) == weights(2)
+
+
+# What the leader remembers of its own log
+
+
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[int | str]:
+    """The offsets from which anybody reads a log from now on."""
+    offsets: list[int | str] = []
+    begin = _Tap.begin
+
+    def remembering(tap: _Tap, queue: str, offset: int | str) -> None:
+        offsets.append(offset)
+        begin(tap, queue, offset)
+
+    monkeypatch.setattr(_Tap, "begin", remembering)
+    return offsets
+
+
+def test_the_leader_looks_at_its_log_once_and_whoever_does_not_lead_every_time(
+    rabbitmq: Service, transport: RabbitTransport, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert transport.take_lead(run, SOON)
+    transport.append_model(run, 1, [weights(1)])
+    offsets = looks(monkeypatch)
+    addresses = [transport.append_model(run, version, [weights(version)]) for version in (2, 3)]
+    assert offsets == []
+    with closing(RabbitTransport(rabbitmq.url)) as other:
+        assert [other.read_model(address) for address in addresses] == [weights(2), weights(3)]
+        del offsets[:]
+        for version in (4, 5):
+            other.append_model(run, version, [weights(version)])
+        assert offsets == ["last", "last"]
+
+
+def test_another_leader_that_wrote_between_two_of_our_versions_is_not_forgotten(
+    rabbitmq: Service, transport: RabbitTransport, run: str
+) -> None:
+    assert transport.take_lead(run, SOON)
+    for version in (1, 2):
+        transport.append_model(run, version, [weights(version)], kept=4)
+    # Whoever lost the lead may not know it yet, and goes on.
+    delete_queue(rabbitmq.url, lead_queue(run))
+    assert wait_until(lambda: transport._leads[run].hold() is None, SOON)
+    with closing(RabbitTransport(rabbitmq.url)) as other:
+        assert other.take_lead(run, SOON)
+        theirs = other.append_model(run, 3, [weights(3)], kept=4)
+        ours = transport.append_model(run, 4, [weights(4)], kept=4)
+        for reader in (transport, other):
+            assert reader.read_model(theirs) == weights(3)
+            assert reader.read_model(ours) == weights(4)
+    # And whoever leads again does not go on from what it knew then.
+    assert transport.take_lead(run, SOON)
+    transport.append_model(run, 5, [weights(5)], kept=4)
+    assert transport.read_model(theirs) == weights(3)
+
+
+def test_after_trouble_the_leader_looks_again(
+    transport: RabbitTransport, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert transport.take_lead(run, SOON)
+    first = transport.append_model(run, 1, [weights(1)])
+    put, sent = Outlet.put, []
+    with monkeypatch.context() as patch:
+
+        def losing(outlet: Outlet, queue: str, body: bytes, headers: Headers | None = None) -> None:
+            put(outlet, queue, body, headers)
+            sent.append(body)
+            if len(sent) == 2:
+                raise BrokerUnavailable("a lost confirm")
+
+        patch.setattr(Outlet, "put", losing)
+        with pytest.raises(BrokerUnavailable):
+            transport.append_model(run, 2, [weights(2)])
+    offsets = looks(monkeypatch)
+    second = transport.append_model(run, 2, [weights(2)])
+    assert offsets == ["last"]
+    assert transport.read_model(first) == weights(1)
+    assert transport.read_model(second) == weights(2)
+
+
+def test_versions_are_found_where_two_have_written_without_knowing_of_each_other(
+    rabbitmq: Service, transport: RabbitTransport, run: str
+) -> None:
+    assert transport.take_lead(run, SOON)
+    ours = [transport.append_model(run, 1, [weights(1)])]
+    with closing(RabbitTransport(rabbitmq.url)) as other:
+        for version in (7, 8):
+            other.append_model(run, version, [weights(version)])
+    ours.append(transport.append_model(run, 2, [weights(2)]))
+    assert [transport.read_model(address) for address in ours] == [weights(1), weights(2)]
 
 
 def test_reading_a_big_model_needs_little_more_memory_than_the_model(

@@ -123,3 +123,18 @@ def test_a_broker_that_takes_no_messages_for_now_costs_no_connection_and_nothing
     answer = transport.receive(QUEUE, 5.0)
     assert answer is not None
     assert (bytes(answer.body), len(outage.connections)) == (b"answer", 1)
+
+
+def test_bytes_of_lost_connections_still_count(outage: Outage) -> None:
+    transport = PatientTransport(outage.connect, Patience())
+    transport.publish(QUEUE, [b"12345"])
+    outage.cut()
+    transport.publish(QUEUE, [b"678"])
+    assert len(outage.connections) == 2
+    assert transport.bytes_sent == {"task": 8}
+    for _ in range(2):
+        assert transport.receive(QUEUE, 1.0) is not None
+    assert transport.bytes_received == {"task": 8}
+    outage.cut()
+    assert transport.depth(QUEUE) == 2
+    assert transport.bytes_received == {"task": 8}

@@ -2,10 +2,11 @@ import argparse
 
 import pytest
 
-from broker_config.addresses import fill_from_environment
+from broker_config.addresses import WebAddress, fill_from_environment
 from broker_config.errors import FedILError
-from client_worker.options import add_arguments, for_children
+from client_worker.options import add_arguments, for_children, web_address
 from client_worker.placement import Slot
+from fedil_model.errors import SettingError
 
 NEEDED = ["--site", "s", "--shards", "folder"]
 
@@ -48,8 +49,27 @@ def test_children_get_the_same_options_and_the_addresses_where_others_do_not_see
         (["--grace", "-1"], "wants seconds"),
         (["--grace", "soon"], "wants seconds"),
         (["--cache", "1.5"], "wants megabytes"),
+        (["--web", "somewhere"], "wants HOST:PORT, PORT or off"),
     ],
 )
 def test_mistakes_are_named(words: list[str], complaint: str) -> None:
     with pytest.raises(argparse.ArgumentError, match=complaint):
         parsed(*words)
+
+
+@pytest.mark.parametrize("words", [[], ["--web", "off"], ["--web", ":9000"], ["--web", "[::1]:9000"]])
+def test_children_serve_where_they_are_told(words: list[str]) -> None:
+    options = parsed(*words, "--processes", "3", "--broker", "x", "--store", "y")
+    child = parsed(*for_children(options)[0], "--slot", "2/3")
+    assert child.web == options.web
+    served = web_address(child, child.slot)
+    if served is None or not served.port:
+        assert served == options.web
+    else:
+        assert (served.host, served.port) == (options.web.host, 9002)
+
+
+def test_a_free_port_on_this_machine_is_the_default() -> None:
+    assert web_address(parsed(), Slot()) == WebAddress("127.0.0.1", 0)
+    with pytest.raises(SettingError, match=r"--web 127\.0\.0\.1:65534 leaves no ports for 3 processes"):
+        web_address(parsed("--web", "65534"), Slot(0, 3))

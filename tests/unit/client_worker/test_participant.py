@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import client_worker.participant
 from broker_config.errors import BrokerUnavailable
+from broker_config.logs import set_up_logs
 from broker_config.messages import Refusal, TrainTask, Update
 from broker_config.topology import DEAD_LETTERS
 from broker_config.transports.interface import Buffers, ModelAddress
@@ -93,7 +94,7 @@ def test_a_task_whose_model_was_rewritten_makes_way_for_the_good_one_behind_it(
     bench.put(bench.task(model_digest="0" * 32))
     bench.put(bench.task())
     serve_one(bench, participant)
-    assert "run blobs, round 1, client 0: dropped (model 1 is" in caplog.text
+    assert "dropped (model 1 is" in caplog.text
     assert bench.receive(UPDATES) is None, "a refusal would count against the good one"
     assert bench.receive(DEAD_LETTERS) is None
     serve_one(bench, participant)
@@ -266,7 +267,7 @@ def test_the_answer_to_a_run_that_is_over_is_dropped_and_the_worker_lives_on(
     body = bench.transport.read_model(bench.address)
     bench.put(bench.task(run="over", model=bench.transport.append_model("over", 1, [body])))
     serve_one(bench, participant)
-    assert "run over, round 1, client 0: dropped, the run is over" in caplog.text
+    assert "dropped, the run is over" in caplog.text
     assert bench.receive(TASKS) is None
     assert bench.receive(DEAD_LETTERS) is None
     bench.put(bench.task())
@@ -274,13 +275,13 @@ def test_the_answer_to_a_run_that_is_over_is_dropped_and_the_worker_lives_on(
     assert bench.update().run == RUN
 
 
-def test_each_task_is_one_line_for_people(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    bench = Bench(tmp_path)
+def test_each_task_is_one_line_for_people(tmp_path: Path) -> None:
+    bench, log = Bench(tmp_path), tmp_path / "log"
     bench.put(bench.task(client=2))
-    serve_one(bench)
-    (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith("run blobs, round 1, client 2: trained ")
+    with set_up_logs("text", "info", log):
+        serve_one(bench)
+    (line,) = log.read_text("utf-8").splitlines()
+    assert " INFO run blobs, round 1, client 2: trained " in line
     assert line.endswith(" images/s")
 
 

@@ -2,28 +2,24 @@
 
 import dataclasses
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from broker_config.errors import CheckpointDamaged, FedILError
-from broker_config.messages import Refusal, TrainTask, Update
-from broker_config.topology import DEAD_LETTERS, tasks_queue, updates_queue
+from broker_config.messages import Refusal, TrainTask
 from broker_config.transports.interface import Delivery
-from broker_config.transports.memory import MemoryTransport
-from broker_config.wire import decode_message, encode_message
-from client_worker.training import Trainer
 from server_worker.checkpoint import CheckpointFolder
-from server_worker.coordinator import Stopped
 from server_worker.events import RoundRecord
 from server_worker.progress import Progress
 from server_worker.recipe import Recipe
-from tests.federation import RUN, SITE, ArrayShards, Federation, blobs_recipe
+from server_worker.rounds import DEAD_TASK_SECONDS
+from tests.federation import RUN, SITE, SOON, Federation, Hands, Server, blobs_recipe, serving
 
 
 def buffered(rounds: int = 4, seed: int = 0, **federation: Any) -> Recipe:
@@ -31,89 +27,19 @@ def buffered(rounds: int = 4, seed: int = 0, **federation: Any) -> Recipe:
     return blobs_recipe(rounds=rounds, seed=seed, federation={**base, **federation})
 
 
-class Clients:
-    """All the clients of a federation, in the test's hands: each answers when it is told to."""
-
-    def __init__(self, federation: Federation) -> None:
-        self.transport = MemoryTransport(federation.broker)
-        self.transport.declare(tasks_queue(SITE), updates_queue(RUN), DEAD_LETTERS)
-        shards = ArrayShards(federation.train.inputs, federation.split.clients)
-        plugins = [federation.recipe.data.name]
-        self._trainer = Trainer(self.transport, federation.store, shards, torch.device("cpu"), plugins)
-        self._deliveries: dict[tuple[int, int], Delivery] = {}
-
-    def take(self, count: int) -> list[TrainTask]:
-        """The next tasks; they come only when the server has dealt with what was sent before."""
-        tasks = []
-        for _ in range(count):
-            delivery = self.transport.receive(tasks_queue(SITE), 20.0)
-            assert delivery is not None, "no task came"
-            task = decode_message(delivery.body)
-            assert isinstance(task, TrainTask)
-            self._deliveries[task.client, task.activation] = delivery
-            tasks.append(task)
-        return tasks
-
-    def answer(self, task: TrainTask) -> Update:
-        update = self._trainer.train(task)
-        self.send(update)
-        self._deliveries[task.client, task.activation].acknowledge()
-        return update
-
-    def send(self, message: Update | Refusal) -> None:
-        self.transport.publish(updates_queue(RUN), encode_message(message))
-
+class Clients(Hands):
     def refuse(self, task: TrainTask) -> None:
         self.send(Refusal(RUN, task.round, task.client, task.activation, "no", "no data"))
 
     def kill(self, task: TrainTask) -> None:
-        self._deliveries[task.client, task.activation].reject("delivery_limit")
-
-
-class Server:
-    """A coordinator in a thread of its own."""
-
-    def __init__(self, federation: Federation) -> None:
-        self._federation = federation
-        self._transport = MemoryTransport(federation.broker)
-        self._thread = threading.Thread(target=self._run)
-        self._error: BaseException | None = None
-        self.progress: Progress | None = None
-
-    def _run(self) -> None:
-        try:
-            self.progress = self._federation.coordinator(self._transport).run()
-        except Stopped:
-            pass
-        except Exception as error:
-            self._error = error
-        finally:
-            self._transport.close()
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def end(self) -> None:
-        self._thread.join(30.0)
-        assert not self._thread.is_alive()
-        if self._error is not None:
-            raise self._error
-
-    def die(self) -> None:
-        self._federation.stop.set()
-        self.end()
+        self.reject(task, "delivery_limit")
 
 
 @contextmanager
 def served(federation: Federation) -> Iterator[tuple[Server, Clients]]:
-    clients, server = Clients(federation), Server(federation)
-    server.start()
-    try:
+    clients = Clients(federation)
+    with closing(clients.transport), serving(federation) as server:
         yield server, clients
-    finally:
-        federation.stop.set()
-        server._thread.join(30.0)
-        clients.transport.close()
 
 
 def outcomes(record: RoundRecord) -> list[tuple[int, str, int | None]]:
@@ -317,6 +243,45 @@ def test_silence_ends_the_run_and_says_what_to_do(tmp_path: Path) -> None:
         clock.now = 60.0
         with pytest.raises(FedILError, match=r"no client has answered for 60 s: start workers or raise"):
             server.end()
+
+
+def test_time_without_a_broker_is_nobodys_fault(tmp_path: Path) -> None:
+    clock, away, outage = Clock(), [0.0], threading.Event()
+    federation = Federation(buffered(rounds=1), tmp_path, clock=clock, away=lambda: away[0])
+    with served(federation) as (server, clients):
+        receive = server.transport.receive
+
+        def receive_after_an_outage(queue: str, timeout_seconds: float) -> Delivery | None:
+            if not outage.is_set():
+                clock.now, away[0] = 100.0, 99.0
+                outage.set()
+            return receive(queue, timeout_seconds)
+
+        tasks = clients.take(4)
+        server.transport.receive = receive_after_an_outage  # type: ignore[method-assign]
+        assert outage.wait(SOON)
+        for task in tasks[:2]:
+            clients.answer(task)
+        server.end()
+    (record,) = federation.diary.records
+    assert {o.outcome for o in record.outcomes} == {"accepted"}
+
+
+def test_a_dead_letter_of_an_earlier_life_is_not_believed(tmp_path: Path) -> None:
+    federation = Federation(buffered(rounds=1, in_flight=2), tmp_path)
+    with served(federation) as (server, clients):
+        for task in clients.take(2):
+            clients.kill(task)
+        server.die()
+    federation.stop.clear()
+    with served(federation) as (server, clients):
+        tasks = clients.take(2)
+        time.sleep(1.5 * DEAD_TASK_SECONDS)  # it has looked through the letters by now
+        for task in tasks:
+            clients.answer(task)
+        server.end()
+    (record,) = federation.diary.records
+    assert {o.outcome for o in record.outcomes} == {"accepted"}
 
 
 class TwoSites:

@@ -18,6 +18,7 @@ from broker_config.wire import decode_message, encode_message
 from fedil_model.parameters import Weights
 from server_worker.checkpoint import Checkpoint
 from server_worker.coordinator import Stopped
+from server_worker.evaluation import Evaluation
 from tests.federation import RUN, SITE, Diary, Federation, InlineEvaluator, blobs_recipe, working
 
 QUEUE = updates_queue(RUN)
@@ -346,10 +347,10 @@ def test_an_update_without_the_usual_metrics_or_with_absurd_ones_does_not_stop_t
 def test_a_record_is_out_before_the_next_checkpoint_forgets_it(tmp_path: Path) -> None:
     federation = Federation(blobs_recipe(), tmp_path)
     coordinator = federation.coordinator()
-    waiting: list[Future[dict[str, float]]] = []
+    waiting: list[Future[Evaluation]] = []
 
     class SlowEvaluator(InlineEvaluator):
-        def submit(self, models: Mapping[str, Weights]) -> "Future[dict[str, float]]":
+        def submit(self, models: Mapping[str, Weights]) -> "Future[Evaluation]":
             waiting.append(Future())
             return waiting[-1]
 
@@ -366,7 +367,7 @@ def test_a_record_is_out_before_the_next_checkpoint_forgets_it(tmp_path: Path) -
     def answer_late() -> None:
         while not finished.wait(0.05):
             for future in [future for future in waiting if not future.done()]:
-                future.set_result({})
+                future.set_result(Evaluation())
 
     finished = threading.Event()
     helper = threading.Thread(target=answer_late)

@@ -1,0 +1,190 @@
+"""The few kinds of panels that our dashboards have, each with a title, a text that says how to read it, and queries."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+from grafana_foundation_sdk.builders import common as build_common
+from grafana_foundation_sdk.builders import dashboard as build_dashboard
+from grafana_foundation_sdk.builders import heatmap, prometheus, stat, statetimeline, table, text, timeseries
+from grafana_foundation_sdk.cog.builder import Builder
+from grafana_foundation_sdk.cog.variants import Dataquery
+from grafana_foundation_sdk.models import common, dashboard
+from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+from grafana_foundation_sdk.models.text import TextMode
+
+PROMETHEUS = common.DataSourceRef(type_val="prometheus", uid="${datasource}")
+GREEN, YELLOW, RED, BLUE, GREY = "green", "orange", "red", "blue", "#808080"
+
+Panel = Builder[dashboard.Panel]
+Steps = Mapping[float | None, str]
+"""From which value on which colour; None: from the lowest"""
+
+
+@dataclass(frozen=True)
+class Query:
+    expr: str
+    legend: str = "{{run}}"
+
+
+class _Common(Protocol):
+    """What the builders of all panels have."""
+
+    def title(self, title: str) -> Self: ...
+    def description(self, description: str) -> Self: ...
+    def datasource(self, datasource: common.DataSourceRef) -> Self: ...
+    def span(self, w: int) -> Self: ...
+    def height(self, h: int) -> Self: ...
+    def with_target(self, target: Builder[Dataquery]) -> Self: ...
+
+
+def _begin(
+    panel: _Common, title: str, about: str, width: int, height: int, *queries: Query, instant: bool = False
+) -> None:
+    panel.title(title).description(about).datasource(PROMETHEUS).span(width).height(height)
+    for letter, query in zip("ABCDEFGH", queries, strict=False):
+        made = _target(letter, query)
+        panel.with_target(made.instant() if instant else made.range())
+
+
+def _target(letter: str, query: Query) -> prometheus.Dataquery:
+    made = prometheus.Dataquery().ref_id(letter).expr(query.expr).legend_format(query.legend)
+    return made.datasource(PROMETHEUS)
+
+
+def _thresholds(steps: Steps) -> Builder[dashboard.ThresholdsConfig]:
+    levels = [dashboard.Threshold(value=value, color=color) for value, color in steps.items()]
+    return build_dashboard.ThresholdsConfig().mode(dashboard.ThresholdsMode.ABSOLUTE).steps(levels)
+
+
+def _by_thresholds() -> Builder[dashboard.FieldColor]:
+    return build_dashboard.FieldColor().mode(dashboard.FieldColorModeId.THRESHOLDS)
+
+
+def number(
+    title: str,
+    about: str,
+    *queries: Query,
+    unit: str,
+    steps: Steps | None = None,
+    words: Mapping[str, tuple[str, str]] | None = None,
+    names_only: bool = False,
+    width: int = 3,
+) -> Panel:
+    """The last value, large. `words`: what to show instead of a value, and in which colour. `names_only`: what is
+    there now, by name; a query over time would also find what was there before."""
+    panel = stat.Panel()
+    _begin(panel, title, about, width, 4, *queries, instant=names_only)
+    panel.unit(unit).thresholds(_thresholds(steps or {None: BLUE})).color_scheme(_by_thresholds())
+    panel.reduce_options(build_common.ReduceDataOptions().calcs(["lastNotNull"]))
+    panel.graph_mode(common.BigValueGraphMode.NONE).color_mode(common.BigValueColorMode.VALUE)
+    panel.text_mode(common.BigValueTextMode.NAME if names_only else common.BigValueTextMode.AUTO)
+    if words:
+        panel.mappings([_mapping(words)])
+    return panel
+
+
+def _mapping(words: Mapping[str, tuple[str, str]]) -> dashboard.ValueMap:
+    return dashboard.ValueMap(
+        options={
+            value: dashboard.ValueMappingResult(text=shown, color=color)
+            for value, (shown, color) in words.items()
+        }
+    )
+
+
+def lines(
+    title: str,
+    about: str,
+    *queries: Query,
+    unit: str,
+    lowest: float | None = None,
+    highest: float | None = None,
+    logarithmic: bool = False,
+    marks: Steps | None = None,
+    width: int = 12,
+) -> Panel:
+    """`marks`: lines across the panel, where something begins to be good or bad."""
+    panel = _graph(title, about, unit, width, *queries)
+    panel.fill_opacity(0).line_width(2).show_points(common.VisibilityMode.AUTO)
+    if lowest is not None:
+        panel.min(lowest)
+    if highest is not None:
+        panel.max(highest)
+    if logarithmic:
+        scale = build_common.ScaleDistributionConfig().type(common.ScaleDistribution.LOG).log(10)
+        panel.scale_distribution(scale)
+    if marks:
+        panel.thresholds(_thresholds(marks)).thresholds_style(
+            build_common.GraphThresholdsStyleConfig().mode(common.GraphThresholdsStyleMode.DASHED)
+        )
+    return panel
+
+
+def bars(
+    title: str,
+    about: str,
+    *queries: Query,
+    unit: str,
+    colors: Mapping[str, str] | None = None,
+    width: int = 12,
+) -> Panel:
+    """Stacked: what happened within each step of time. `colors`: by name of a series."""
+    panel = _graph(title, about, unit, width, *queries)
+    panel.draw_style(common.GraphDrawStyle.BARS).fill_opacity(80).line_width(0).min(0)
+    panel.stacking(build_common.StackingConfig().mode(common.StackingMode.NORMAL).group("A"))
+    for name, color in (colors or {}).items():
+        fixed = {"mode": "fixed", "fixedColor": color}
+        panel.override_by_name(name, [dashboard.DynamicConfigValue(id_val="color", value=fixed)])
+    return panel
+
+
+def _graph(title: str, about: str, unit: str, width: int, *queries: Query) -> timeseries.Panel:
+    panel = timeseries.Panel()
+    _begin(panel, title, about, width, 8, *queries)
+    panel.unit(unit).span_nulls(True)
+    legend = build_common.VizLegendOptions().show_legend(True).placement(common.LegendPlacement.BOTTOM)
+    panel.legend(legend.display_mode(common.LegendDisplayMode.TABLE).calcs(["lastNotNull", "max"]))
+    shown = build_common.VizTooltipOptions().mode(common.TooltipDisplayMode.MULTI)
+    return panel.tooltip(shown.sort(common.SortOrder.DESCENDING))
+
+
+def buckets(title: str, about: str, expr: str, *, unit: str, width: int = 12) -> Panel:
+    """A histogram over time; `expr` gives the increase by `le`."""
+    panel = heatmap.Panel()
+    _begin(panel, title, about, width, 8)
+    panel.with_target(_target("A", Query(expr, "{{le}}")).format(PromQueryFormat.HEATMAP).range())
+    colors = heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Blues").steps(32)
+    panel.calculate(False).color(colors.exponent(0.5).fill("dark-blue"))
+    panel.y_axis(heatmap.YAxisConfig().unit(unit).axis_placement(common.AxisPlacement.LEFT))
+    return panel.rows_frame(heatmap.RowsHeatmapOptions().layout(common.HeatmapCellLayout.AUTO)).cell_gap(1)
+
+
+def states(
+    title: str, about: str, query: Query, words: Mapping[str, tuple[str, str]], width: int = 12
+) -> Panel:
+    """A band for each series, coloured by what it was when."""
+    panel = statetimeline.Panel()
+    _begin(panel, title, about, width, 8, query)
+    panel.mappings([_mapping(words)]).thresholds(_thresholds({None: GREY})).color_scheme(_by_thresholds())
+    panel.show_value(common.VisibilityMode.NEVER).merge_values(True).row_height(0.8).fill_opacity(80)
+    return panel.legend(build_common.VizLegendOptions().show_legend(False))
+
+
+def rows(title: str, about: str, expr: str, *, hide: tuple[str, ...] = (), width: int = 24) -> Panel:
+    """A table of the labels of what is there now. A cell `instance` leads to the live page behind it."""
+    panel = table.Panel()
+    _begin(panel, title, about, width, 6)
+    panel.with_target(_target("A", Query(expr, "")).format(PromQueryFormat.TABLE).instant())
+    hidden = dict.fromkeys(("Time", "Value", "__name__", "job", *hide), True)
+    panel.with_transformation(
+        dashboard.DataTransformerConfig(id_val="organize", options={"excludeByName": hidden})
+    )
+    page = {"title": "live page", "url": "http://${__value.text}/", "targetBlank": True}
+    panel.override_by_name("instance", [dashboard.DynamicConfigValue(id_val="links", value=[page])])
+    return panel
+
+
+def words(title: str, content: str, *, height: int, width: int = 24) -> Panel:
+    return text.Panel().title(title).mode(TextMode.MARKDOWN).content(content).span(width).height(height)

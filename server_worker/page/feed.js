@@ -1,0 +1,125 @@
+// Asks the server once a second and keeps what it has told. It goes on asking when the server is gone.
+
+const EVERY_MS = 1000;
+const HIDDEN_MS = 10000;
+const ENDED_MS = 5000;
+const SLOWEST_MS = 15000;
+const PATIENCE_MS = 10000;
+export const ENDED = new Set(["done", "stopped", "failed"]);
+
+export function nothingYet() {
+  return {
+    life: null,
+    state: "starting",
+    since: null,
+    reason: "",
+    phase: null,
+    now: null,
+    about: null,
+    abouts: 0,
+    rounds: [],
+    open: [],
+    fleet: null,
+    surveys: 0,
+    notes: [],
+  };
+}
+
+export class Feed {
+  /** tell(run, {fresh, complete}): fresh if rounds came or went; complete once nothing is left to be fetched. */
+  constructor(tell) {
+    this.tell = tell;
+    this.run = nothingYet();
+    this.gone = null; // {why} while the server does not answer
+    this.seen = null; // when it last did, by this machine's clock
+    this.failures = 0;
+    this.timer = null;
+    document.addEventListener("visibilitychange", () => {
+      if (!document.hidden) this.soon(0);
+    });
+  }
+
+  start() {
+    this.soon(0);
+  }
+
+  soon(milliseconds) {
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.ask(), milliseconds);
+  }
+
+  /** The server's clock, which may differ from ours. */
+  now() {
+    return this.run.now === null ? Date.now() / 1000 : this.run.now + (performance.now() - this.heard) / 1000;
+  }
+
+  async ask() {
+    if (this.asking) return;
+    this.asking = true;
+    try {
+      this.hear(await this.fetchState());
+      this.soon(this.wait());
+    } catch (error) {
+      this.failures += 1;
+      this.gone = { why: error.told ?? "it does not answer" };
+      this.tell(this.run, { fresh: false, complete: true });
+      this.soon(document.hidden ? HIDDEN_MS : Math.min(SLOWEST_MS, EVERY_MS * 1.5 ** (this.failures - 1)));
+    } finally {
+      this.asking = false;
+    }
+  }
+
+  async fetchState() {
+    const url = new URL("api/state", document.baseURI);
+    const { life, rounds, abouts, surveys, notes } = this.run;
+    if (life !== null) {
+      url.search = new URLSearchParams({
+        life,
+        after: rounds.at(-1)?.round ?? 0,
+        about: abouts,
+        fleet: surveys,
+        note: notes.at(-1)?.[0] ?? 0,
+      });
+    }
+    const reply = await fetch(url, { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
+    if (!reply.ok) throw Object.assign(new Error(), { told: `it answers with an error (${reply.status})` });
+    return reply.json();
+  }
+
+  hear(answer) {
+    const before = this.run;
+    const run = answer.life === before.life ? before : nothingYet();
+    for (const key of [
+      "life",
+      "state",
+      "since",
+      "reason",
+      "phase",
+      "now",
+      "open",
+      "about",
+      "abouts",
+      "fleet",
+      "surveys",
+    ]) {
+      if (key in answer) run[key] = answer[key];
+    }
+    for (const row of answer.rounds) {
+      if (row.round > (run.rounds.at(-1)?.round ?? 0)) run.rounds.push(row);
+    }
+    run.notes = [...run.notes, ...answer.notes].slice(-200);
+    this.run = run;
+    this.heard = performance.now();
+    this.seen = Date.now() / 1000;
+    this.gone = null;
+    this.failures = 0;
+    this.more = answer.more;
+    this.tell(run, { fresh: run !== before || answer.rounds.length > 0, complete: !answer.more });
+  }
+
+  wait() {
+    if (this.more) return 0;
+    if (document.hidden) return HIDDEN_MS;
+    return ENDED.has(this.run.state) ? ENDED_MS : EVERY_MS;
+  }
+}

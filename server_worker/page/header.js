@@ -1,0 +1,229 @@
+// The top of the page: which run, how it is, what happens now.
+import { byId, make, put, set } from "./dom.js";
+import { ENDED } from "./feed.js";
+import { brief, clock, count, duration, known, median, percent, points, wholeDuration } from "./numbers.js";
+import { OUTCOMES, PHASES, STATES, VERDICTS, VERDICT_FOOT } from "./words.js";
+
+const MOST_ANSWERS = 40;
+const RECENT = 20;
+
+export function showHeader(run, feed) {
+  const { about } = run;
+  if (about) {
+    put(byId("run"), about.run);
+    put(byId("recipe"), recipeLine(about));
+    byId("recipe").title = about.description;
+    document.title = `${about.run} · ${run.rounds.at(-1)?.round ?? 0}/${about.rounds} · FedIL`;
+  }
+  showState(run, feed);
+  showNow(run, feed);
+  showVerdict(run);
+  showFigures(run);
+}
+
+function recipeLine(about) {
+  const asked =
+    about.mode === "buffered" ? `${about.asked} answers an aggregation` : `${about.asked} a round`;
+  return [
+    `recipe ${about.recipe}`,
+    `${about.method}, profile ${about.profile}`,
+    `${about.network} on ${about.data}`,
+    `${count(about.clients)} clients, ${asked}`,
+  ].join(" · ");
+}
+
+function showState(run, feed) {
+  const pill = byId("state");
+  const ended = ENDED.has(run.state);
+  const gone = feed.gone !== null;
+  put(pill, gone && !ended ? "server is gone" : (STATES[run.state] ?? run.state));
+  set(pill, "data-state", gone && !ended ? "gone" : run.state);
+  const trouble = byId("trouble");
+  const text = troubleText(run, feed, ended);
+  put(trouble, text);
+  trouble.hidden = !text;
+}
+
+function troubleText(run, feed, ended) {
+  if (feed.gone && feed.seen === null) return `The server cannot be reached: ${feed.gone.why}. Asking again.`;
+  if (feed.gone && ended)
+    return `The run has ended (${STATES[run.state]}) and its server with it; last seen ${clock(feed.seen)}.`;
+  if (feed.gone)
+    return `The server is gone: ${feed.gone.why}. Last seen ${clock(feed.seen)}; this page goes on when it is back.`;
+  if (run.state === "failed")
+    return `The run has failed${run.reason ? `: ${run.reason}` : "; its log says why"}.`;
+  if (run.state === "standby") return "This server stands by: another one leads this run.";
+  return run.fleet?.trouble ? `The brokers cannot be reached: ${run.fleet.trouble}` : "";
+}
+
+function showNow(run, feed) {
+  const planned = run.about?.rounds ?? 0;
+  const last = run.rounds.at(-1);
+  const phase = run.state === "running" || run.state === "starting" ? run.phase : null;
+  const current = phase?.round || last?.round || 0;
+  put(byId("now-round"), current ? `Round ${current}` : run.about ? "Before round 1" : "–");
+  put(byId("now-of"), planned ? `of ${count(planned)}` : "");
+  put(byId("now-phase"), phaseWords(run, phase, feed));
+  put(byId("now-left"), leftWords(run, planned, feed));
+  const done = last?.round ?? 0;
+  const bar = byId("run-bar");
+  set(bar, "aria-valuemax", Math.max(1, planned));
+  set(bar, "aria-valuenow", done);
+  bar.firstElementChild.style.width = `${planned ? (100 * Math.min(done, planned)) / planned : 0}%`;
+  byId("answers").classList.toggle("gone", !phase?.round);
+  showAnswers(
+    run.open.find((opened) => opened.round === phase?.round),
+    run.about,
+  );
+}
+
+function phaseWords(run, phase, feed) {
+  if (feed.gone && !ENDED.has(run.state)) return "no news";
+  if (run.state === "done") return `finished ${clock(run.since)}`;
+  if (run.state === "stopped") return `stopped ${clock(run.since)}; it can be resumed`;
+  if (run.state === "failed") return `failed ${clock(run.since)}`;
+  if (run.state === "standby") return `waiting since ${clock(run.since)}`;
+  if (!phase) return STATES[run.state] ?? run.state;
+  const opened = run.open.find((one) => one.round === phase.round);
+  const words = PHASES[phase.name] ?? phase.name.replaceAll("_", " ");
+  const answered =
+    phase.name === "wait"
+      ? `, ${opened?.answered ?? 0} of ${opened?.selected || run.about?.asked || 0} answered`
+      : "";
+  const since = feed.now() - phase.since;
+  return since >= 2 ? `${words}${answered}, for ${wholeDuration(since)}` : `${words}${answered}`;
+}
+
+/** From what the last rounds took. */
+function leftWords(run, planned, feed) {
+  const last = run.rounds.at(-1);
+  if (run.state !== "running" || feed.gone || !last || last.round >= planned) return "";
+  const each = median(run.rounds.slice(-RECENT).map((row) => row.seconds.total));
+  if (each === null) return "";
+  const began = run.open.at(-1)?.began ?? feed.now();
+  const left = (planned - last.round) * each - Math.min(each, Math.max(0, feed.now() - began));
+  return `about ${wholeDuration(left)} left`;
+}
+
+function showAnswers(opened, about) {
+  const host = byId("answers");
+  const selected = opened?.selected || about?.asked || 0;
+  const answered = opened?.answered ?? 0;
+  const letters = [...(opened?.outcomes ?? "")];
+  const shown = Math.min(MOST_ANSWERS, Math.max(selected, letters.length));
+  const scale = Math.max(1, Math.max(selected, letters.length) / MOST_ANSWERS);
+  const cells = Array.from({ length: shown }, (_, index) => letters[Math.floor(index * scale)] ?? "");
+  const key = cells.join("-") + selected;
+  set(host, "aria-label", `${answered} of ${selected} clients have answered`);
+  if (host.dataset.key === key) return;
+  host.dataset.key = key;
+  host.replaceChildren(
+    ...cells.map((letter) =>
+      make("i", { class: letter ? `answer mark-${OUTCOMES[letter]?.key ?? "unknown"}` : "answer" }),
+    ),
+  );
+}
+
+function showVerdict(run) {
+  const last = run.rounds.at(-1);
+  const button = byId("verdict");
+  const verdict =
+    last && (VERDICTS[last.verdict] ?? { level: "none", mark: "", words: last.verdict, why: "" });
+  put(byId("verdict-text"), verdict ? `${verdict.mark} ${verdict.words}` : "no verdict yet");
+  set(button, "data-level", verdict?.level ?? "none");
+  const why = byId("verdict-why");
+  const lines = verdict
+    ? [verdict.why, fitLine(last), VERDICT_FOOT]
+    : ["A verdict on convergence needs at least 8 rounds."];
+  const key = lines.join("\n");
+  if (why.dataset.key === key) return;
+  why.dataset.key = key;
+  why.replaceChildren(...lines.filter(Boolean).map((line) => make("p", {}, line)));
+}
+
+function fitLine(row) {
+  if (!known(row.exponent)) return "";
+  const error = known(row.exponent_error) ? ` ± ${(2 * row.exponent_error).toFixed(2)}` : "";
+  return `Here p = ${row.exponent.toFixed(2).replace("-", "−")}${error}; above 1 the steps are summable, at 0 they do not shrink.`;
+}
+
+export function wireVerdict() {
+  const button = byId("verdict");
+  const why = byId("verdict-why");
+  let pinned = false;
+  const open = (wanted) => {
+    why.hidden = !wanted;
+    button.setAttribute("aria-expanded", String(wanted));
+  };
+  button.addEventListener("click", () => {
+    pinned = !pinned;
+    open(pinned);
+  });
+  button.parentElement.addEventListener(
+    "pointerenter",
+    (event) => event.pointerType === "mouse" && open(true),
+  );
+  button.parentElement.addEventListener("pointerleave", () => open(pinned));
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") open((pinned = false));
+  });
+}
+
+function showFigures(run) {
+  const last = run.rounds.at(-1);
+  const measured = run.rounds.findLast((row) => known(row.accuracy.global));
+  const baseline = run.about?.baseline;
+  const gain =
+    measured && known(baseline)
+      ? `${points(measured.accuracy.global - baseline)} over server-only`
+      : measured
+        ? `after round ${measured.round}`
+        : "";
+  const purity = last?.purity.pseudo_labels;
+  const alive = run.fleet;
+  const figures = [
+    ["Accuracy of θ′", measured ? percent(measured.accuracy.global, 2) : "–", gain],
+    [
+      "Step ‖Δθ‖",
+      last ? brief(last.delta) : "–",
+      last && known(last.ratio) ? `${brief(last.ratio)} × the one before` : "",
+    ],
+    ["Accepted", last ? `${last.accepted} of ${last.selected}` : "–", last ? `in round ${last.round}` : ""],
+    [
+      "Pseudo-labels",
+      last ? count(last.pseudo_labels) : "–",
+      last ? `${count(last.credible)} credible${known(purity) ? `, ${percent(purity)} right` : ""}` : "",
+    ],
+    [
+      "A round takes",
+      last ? duration(median(run.rounds.slice(-RECENT).map((row) => row.seconds.total))) : "–",
+      last ? "median of the last 20" : "",
+    ],
+    [
+      "Workers",
+      alive ? count(alive.workers.length + alive.workers_not_shown) : "–",
+      alive && run.about
+        ? `${count(alive.clients_alive)} of ${count(run.about.clients)} clients reachable`
+        : "",
+    ],
+  ];
+  const host = byId("figures");
+  host.hidden = !last;
+  if (host.children.length !== figures.length) {
+    host.replaceChildren(
+      ...figures.map(([name]) =>
+        make(
+          "div",
+          {},
+          make("dt", {}, name),
+          make("dd", { class: "figure" }),
+          make("dd", { class: "quiet" }),
+        ),
+      ),
+    );
+  }
+  figures.forEach(([, value, more], index) => {
+    put(host.children[index].children[1], value);
+    put(host.children[index].children[2], more);
+  });
+}

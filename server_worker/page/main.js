@@ -1,0 +1,74 @@
+// Puts the page together: what the feed hears goes to the header, the charts and the tables.
+import { detailOf } from "./details.js";
+import { byId, put } from "./dom.js";
+import { Feed } from "./feed.js";
+import { showFleet, showNotes } from "./fleet.js";
+import { showHeader, wireVerdict } from "./header.js";
+import { count, percent } from "./numbers.js";
+import { makePanels } from "./panels.js";
+import { RoundPanel } from "./rounds.js";
+import { look, onView } from "./view.js";
+
+const ANNOUNCE_EVERY_MS = 15000;
+const feed = new Feed(hear);
+const panels = makePanels(
+  () => feed.run.about,
+  redraw,
+  (round, client, ready) => detailOf(feed.run.life, round, client, ready),
+);
+const roundPanel = new RoundPanel();
+let opened = "";
+let behind = false;
+let due = 0;
+let announced = -ANNOUNCE_EVERY_MS;
+
+function hear(run, { fresh, complete }) {
+  showHeader(run, feed);
+  showFleet(run);
+  showNotes(run);
+  const open = JSON.stringify([run.abouts, run.open.map((one) => [one.round, one.clients.length])]);
+  if (complete && (fresh || open !== opened || behind)) {
+    opened = open;
+    redraw();
+  }
+  behind = !complete;
+  if (fresh && complete) announce(run);
+  document.body.dataset.ready = String(complete);
+}
+
+/** At most once a frame, however much has come. */
+function redraw() {
+  cancelAnimationFrame(due);
+  due = requestAnimationFrame(() => {
+    const { run } = feed;
+    byId("nothing").hidden = run.rounds.length > 0;
+    put(byId("nothing-words"), plan(run.about));
+    byId("tools").hidden = !run.rounds.length;
+    panels.show(run);
+    roundPanel.show(run);
+    document.body.dataset.drawn = run.rounds.at(-1)?.round ?? 0;
+  });
+}
+
+function plan(about) {
+  const said = about
+    ? `${count(about.rounds)} rounds are planned, with ${count(about.asked)} of ${count(about.clients)} clients in each. `
+    : "";
+  return `${said}Curves appear here when the first one closes.`;
+}
+
+function announce(run) {
+  const last = run.rounds.at(-1);
+  if (!last || performance.now() - announced < ANNOUNCE_EVERY_MS) return;
+  announced = performance.now();
+  put(byId("announce"), `Round ${last.round} closed, accuracy ${percent(last.accuracy.global)}`);
+}
+
+byId("range").addEventListener("change", (event) => look({ range: Number(event.target.value) }));
+onView((changed) => {
+  if (changed.includes("range")) redraw();
+});
+wireVerdict();
+// What ticks on between two answers.
+setInterval(() => showHeader(feed.run, feed), 1000);
+feed.start();

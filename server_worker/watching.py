@@ -1,0 +1,132 @@
+"""All that lets people watch a server: its metrics, its live page, its health, served at one address."""
+
+import json
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from importlib import resources
+
+from broker_config.addresses import WebAddress
+from broker_config.metrics import EXPOSITION, Bytes
+from broker_config.web import Reply, Route, WebServer
+from server_worker.events import Watcher, Watchers
+from server_worker.history import read_records
+from server_worker.live import LiveRun
+from server_worker.metrics import ServerMetrics
+from server_worker.recipe import Recipe
+from server_worker.run_dir import RunDir
+from server_worker.survey import Survey
+
+_LINGER_SECONDS = 20.0
+_ASKED_LATELY_SECONDS = 60.0
+_ROUNDS_SHOWN_AGAIN = 100
+_PLACE = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]{1,253}):\d{1,5}")
+_KINDS = {
+    "html": "text/html; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+
+
+class Watching:
+    def __init__(self, run: str, recipe: Recipe, where: RunDir) -> None:
+        self.metrics = ServerMetrics(run, recipe)
+        self.live = LiveRun(run, recipe, where.history)
+        self.watcher: Watcher = Watchers(self.metrics, self.live)
+        self._history = where.history
+        self._evaluated_every = recipe.evaluate_every
+        self._unready = "starting"
+        self._workers: tuple[Mapping[str, object], ...] = ()
+        self._asked: dict[str, float] = {}
+        self.url: str | None = None
+
+    def standing_by(self) -> None:
+        self._unready = "standby: another server leads this run"
+        self.live.tell(state="standby")
+
+    def leading(self, class_names: tuple[str, ...], traffic: Bytes) -> None:
+        self._unready = ""
+        self.live.tell(state="running", class_names=list(class_names))
+        self.metrics.watch_traffic(traffic)
+        self._show_again()
+
+    def _show_again(self) -> None:
+        """What an earlier life of this server did, back to the last round whose accuracy was measured."""
+        rounds = min(self._evaluated_every, _ROUNDS_SHOWN_AGAIN)
+        for record in deque(read_records(self._history), maxlen=rounds):
+            self.metrics.restore(record)
+
+    def survey(self, survey: Survey) -> None:
+        self._workers = survey.workers
+        self.metrics.survey(survey)
+        self.live.survey(survey)
+
+    def ended(self, state: str) -> None:
+        """`state`: done, stopped or failed"""
+        self._unready = state
+        self.live.tell(state=state)
+        self.metrics.ended()
+
+    def linger(self, stop: threading.Event) -> None:
+        """Whoever was watching lately gets to see the end: Prometheus and the page ask only now and then."""
+        ended = time.monotonic()
+        watchers = {who for who, at in self._asked.items() if ended - at < _ASKED_LATELY_SECONDS}
+        while time.monotonic() - ended < _LINGER_SECONDS and not stop.wait(0.1):
+            if all(self._asked[who] > ended for who in watchers):
+                break
+
+    def _noting(self, who: str, route: Route) -> Route:
+        def noted(query: Mapping[str, str]) -> Reply:
+            reply = route(query)
+            self._asked[who] = time.monotonic()
+            return reply
+
+        return noted
+
+    def routes(self) -> dict[str, Route]:
+        return {
+            "/": lambda _: _page_file("index.html"),
+            "/page/": lambda query: _page_file(query["rest"]),
+            "/api/state": self._noting("page", lambda query: _json(self.live.state(query))),
+            "/api/round": lambda query: _json(self.live.round(query)),
+            "/metrics": self._noting("metrics", lambda _: Reply(self.metrics.render(), EXPOSITION)),
+            "/healthz": lambda _: Reply(b"ok\n"),
+            "/readyz": lambda _: self._ready(),
+            "/targets": lambda _: _json(self._targets()),
+        }
+
+    def _ready(self) -> Reply:
+        return Reply(f"{self._unready}\n".encode(), status=503) if self._unready else Reply(b"ready\n")
+
+    def _targets(self) -> list[dict[str, object]]:
+        """What Prometheus' http_sd_configs asks for: the workers that are there now. Sites say where theirs are."""
+        return [
+            {"targets": [place], "labels": {"site": str(worker["site"])}}
+            for worker in self._workers
+            if isinstance(place := worker.get("metrics"), str) and _PLACE.fullmatch(place)
+        ]
+
+
+@contextmanager
+def watching(run: str, recipe: Recipe, where: RunDir, address: WebAddress | None) -> Iterator[Watching]:
+    """Raises PortTaken before anything else has begun."""
+    with ExitStack() as stack:
+        watch = Watching(run, recipe, where)
+        if address is not None:
+            watch.url = stack.enter_context(WebServer(address, watch.routes())).url
+        yield watch
+
+
+def _json(value: object) -> Reply:
+    return Reply(json.dumps(value, separators=(",", ":")).encode(), "application/json")
+
+
+def _page_file(name: str) -> Reply:
+    file = resources.files("server_worker") / "page" / name
+    if "/" in name or not file.is_file():
+        return Reply(b"there is no such file\n", status=404)
+    return Reply(file.read_bytes(), _KINDS.get(name.rpartition(".")[2], "application/octet-stream"))

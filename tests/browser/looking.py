@@ -1,0 +1,128 @@
+"""What tests ask of a page as a person would: is it drawn, does anything overlap, can it be read?"""
+
+import json
+from typing import Any
+
+from tests.browser.chromium import Page
+
+DRAWN = "document.body.dataset.ready === 'true' && Number(document.body.dataset.drawn)"
+
+_TEXTS = """
+[...document.querySelectorAll(".chart svg")].filter((svg) => svg.checkVisibility()).flatMap((svg, chart) =>
+  [...svg.querySelectorAll("text")].map((text) => {
+    const box = text.getBoundingClientRect();
+    const around = svg.getBoundingClientRect();
+    return {chart, said: text.textContent, left: box.left, right: box.right, top: box.top, bottom: box.bottom,
+            inside: box.left >= around.left - 0.5 && box.right <= around.right + 0.5
+                    && box.top >= around.top - 0.5 && box.bottom <= around.bottom + 0.5};
+  }))
+"""
+
+# The colour of what is behind a text: the first ground that is not transparent, from the inside out.
+_CONTRASTS = """
+(() => {
+  const parse = (colour) => {
+    const [r, g, b, a = 1] = colour.match(/[\\d.]+/g).map(Number);
+    return {rgb: [r, g, b], a};
+  };
+  const light = (rgb) => {
+    const [r, g, b] = rgb.map((value) => {
+      const share = value / 255;
+      return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
+    });
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const ground = (element) => {
+    for (let one = element; one; one = one.parentElement) {
+      const {rgb, a} = parse(getComputedStyle(one).backgroundColor);
+      if (a === 1) return rgb;
+    }
+    return [255, 255, 255];
+  };
+  const found = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const element = walker.currentNode.parentElement;
+    const said = walker.currentNode.textContent.trim();
+    if (!said || !element.checkVisibility({visibilityProperty: true}) || element.closest(".unseen, option")) continue;
+    const style = getComputedStyle(element);
+    const ink = parse(element instanceof SVGElement ? style.fill : style.color).rgb;
+    const [one, other] = [light(ink), light(ground(element))];
+    found.push({said: said.slice(0, 60), ratio: (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05)});
+  }
+  return found;
+})()
+"""
+
+
+def open_page(page: Page, url: str, rounds: int) -> None:
+    page.open(url)
+    see_rounds(page, rounds)
+
+
+def see_rounds(page: Page, rounds: int) -> None:
+    page.wait(f"{DRAWN} >= {rounds}")
+
+
+def chart_texts(page: Page) -> list[dict[str, Any]]:
+    found = page.evaluate(_TEXTS)
+    assert isinstance(found, list)
+    return found
+
+
+def overlapping(texts: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Pairs of labels in one chart whose boxes share more than a hair's breadth."""
+    return [
+        (one["said"], other["said"])
+        for index, one in enumerate(texts)
+        for other in texts[index + 1 :]
+        if one["chart"] == other["chart"]
+        and min(one["right"], other["right"]) - max(one["left"], other["left"]) > 1
+        and min(one["bottom"], other["bottom"]) - max(one["top"], other["top"]) > 2
+    ]
+
+
+def faint_texts(page: Page, least: float = 4.5) -> list[dict[str, Any]]:
+    found = page.evaluate(_CONTRASTS)
+    assert len(found) > 20
+    return [text for text in found if text["ratio"] < least]
+
+
+def scrolls_sideways(page: Page) -> bool:
+    return bool(page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"))
+
+
+def wider_than_the_window(page: Page) -> list[str]:
+    """Elements that stick out at the side, but for what scrolls in a box of its own."""
+    found = page.evaluate(
+        """[...document.querySelectorAll("body *")].filter((element) => element.checkVisibility()
+           && !element.closest(".scroll, .table-host, .unseen, .skip, svg")
+           && element.getBoundingClientRect().right > innerWidth + 1)
+           .map((element) => element.outerHTML.slice(0, 120))"""
+    )
+    assert isinstance(found, list)
+    return found
+
+
+def dots(page: Page, outcome: str) -> int:
+    return int(
+        page.evaluate(
+            f"""[...document.querySelectorAll({json.dumps(f"#cosines .chart .mark-{outcome}:not(.unfinished)")})]
+                .reduce((sum, path) => sum + (path.getAttribute("d").match(/M/g) ?? []).length, 0)"""
+        )
+    )
+
+
+def points(page: Page, panel: str, series: str) -> int:
+    """Of a line that is there to be seen"""
+    return int(
+        page.evaluate(
+            f"""(() => {{
+              const path = document.querySelector("#{panel} .chart path.curve.{series}");
+              if (!path || !path.checkVisibility()) return 0;
+              const box = path.getBoundingClientRect();
+              const count = (path.getAttribute("d").match(/[ML]/g) ?? []).length;
+              return box.width > 20 ? count : 0;
+            }})()"""
+        )
+    )

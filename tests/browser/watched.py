@@ -1,0 +1,109 @@
+"""A federation in one process whose live page is served, played round by round as the test says."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+
+from broker_config.addresses import LOOPBACK, WebAddress
+from broker_config.transports.interface import Transport
+from fedil_model.datasets.interface import Samples
+from fedil_model.methods import make_method
+from fedil_model.parameters import FlatModel
+from server_worker.checkpoint import CheckpointFolder
+from server_worker.coordinator import Coordinator, Surroundings
+from server_worker.evaluation import BackgroundEvaluator
+from server_worker.events import Watchers
+from server_worker.history import HistoryWriter
+from server_worker.materials import network_of
+from server_worker.progress import Progress
+from server_worker.recipe import Recipe
+from server_worker.run_dir import RunDir
+from server_worker.survey import Surveyor
+from server_worker.watching import Watching, watching
+from tests.federation import SITE, SOON, Diary, Federation
+
+ANYWHERE_HERE = WebAddress(LOOPBACK, 0)
+
+
+@dataclass
+class Turnstile(Diary):
+    """A round may close once it has been let through."""
+
+    allowed: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+
+    def phase(self, round_number: int, name: str) -> None:
+        if name == "close":
+            assert self.allowed.acquire(timeout=SOON)
+
+    def let(self, rounds: int) -> None:
+        self.allowed.release(rounds)
+
+
+@dataclass
+class WatchedFederation(Federation):
+    """Accuracies are real, and what happens goes to the history and to the page. One server's life: `play` it once,
+    and `again()` for the next."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.where = RunDir(self.directory)
+        self.gate = Turnstile()
+
+    @contextmanager
+    def served(self, address: WebAddress = ANYWHERE_HERE) -> Iterator[Watching]:
+        with watching(self.recipe.name, self.recipe, self.where, address) as watch:
+            self.watch = watch
+            yield watch
+
+    @contextmanager
+    def playing(self) -> Iterator["Future[Progress | None]"]:
+        """In the background; stopped at the end if it is not done."""
+        with ExitStack() as stack:
+            thread = stack.enter_context(ThreadPoolExecutor(1))
+            stack.callback(self.gate.let, self.recipe.rounds)
+            stack.callback(self.stop.set)
+            surveyor = Surveyor(
+                self.recipe.name,
+                {SITE: range(self.recipe.split.clients)},
+                lambda: (self.connect(), self.store),
+                self.watch.survey,
+                every_seconds=0.2,
+            )
+            stack.enter_context(surveyor)
+            self.watch.leading(self.dataset.class_names, lambda: ({}, {}))
+            yield thread.submit(self._play_and_say_so)
+
+    def _play_and_say_so(self) -> Progress | None:
+        progress = self.play()
+        self.watch.ended("done" if progress else "stopped")
+        return progress
+
+    def again(self) -> "WatchedFederation":
+        return replace(self, stop=threading.Event())
+
+    def coordinator(self, transport: Transport | None = None) -> Coordinator:
+        chosen, cpu = torch.from_numpy(self.split.labelled), torch.device("cpu")
+        evaluated = FlatModel(network_of(self.recipe, self.dataset), cpu)
+        classes = len(self.dataset.class_names)
+        around = Surroundings(
+            transport=transport or self.connect(),
+            store=self.ledgers,
+            checkpoints=CheckpointFolder(self.where.checkpoints),
+            evaluator=BackgroundEvaluator(evaluated, self.dataset.load_test(), self.dataset.views, classes),
+            watcher=HistoryWriter(self.where.history, Watchers(self.watch.watcher, self.gate)),
+            clock=self.clock,
+            stop=self.stop,
+            sites=self.sites,
+        )
+        labelled = Samples(self.train.inputs[chosen], self.train.labels[chosen])
+        method = make_method(self.recipe.learning(), self.dataset, cpu)
+        return Coordinator(self.recipe.name, self.recipe, method, labelled, around)
+
+
+def watched(recipe: Recipe, directory: Path) -> WatchedFederation:
+    return WatchedFederation(recipe, directory)

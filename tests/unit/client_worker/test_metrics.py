@@ -1,0 +1,207 @@
+"""A worker's metrics: their names, and that they count what became of its tasks."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker_config.errors import BrokerUnavailable
+from broker_config.messages import TrainTask, Update
+from broker_config.metrics import MOST_SERIES
+from broker_config.transports.interface import Buffers, ModelAddress
+from broker_config.transports.memory import MemoryTransport
+from client_worker.metrics import OUTCOMES, WorkerMetrics
+from client_worker.stopping import Interrupted
+from client_worker.training import OutOfMemory
+from tests.exposition import by_label, num_series, promtool_complaints, types, value, values
+from tests.federation import RUN
+from tests.unit.client_worker.bench import TASKS, Bench, serve_one
+
+NAMES = {
+    "fedil_worker_info": "gauge",
+    "fedil_worker_tasks_total": "counter",
+    "fedil_worker_busy": "gauge",
+    "fedil_worker_task_duration_seconds": "histogram",
+    "fedil_worker_images_total": "counter",
+    "fedil_worker_images_per_second": "gauge",
+    "fedil_worker_loss": "gauge",
+    "fedil_worker_micro_batch": "gauge",
+    "fedil_worker_device_memory_bytes": "gauge",
+    "fedil_transport_bytes_total": "counter",
+}
+
+
+def tasks(metrics: WorkerMetrics) -> dict[str, float]:
+    """By outcome, those that there were"""
+    told = by_label(metrics.render(), "fedil_worker_tasks_total", "outcome")
+    assert set(told) == set(OUTCOMES)
+    return {outcome: count for outcome, count in told.items() if count}
+
+
+class Counted:
+    """A worker with a task in its queue."""
+
+    def __init__(self, folder: Path, **task: Any) -> None:
+        self.metrics = WorkerMetrics("here", "cpu")
+        self.bench = Bench(folder)
+        self.participant = self.bench.participant(counts=self.metrics)
+        self.put(**task)
+
+    def put(self, **task: Any) -> None:
+        self.bench.put(self.bench.task(**task))
+
+    def serve(self) -> None:
+        serve_one(self.bench, self.participant)
+
+    def training(self, train: Callable[[TrainTask], Update]) -> None:
+        self.participant._trainer.train = train  # type: ignore[assignment, method-assign]
+
+
+def test_every_name_is_there_once_and_no_other() -> None:
+    told = types(WorkerMetrics("here", "cpu").render())
+    assert {name: kind for name, kind in told.items() if name.startswith("fedil_")} == NAMES
+    assert {"process_cpu_seconds_total", "process_resident_memory_bytes"} <= told.keys()
+
+
+def test_before_its_first_task_a_worker_says_what_it_is_and_no_more() -> None:
+    metrics = WorkerMetrics("here", "cuda:1")
+    text = metrics.render()
+    assert value(text, "fedil_worker_info", site="here", device="cuda:1") == 1
+    assert value(text, "fedil_worker_busy") == 0
+    assert value(text, "fedil_worker_images_total") == 0
+    for name in ("images_per_second", "loss", "micro_batch", "device_memory_bytes"):
+        assert values(text, f"fedil_worker_{name}") == {}
+    assert tasks(metrics) == {}
+
+
+def test_a_task_is_measured(tmp_path: Path) -> None:
+    worker = Counted(tmp_path)
+    worker.metrics.watch_memory(lambda: 12345)
+    transport = worker.participant._transport
+    worker.metrics.watch_traffic(lambda: (transport.bytes_sent, transport.bytes_received))
+    worker.serve()
+    update, text = worker.bench.update(), worker.metrics.render()
+    assert tasks(worker.metrics) == {"answered": 1}
+    assert value(text, "fedil_worker_images_total") == update.num_samples * 2
+    assert value(text, "fedil_worker_images_per_second") == update.metrics["images_per_second"]
+    assert value(text, "fedil_worker_device_memory_bytes") == 12345
+    seconds = "fedil_worker_task_duration_seconds"
+    assert value(text, f"{seconds}_sum", phase="train") == update.metrics["seconds_train"]
+    assert value(text, f"{seconds}_sum", phase="fetch") == update.metrics["seconds_fetch"]
+    assert value(text, f"{seconds}_count", phase="publish") == 1
+    losses = by_label(text, "fedil_worker_loss", "term")
+    told = {name: loss for name, loss in update.metrics.items() if name.startswith("loss_")}
+    assert {f"loss_{term}": loss for term, loss in losses.items()} == told != {}
+    sent = by_label(text, "fedil_transport_bytes_total", "kind")
+    assert sent.keys() >= {"update", "task"}
+    assert promtool_complaints(text) == ""
+
+
+def test_a_worker_is_busy_while_it_has_a_task(tmp_path: Path) -> None:
+    worker, seen = Counted(tmp_path), []
+    train = worker.participant._trainer.train
+
+    def looked_at(task: TrainTask) -> Update:
+        seen.append(value(worker.metrics.render(), "fedil_worker_busy"))
+        return train(task)
+
+    worker.training(looked_at)
+    worker.serve()
+    assert seen == [1]
+    assert value(worker.metrics.render(), "fedil_worker_busy") == 0
+
+
+def test_an_answer_that_is_given_again_is_no_training(tmp_path: Path) -> None:
+    worker = Counted(tmp_path)
+    worker.put()
+    worker.serve()
+    images = value(worker.metrics.render(), "fedil_worker_images_total")
+    worker.serve()
+    assert tasks(worker.metrics) == {"answered": 1, "repeated": 1}
+    assert value(worker.metrics.render(), "fedil_worker_images_total") == images
+
+
+@pytest.mark.parametrize(
+    ("task", "outcome"),
+    [
+        ({"model": ModelAddress(RUN, 99, 0)}, "refused"),
+        ({"model_digest": "0" * 32}, "dropped"),
+        ({"learning": '{"client": {"lrr": 1}}'}, "rejected"),
+    ],
+)
+def test_a_task_that_cannot_be_done_is_counted_for_what_became_of_it(
+    tmp_path: Path, task: dict[str, Any], outcome: str
+) -> None:
+    worker = Counted(tmp_path, **task)
+    worker.serve()
+    assert tasks(worker.metrics) == {outcome: 1}
+    assert value(worker.metrics.render(), "fedil_worker_images_total") == 0
+
+
+def test_an_answer_to_a_run_that_is_over_is_dropped(tmp_path: Path) -> None:
+    worker = Counted(tmp_path)
+    body = worker.bench.transport.read_model(worker.bench.address)
+    worker.put(run="over", model=worker.bench.transport.append_model("over", 1, [body]))
+    worker.serve()
+    worker.serve()
+    assert tasks(worker.metrics) == {"answered": 1, "dropped": 1}
+
+
+def test_what_is_no_task_is_rejected(tmp_path: Path) -> None:
+    worker = Counted(tmp_path)
+    worker.serve()
+    worker.bench.transport.publish(TASKS, [b"\x00" * 50])
+    worker.serve()
+    assert tasks(worker.metrics) == {"answered": 1, "rejected": 1}
+    assert value(worker.metrics.render(), "fedil_worker_busy") == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"), [(Interrupted(), "returned"), (OutOfMemory("full"), "out_of_memory")]
+)
+def test_a_task_that_goes_back_is_counted(tmp_path: Path, error: BaseException, outcome: str) -> None:
+    worker = Counted(tmp_path)
+
+    def fail(task: TrainTask) -> Update:
+        raise error
+
+    worker.training(fail)
+    worker.serve()
+    assert tasks(worker.metrics) == {outcome: 1}
+
+
+class Unreachable(MemoryTransport):
+    def publish(self, queue: str, body: Buffers) -> None:
+        raise BrokerUnavailable("gone for good")
+
+
+def test_a_task_that_goes_back_for_want_of_a_broker_is_counted(tmp_path: Path) -> None:
+    worker = Counted(tmp_path)
+    worker.participant._transport = Unreachable(worker.bench.federation.broker)
+    with pytest.raises(BrokerUnavailable):
+        worker.serve()
+    assert tasks(worker.metrics) == {"returned": 1}
+    assert value(worker.metrics.render(), "fedil_worker_busy") == 0
+
+
+def test_smaller_parts_are_told_as_long_as_they_are_needed(tmp_path: Path) -> None:
+    worker = Counted(tmp_path)
+    worker.participant._trainer._micro_batch = 4
+    worker.serve()
+    assert value(worker.metrics.render(), "fedil_worker_micro_batch") == 4
+    worker.participant._trainer._micro_batch = None
+    worker.put(client=1)
+    worker.serve()
+    assert values(worker.metrics.render(), "fedil_worker_micro_batch") == {}
+
+
+def test_whatever_a_method_calls_its_losses_there_are_only_so_many() -> None:
+    metrics = WorkerMetrics("here", "cpu")
+    told = {"seconds_fetch": 0.1, "seconds_train": 2.0, "images_per_second": 50.0}
+    hostile = {f"loss_{number}": 1.0 for number in range(1000)}
+    metrics.trained(Update(RUN, 1, 0, 1, 1, 100, 5, {}, told | hostile))
+    text = metrics.render()
+    assert len(values(text, "fedil_worker_loss")) == MOST_SERIES
+    assert num_series(text) < 150
+    assert value(text, "fedil_worker_images_total") == 100

@@ -1,0 +1,136 @@
+"""The dashboards as Grafana will read them. There is no Grafana here: their schema is that of Grafana's own library,
+their queries are run by tests/integration/test_monitoring.py."""
+
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from grafana_foundation_sdk.models import units
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from ops.grafana import DASHBOARDS
+from ops.grafana.__main__ import BOARDS, as_text
+from ops.prometheus import RULES
+
+ROOT = Path(__file__).parents[3]
+FEDIL = re.compile(r"\bfedil_[a-z_]+")
+SUFFIXES = re.compile(r"_(bucket|sum|count)$")
+KNOWN_UNITS = {value for name, value in vars(units).items() if name[0].isupper() and isinstance(value, str)}
+
+
+def read(name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((DASHBOARDS / name).read_text("utf-8"))
+    return loaded
+
+
+def rows_and_panels(name: str) -> list[dict[str, Any]]:
+    outer: list[dict[str, Any]] = read(name)["panels"]
+    return outer + [inner for panel in outer for inner in panel.get("panels", ())]
+
+
+def panels(name: str) -> list[dict[str, Any]]:
+    return [panel for panel in rows_and_panels(name) if panel["type"] not in ("row", "text")]
+
+
+def queries(name: str) -> list[str]:
+    return [target["expr"] for panel in panels(name) for target in panel["targets"]]
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_what_grafana_reads_is_what_the_code_says(name: str) -> None:
+    """If this fails: python -m ops.grafana"""
+    assert (DASHBOARDS / name).read_text("utf-8") == as_text(BOARDS[name]())
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_grafanas_own_library_reads_every_field(name: str) -> None:
+    board = Dashboard.from_json(read(name))
+    assert json.loads(as_text(board)) == read(name)
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_every_panel_explains_itself_and_has_a_unit(name: str) -> None:
+    assert len(panels(name)) > 10
+    for panel in panels(name):
+        assert len(panel["description"]) > 10, panel["title"]
+        assert panel["datasource"]["uid"] == "${datasource}", panel["title"]
+        assert panel["targets"], panel["title"]
+        if panel["type"] in ("timeseries", "stat"):
+            assert panel["fieldConfig"]["defaults"]["unit"] in KNOWN_UNITS, panel["title"]
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_panels_have_numbers_of_their_own_and_do_not_overlap(name: str) -> None:
+    everything = rows_and_panels(name)
+    assert len({panel["id"] for panel in everything}) == len(everything)
+    titles = [panel["title"] for panel in read(name)["panels"] if panel["type"] == "row"]
+    assert len(set(titles)) == len(titles)
+    cells: set[tuple[int, int]] = set()
+    for panel in everything:
+        at = panel["gridPos"]
+        assert at["x"] + at["w"] <= 24, panel["title"]
+        covered = {
+            (x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])
+        }
+        assert not cells & covered, panel["title"]
+        cells |= covered
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_rows_are_filled_from_edge_to_edge(name: str) -> None:
+    by_line: dict[int, int] = {}
+    for panel in rows_and_panels(name):
+        by_line[panel["gridPos"]["y"]] = by_line.get(panel["gridPos"]["y"], 0) + panel["gridPos"]["w"]
+    assert set(by_line.values()) == {24}
+    lines = sorted({(panel["gridPos"]["y"], panel["gridPos"]["h"]) for panel in rows_and_panels(name)})
+    assert all(y + height == following for (y, height), (following, _) in pairwise(lines))
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_every_variable_is_there_and_used(name: str) -> None:
+    board = read(name)
+    there = {variable["name"] for variable in board["templating"]["list"]}
+    used = set(re.findall(r"\$\{?(\w+)", " ".join(queries(name)))) - {"__rate_interval", "__range"}
+    assert used | {"datasource"} == there
+    run = next(variable for variable in board["templating"]["list"] if variable["name"] == "run")
+    assert run["multi"]
+    assert run["includeAll"]
+
+
+def test_dashboards_link_to_each_other_by_their_tag() -> None:
+    for name in BOARDS:
+        board = read(name)
+        assert [link["tags"] for link in board["links"]] == [board["tags"]] == [["fedil"]]
+    assert len({read(name)["uid"] for name in BOARDS}) == len(BOARDS)
+
+
+def exported() -> set[str]:
+    """Every name is written once, in a metrics.py."""
+    sources = [ROOT / room / "metrics.py" for room in ("broker_config", "server_worker", "client_worker")]
+    return {
+        name for source in sources for name in re.findall(r'"(fedil_[a-z_]+)"', source.read_text("utf-8"))
+    }
+
+
+def without_suffix(name: str) -> str:
+    return name if name in exported() else SUFFIXES.sub("", name)
+
+
+def test_every_metric_that_is_asked_for_is_exported() -> None:
+    rules = "".join(path.read_text("utf-8") for path in RULES.glob("*.yml"))
+    recorded = set(re.findall(r"record: (\S+)", rules))
+    asked = " ".join(query for name in BOARDS for query in queries(name))
+    for name in recorded:
+        asked, rules = asked.replace(name, ""), rules.replace(name, "")
+    assert {without_suffix(name) for name in FEDIL.findall(asked + rules)} <= exported()
+
+
+def test_every_metric_that_is_exported_is_shown_somewhere() -> None:
+    recording = (RULES / "recording.yml").read_text("utf-8")
+    shown = " ".join(query for name in BOARDS for query in queries(name)) + recording
+    unseen = exported() - {without_suffix(name) for name in FEDIL.findall(shown)}
+    # When a round was closed is for those who ask; the panels show how long ago anything happened.
+    assert unseen == {"fedil_round_closed_timestamp_seconds"}

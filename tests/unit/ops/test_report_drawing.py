@@ -1,0 +1,182 @@
+import math
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import matplotlib
+import pytest
+from matplotlib.figure import Figure
+
+from ops.report.curves import curves, draw_accuracy, draw_cosine, draw_delta_norm, draw_losses, loss_series
+from ops.report.drawing import BLUE, RED, NothingToDraw, Plot, inline_svg, label, panel, write_plots
+from ops.report.reading import Run
+from server_worker.events import ClientOutcome
+from tests.unit.ops.records import make_record
+from tests.unit.ops.report_runs import Parsed, make_run
+
+HOSTILE = "$\\frac{x$ <script>alert(1)</script> -->\u202e 漢字 \x07"
+
+
+def hostile_plot(name: str = "hostile") -> Plot:
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        axes.plot([1, 2], [1, 2], color=BLUE, label=label(HOSTILE, 60))
+        axes.set_title(label(HOSTILE, 60))
+        axes.legend()
+
+    return Plot(name, HOSTILE, draw, HOSTILE)
+
+
+def test_names_with_markup_and_dollar_signs_are_drawn_and_stay_text() -> None:
+    made = panel(hostile_plot())
+    parsed = Parsed(made)
+    assert "script" not in {tag for tag, _ in parsed.tags}
+    assert "<script>alert(1)</script>" in parsed.text
+    assert "<!--" not in made
+
+
+def test_a_drawing_asks_for_nothing_from_outside() -> None:
+    made = inline_svg(hostile_plot())
+    assert "http" not in made
+    assert "<style" not in made
+    assert all(reference.startswith("#") for reference in Parsed(made).references())
+
+
+def test_colours_become_those_of_the_page_and_none_is_left_behind() -> None:
+    made = inline_svg(hostile_plot())
+    assert "var(--blue)" in made
+    assert "var(--ink)" in made
+    assert BLUE not in made
+    assert not re.search(r"(fill|stroke): #(?!ffffff)", made)
+
+
+def test_parts_of_two_drawings_do_not_get_in_each_others_way() -> None:
+    both = inline_svg(hostile_plot("one")) + inline_svg(hostile_plot("two"))
+    parsed = Parsed(both)
+    ids = [attrs["id"] for _, attrs in parsed.tags if "id" in attrs]
+    assert len(ids) == len(set(ids)) > 4
+    assert {reference.removeprefix("#") for reference in parsed.references()} <= set(ids)
+    clips = set(re.findall(r"url\(#([^)]*)\)", both))
+    assert clips
+    assert clips <= set(ids)
+
+
+def test_the_same_figure_gives_the_same_bytes() -> None:
+    assert inline_svg(hostile_plot()) == inline_svg(hostile_plot())
+
+
+def test_a_persons_own_matplotlib_settings_change_nothing_and_come_back() -> None:
+    usual = inline_svg(hostile_plot())
+    with matplotlib.rc_context({"font.size": 30, "xtick.major.size": 20.0, "axes.grid": False}):
+        assert inline_svg(hostile_plot()) == usual
+        assert matplotlib.rcParams["font.size"] == 30
+
+
+def test_a_plot_without_data_says_why_in_the_page() -> None:
+    def draw(_: Figure) -> None:
+        raise NothingToDraw("nobody <b>was</b> asked")
+
+    assert "Nothing to draw: nobody <b>was</b> asked." in Parsed(panel(Plot("x", "X", draw))).text
+
+
+@pytest.mark.parametrize(("ending", "begins"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
+def test_plots_are_written_in_every_format(tmp_path: Path, ending: str, begins: bytes) -> None:
+    written, absent = write_plots([hostile_plot()], tmp_path / "new", ending)
+    assert written == [tmp_path / "new" / f"hostile.{ending}"]
+    assert written[0].read_bytes().startswith(begins)
+    assert absent == []
+
+
+def test_a_plot_without_data_leaves_no_file(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "r", rounds=0)
+    written, absent = write_plots([curves(run)[0]], tmp_path / "plots", "png")
+    assert written == list((tmp_path / "plots").iterdir()) == []
+    assert absent == ["accuracy: no round has closed yet"]
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 12, 100])
+def test_every_curve_can_be_drawn_of_few_and_of_many_rounds(tmp_path: Path, rounds: int) -> None:
+    run = make_run(tmp_path / "r", rounds, planned=rounds)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for plot in curves(run):
+            ElementTree.fromstring(inline_svg(plot))
+
+
+def test_numbers_that_are_none_do_not_stop_a_drawing(tmp_path: Path) -> None:
+    bad = {"loss_a": math.inf, "loss_b": math.nan}
+    outcomes = (ClientOutcome(0, "accepted", math.nan), ClientOutcome(1, "accepted", 0.5))
+    records = [
+        make_record(1, delta_norm=math.inf, losses=bad, seconds={"total": math.nan, "wait": math.inf}),
+        make_record(2, delta_norm=0.0, reference_norm=math.nan, outcomes=outcomes),
+        make_record(3),
+    ]
+    for plot in curves(make_run(tmp_path / "r", records)):
+        assert inline_svg(plot).startswith("<svg")
+
+
+def drawn(draw: Callable[..., None], run: Run) -> Any:
+    figure = Figure()
+    draw(figure, run=run)
+    return figure.axes[0]
+
+
+def test_the_accuracy_curve_shows_what_was_measured_and_the_baseline(tmp_path: Path) -> None:
+    records = [
+        make_record(n, accuracy={"global": n / 10, "server": 0.5} if n % 2 else {}) for n in range(1, 6)
+    ]
+    run = make_run(tmp_path / "r", records)
+    axes = drawn(draw_accuracy, run)
+    lines = {str(line.get_label()): line for line in axes.lines}
+    assert list(lines["θ′ global"].get_xdata()) == [1, 3, 5]
+    assert list(lines["θ′ global"].get_ydata()) == [0.1, 0.3, 0.5]
+    assert "server-only" not in lines
+
+
+def test_rounds_without_a_step_break_the_line_and_are_marked(tmp_path: Path) -> None:
+    norms = [2.0, 0.0, 1.0]
+    records = [make_record(n, delta_norm=norm) for n, norm in enumerate(norms, start=1)]
+    axes = drawn(draw_delta_norm, make_run(tmp_path / "r", records))
+    lines = {str(line.get_label()): line for line in axes.lines}
+    assert [math.isnan(value) for value in lines["‖Δθ‖"].get_ydata()] == [False, True, False]
+    assert list(lines["Δθ = 0 (1 rounds)"].get_xdata()) == [2]
+    assert axes.get_yscale() == "log"
+
+
+def test_accepted_and_rejected_cosines_differ_in_colour_and_marker(tmp_path: Path) -> None:
+    axes = drawn(draw_cosine, make_run(tmp_path / "r"))
+    shown = {str(points.get_label()): points for points in axes.collections}
+    assert set(shown) == {"accepted (57)", "rejected (3)"}
+    accepted, rejected = shown["accepted (57)"], shown["rejected (3)"]
+    colours = [matplotlib.colors.to_hex(points.get_facecolor()[0]) for points in (accepted, rejected)]
+    assert colours == [BLUE, RED]
+    assert len(accepted.get_paths()[0].vertices) != len(rejected.get_paths()[0].vertices)
+
+
+def test_many_points_become_a_picture(tmp_path: Path) -> None:
+    outcomes = tuple(ClientOutcome(client, "accepted", client / 2000 - 1) for client in range(4000))
+    run = make_run(tmp_path / "r", [make_record(1, outcomes=outcomes)])
+    plot = next(plot for plot in curves(run) if plot.name == "cosine")
+    made = inline_svg(plot)
+    assert "data:image/png" in made
+    assert len(made) < 200_000
+
+
+def test_clients_that_invent_losses_do_not_fill_the_plot(tmp_path: Path) -> None:
+    usual = {"loss_server": 1.0, "loss_never": 0.0}
+    records = [make_record(1, losses=usual | {f"loss_{n}": 1.0 for n in range(1000)})]
+    records += [make_record(n, losses=usual) for n in range(2, 6)]
+    names = [name for name, _ in loss_series(records)]
+    assert len(names) <= 9
+    assert "loss_server" in names
+    assert "loss_never" not in names
+    assert drawn(draw_losses, make_run(tmp_path / "r", records)).lines
+
+
+def test_a_label_is_short_and_never_hidden() -> None:
+    assert label("_private") == "private"
+    assert label("") == "–"
+    assert len(label("x" * 100)) == 28

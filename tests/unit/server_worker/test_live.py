@@ -1,0 +1,358 @@
+"""What the live page is told: complete, in pages, true after restarts, and never what JSON or a page cannot hold."""
+
+import dataclasses
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker_config.errors import FedILError
+from server_worker.events import ClientOutcome, RoundRecord
+from server_worker.history import HistoryWriter
+from server_worker.live import MOST_ROUNDS, LiveRun
+from server_worker.live_rows import LONGEST_NAME, MOST_CLIENTS, MOST_WORKERS
+from server_worker.survey import Survey
+from tests.federation import blobs_recipe
+from tests.unit.ops.records import make_record, write_history
+
+
+def live_run(tmp_path: Path, **recipe: Any) -> LiveRun:
+    return LiveRun("blobs-1a2b3c", blobs_recipe(**recipe), tmp_path / "history.jsonl")
+
+
+def numbers(answer: dict[str, Any]) -> list[int]:
+    return [row["round"] for row in answer["rounds"]]
+
+
+def fetch_all(live: LiveRun) -> list[dict[str, Any]]:
+    """As the page does."""
+    found: list[dict[str, Any]] = []
+    answer = live.state({})
+    while True:
+        found += answer["rounds"]
+        if not answer["more"]:
+            return found
+        answer = live.state({"life": answer["life"], "after": str(found[-1]["round"])})
+
+
+def crowd(count: int) -> tuple[ClientOutcome, ...]:
+    return tuple(ClientOutcome(client, "accepted", -0.1234) for client in range(count))
+
+
+def test_a_round_is_told_once_to_who_says_what_it_knows(tmp_path: Path) -> None:
+    live = live_run(tmp_path)
+    live.round_closed(make_record(1))
+    first = live.state({})
+    assert numbers(first) == [1]
+    live.round_closed(make_record(2))
+    known = {"life": first["life"], "after": "1", "about": str(first["abouts"])}
+    second = live.state(known)
+    assert numbers(second) == [2]
+    assert "about" not in second
+    assert numbers(live.state({**known, "after": "2"})) == []
+
+
+def test_a_row_holds_what_the_charts_show(tmp_path: Path) -> None:
+    live = live_run(tmp_path)
+    outcomes = (
+        ClientOutcome(3, "accepted", 0.123456789, staleness=2),
+        ClientOutcome(5, "missing", detail="its site has no worker"),
+    )
+    record = make_record(7, outcomes=outcomes, per_class=(0.5, None), refused={"late": 2}, finished_at=1.75e9)
+    live.round_closed(record)
+    (row,) = live.state({})["rounds"]
+    assert row["clients"] == [3, 5]
+    assert row["outcomes"] == "am"
+    assert row["cosines"] == [0.1235, None]
+    assert row["staleness"] == [2, None]
+    assert row["classes"] == [0.5, None]
+    assert row["refused"] == {"late": 2}
+    assert row["at"] == 1.75e9
+    assert row["accuracy"]["global"] == pytest.approx(record.accuracy["global"], abs=1e-6)
+    assert row["delta"] == pytest.approx(record.delta_norm, rel=1e-5)
+
+
+def test_many_rounds_come_in_pages(tmp_path: Path) -> None:
+    live = live_run(tmp_path)
+    for number in range(1, 2 * MOST_ROUNDS + 8):
+        live.round_closed(make_record(number))
+    assert len(live.state({})["rounds"]) == MOST_ROUNDS
+    assert [row["round"] for row in fetch_all(live)] == list(range(1, 2 * MOST_ROUNDS + 8))
+
+
+def test_an_answer_is_not_large_even_with_many_clients(tmp_path: Path) -> None:
+    live = live_run(tmp_path)
+    for number in range(1, 181):
+        live.round_closed(make_record(number, outcomes=crowd(600)))
+    answer = live.state({})
+    assert answer["more"]
+    assert len(json.dumps(answer)) < 2_000_000
+    assert len(fetch_all(live)) == 180
+
+
+def test_of_very_many_clients_some_are_shown_and_the_rest_is_counted(tmp_path: Path) -> None:
+    live = live_run(tmp_path)
+    live.round_closed(make_record(1, outcomes=crowd(10_000)))
+    (row,) = live.state({})["rounds"]
+    assert len(row["clients"]) == len(row["outcomes"]) == len(row["cosines"]) == MOST_CLIENTS
+    assert row["not_shown"] == 10_000 - MOST_CLIENTS
+    assert row["clients"][0] == 0
+    assert row["clients"][-1] > 9_900
+
+
+def test_earlier_rounds_are_read_from_the_history(tmp_path: Path) -> None:
+    write_history(tmp_path, [make_record(number) for number in (1, 2, 3)])
+    with (tmp_path / "history.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"round": 4, "rou')  # the server died while it wrote
+    assert numbers(live_run(tmp_path).state({})) == [1, 2, 3]
+
+
+def test_a_damaged_history_is_named(tmp_path: Path) -> None:
+    (tmp_path / "history.jsonl").write_text("nonsense\n{}\n", encoding="utf-8")
+    with pytest.raises(FedILError, match="line 1"):
+        live_run(tmp_path)
+
+
+def test_rounds_that_are_played_again_are_forgotten_and_told_anew(tmp_path: Path) -> None:
+    write_history(tmp_path, [make_record(number) for number in (1, 2, 3)])
+    live = live_run(tmp_path)
+    before = live.state({})
+    live.run_started(3, 30)
+    known = {"life": before["life"], "after": "3", "about": "9", "fleet": "9", "note": "9"}
+    after = live.state(known)
+    assert after["life"] != before["life"]
+    assert numbers(after) == [1, 2]
+    live.round_closed(make_record(3, pseudo_labels=777))
+    (row,) = live.state({"life": after["life"], "after": "2"})["rounds"]
+    assert row["pseudo_labels"] == 777
+
+
+def test_what_a_leader_wrote_is_there_when_the_standby_takes_over(tmp_path: Path) -> None:
+    live = live_run(tmp_path)
+    live.tell(state="standby")
+    write_history(tmp_path, [make_record(number) for number in (1, 2)])
+    live.run_started(3, 30)
+    assert numbers(live.state({})) == [1, 2]
+
+
+def test_a_round_that_comes_again_replaces_itself(tmp_path: Path) -> None:
+    live = live_run(tmp_path)
+    for number in (1, 2):
+        live.round_closed(make_record(number))
+    life = live.state({})["life"]
+    live.round_closed(make_record(2, credible=5))
+    answer = live.state({"life": life, "after": "2"})
+    assert numbers(answer) == [1, 2]
+    assert answer["rounds"][1]["credible"] == 5
+
+
+def test_the_open_round_shows_who_has_answered(tmp_path: Path) -> None:
+    live = live_run(tmp_path)
+    live.phase(1, "server_step")
+    live.phase(1, "wait")
+    live.update_arrived(1, ClientOutcome(4, "rejected_cosine", -0.5), 1, 3)
+    answer = live.state({})
+    assert answer["phase"]["name"] == "wait"
+    (opened,) = answer["open"]
+    assert (opened["round"], opened["answered"], opened["selected"]) == (1, 1, 3)
+    assert (opened["clients"], opened["outcomes"], opened["cosines"]) == ([4], "r", [-0.5])
+
+
+def test_an_open_round_is_shown_until_its_record_comes(tmp_path: Path) -> None:
+    """Its accuracy is measured while the next one runs already."""
+    live = live_run(tmp_path)
+    for number in (1, 2, 3):
+        live.phase(number, "server_step")
+        live.update_arrived(number, ClientOutcome(number, "accepted", 0.5), 1, 1)
+    assert [opened["round"] for opened in live.state({})["open"]] == [2, 3]
+    live.round_closed(make_record(2))
+    assert [opened["round"] for opened in live.state({})["open"]] == [3]
+
+
+def test_a_round_that_is_begun_again_starts_with_no_answers(tmp_path: Path) -> None:
+    live = live_run(tmp_path)
+    for _ in range(2):
+        live.phase(1, "server_step")
+        live.update_arrived(1, ClientOutcome(0, "accepted", 0.5), 1, 3)
+    (opened,) = live.state({})["open"]
+    assert opened["clients"] == [0]
+
+
+def test_what_was_told_of_the_run_reaches_who_looks_already(tmp_path: Path) -> None:
+    live = live_run(tmp_path)
+    first = live.state({})
+    assert first["about"]["class_names"] == []
+    live.tell(state="running", class_names=["cat", "dog"])
+    known = {"life": first["life"], "about": str(first["abouts"])}
+    second = live.state(known)
+    assert second["state"] == "running"
+    assert second["about"]["class_names"] == ["cat", "dog"]
+
+
+def test_the_baseline_is_found_where_the_run_keeps_it(tmp_path: Path) -> None:
+    live = live_run(tmp_path)
+    assert live.state({})["about"]["baseline"] is None
+    (tmp_path / "baseline.json").write_text('{"accuracy": 0.8125, "epochs": 3}', encoding="utf-8")
+    live.run_started(1, 30)
+    assert live.state({})["about"]["baseline"] == 0.8125
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"accuracy": null}', "{}"])
+def test_a_broken_baseline_is_no_baseline(tmp_path: Path, text: str) -> None:
+    (tmp_path / "baseline.json").write_text(text, encoding="utf-8")
+    assert live_run(tmp_path).state({})["about"]["baseline"] is None
+
+
+def test_notes_and_fleet_are_told_once(tmp_path: Path) -> None:
+    live = live_run(tmp_path)
+    live.note("one")
+    live.survey(Survey(at=5.0, depths={"tasks": 2}))
+    first = live.state({})
+    assert [text for _, _, text in first["notes"]] == ["one"]
+    assert first["fleet"]["depths"] == {"tasks": 2}
+    live.note("two")
+    known = {"life": first["life"], "fleet": str(first["surveys"]), "note": str(first["notes"][-1][0])}
+    second = live.state(known)
+    assert [text for _, _, text in second["notes"]] == ["two"]
+    assert "fleet" not in second
+
+
+def test_workers_are_listed_up_to_a_number_with_what_is_known_of_them(tmp_path: Path) -> None:
+    live = live_run(tmp_path)
+    worker = {
+        "name": "w" * 10_000,
+        "site": "north",
+        "tasks_done": 3,
+        "images_per_second": float("nan"),
+        "evil": "x",
+    }
+    live.survey(Survey(workers=(worker,) * (MOST_WORKERS + 5)))
+    fleet = live.state({})["fleet"]
+    assert len(fleet["workers"]) == MOST_WORKERS
+    assert fleet["workers_not_shown"] == 5
+    told = fleet["workers"][0]
+    assert len(told["name"]) == LONGEST_NAME
+    assert (told["tasks_done"], told["images_per_second"]) == (3, None)
+    assert "evil" not in told
+
+
+def test_sites_without_a_worker_are_named(tmp_path: Path) -> None:
+    live = live_run(tmp_path, federation={"sites": {"north": 4, "south": 2}})
+    live.survey(Survey(workers=({"name": "w", "site": "south"},)))
+    assert live.state({})["fleet"]["sites_without_worker"] == ["north"]
+
+
+def test_the_only_site_may_have_any_name(tmp_path: Path) -> None:
+    live = live_run(tmp_path)
+    live.survey(Survey(workers=({"name": "w", "site": "local"},)))
+    assert live.state({})["fleet"]["sites_without_worker"] == []
+    live.survey(Survey())
+    assert live.state({})["fleet"]["sites_without_worker"] == ["default"]
+
+
+def test_every_answer_is_strict_json(tmp_path: Path) -> None:
+    live = live_run(tmp_path)
+    bad = float("inf")
+    record = make_record(
+        1,
+        delta_norm=bad,
+        accuracy={"global": float("nan")},
+        outcomes=(ClientOutcome(0, "invalid", float("nan"), "x" * 5000, {"loss": bad}),),
+        losses={f"loss_{index}": 1.0 for index in range(1000)},
+    )
+    write_history(tmp_path, [record])
+    live.round_closed(record)
+    live.survey(Survey(workers=({"round": 10**400, "since": -bad},), store={"x": bad}))
+    state = json.dumps(live.state({}), allow_nan=False)
+    whole = json.dumps(live.round({"number": "1"}), allow_nan=False)
+    assert len(state) < 10_000
+    assert len(whole) < 60_000
+    assert json.loads(whole)["outcomes"][0]["detail"].endswith("…")
+
+
+def test_a_round_in_full_is_read_from_the_history(tmp_path: Path) -> None:
+    live = live_run(tmp_path)
+    writer = HistoryWriter(tmp_path / "history.jsonl", live)
+    writer.run_started(1, 30)
+    records = [make_record(number, outcomes=crowd(700)) for number in (1, 2, 3)]
+    for record in records:
+        writer.round_closed(record)
+    for record in records:
+        assert live.round({"number": str(record.round)}) == json.loads(json.dumps(dataclasses.asdict(record)))
+
+
+def test_a_round_of_an_earlier_life_is_read_from_the_history(tmp_path: Path) -> None:
+    records = [make_record(number) for number in (1, 2, 12)]
+    write_history(tmp_path, records)
+    live = live_run(tmp_path)
+    assert live.round({"number": "2"})["delta_norm"] == records[1].delta_norm
+    assert live.round({"number": "12"})["round"] == 12
+
+
+def test_somebody_may_have_edited_the_history(tmp_path: Path) -> None:
+    """Where its lines begin is then not where they began."""
+    live = live_run(tmp_path)
+    writer = HistoryWriter(tmp_path / "history.jsonl", live)
+    writer.run_started(1, 30)
+    for number in (1, 2, 3):
+        writer.round_closed(make_record(number))
+    write_history(tmp_path, [make_record(number) for number in (2, 3)])
+    assert live.round({"number": "3"})["round"] == 3
+    with pytest.raises(ValueError, match="round 1 is not in the history"):
+        live.round({"number": "1"})
+
+
+@pytest.mark.parametrize("query", [{"after": "x"}, {"after": "-1"}, {"note": "1e3"}, {"fleet": "9" * 5000}])
+def test_a_bad_question_is_answered_with_what_is_wrong(tmp_path: Path, query: dict[str, str]) -> None:
+    name = next(iter(query))
+    with pytest.raises(ValueError, match=f"{name} wants a number, got .{{1,60}}$"):
+        live_run(tmp_path).state(query)
+
+
+def test_a_bad_question_for_a_round_is_answered_with_what_is_wrong(tmp_path: Path) -> None:
+    live = live_run(tmp_path)
+    with pytest.raises(ValueError, match="which round"):
+        live.round({})
+    with pytest.raises(ValueError, match="number wants a number"):
+        live.round({"number": "../../etc/passwd"})
+    with pytest.raises(ValueError, match="round 7 is not in the history; rounds there: none yet"):
+        live.round({"number": "7"})
+    live.round_closed(make_record(1))
+    with pytest.raises(ValueError, match="rounds there: 1 to 1"):
+        live.round({"number": "7"})
+
+
+def test_it_may_be_asked_while_it_is_told(tmp_path: Path) -> None:
+    live, done, seen = live_run(tmp_path), threading.Event(), list[Exception]()
+
+    def ask() -> None:
+        try:
+            while not done.is_set():
+                rows = fetch_all(live)
+                assert [row["round"] for row in rows] == list(range(1, len(rows) + 1))
+        except Exception as error:
+            seen.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for number in range(1, 101):
+        live.phase(number, "server_step")
+        live.update_arrived(number, ClientOutcome(0, "accepted", 0.1), 1, 1)
+        live.tell(class_names=["a"] * number)
+        live.note("x")
+        live.round_closed(make_record(number))
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert seen == []
+    assert len(fetch_all(live)) == 100
+
+
+def test_thousands_of_rounds_are_kept_in_little_memory(tmp_path: Path) -> None:
+    record: RoundRecord = make_record(1, outcomes=crowd(100))
+    live = live_run(tmp_path)
+    live.round_closed(record)
+    assert sum(map(len, live._rows)) < 2500

@@ -1,0 +1,371 @@
+"""A server's metrics: their names, that they say what the rounds' records say, and that nobody can inflate them."""
+
+import ast
+import dataclasses
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker_config.messages import TrainTask
+from broker_config.topology import updates_queue
+from broker_config.transports.interface import ModelAddress
+from broker_config.transports.memory import MemoryTransport
+from broker_config.wire import encode_message
+from fedil_model.convergence import VERDICTS
+from server_worker.events import ClientOutcome, RoundRecord
+from server_worker.history import HistoryWriter, read_records
+from server_worker.metrics import OTHER_REASON, OUTCOMES, PHASES, REASONS, ServerMetrics
+from server_worker.recipe import Recipe
+from server_worker.run_dir import RunDir
+from server_worker.survey import Survey
+from server_worker.watching import Watching
+from tests.exposition import by_label, promtool_complaints, types, value, values
+from tests.federation import RUN, Diary, Federation, blobs_recipe
+from tests.unit.ops.records import make_record
+
+GAUGE, COUNTER, HISTOGRAM = "gauge", "counter", "histogram"
+NAMES = {
+    "fedil_run_info": GAUGE,
+    "fedil_running": GAUGE,
+    "fedil_round": GAUGE,
+    "fedil_rounds_planned": GAUGE,
+    "fedil_progress_timestamp_seconds": GAUGE,
+    "fedil_round_closed_timestamp_seconds": GAUGE,
+    "fedil_delta_theta_norm": GAUGE,
+    "fedil_delta_theta_ratio": GAUGE,
+    "fedil_delta_theta_moving_average": GAUGE,
+    "fedil_delta_theta_relative": GAUGE,
+    "fedil_delta_theta_lr_normalized": GAUGE,
+    "fedil_reference_norm": GAUGE,
+    "fedil_convergence_exponent": GAUGE,
+    "fedil_convergence_verdict": GAUGE,
+    "fedil_accuracy": GAUGE,
+    "fedil_round_duration_seconds": HISTOGRAM,
+    "fedil_phase_duration_seconds": HISTOGRAM,
+    "fedil_updates_total": COUNTER,
+    "fedil_messages_refused_total": COUNTER,
+    "fedil_update_cosine": HISTOGRAM,
+    "fedil_update_staleness": HISTOGRAM,
+    "fedil_pseudo_labels": GAUGE,
+    "fedil_credible_samples": GAUGE,
+    "fedil_promoted_samples_total": COUNTER,
+    "fedil_pseudo_label_purity": GAUGE,
+    "fedil_loss": GAUGE,
+    "fedil_images_total": COUNTER,
+    "fedil_transport_bytes_total": COUNTER,
+    "fedil_queue_messages": GAUGE,
+    "fedil_workers_alive": GAUGE,
+    "fedil_clients_alive": GAUGE,
+    "fedil_clients": GAUGE,
+    "fedil_store_memory_bytes": GAUGE,
+    "fedil_store_evicted_keys_total": COUNTER,
+    "fedil_brokers_reachable": GAUGE,
+}
+ROOT = Path(__file__).parents[3]
+
+
+class Counted(Diary):
+    """A diary beside metrics."""
+
+    def __init__(self, metrics: ServerMetrics, history: Path) -> None:
+        super().__init__()
+        self.metrics = metrics
+        self.writer = HistoryWriter(history, metrics)
+
+    def run_started(self, first_round: int, rounds: int) -> None:
+        super().run_started(first_round, rounds)
+        self.writer.run_started(first_round, rounds)
+
+    def phase(self, round_number: int, name: str) -> None:
+        self.writer.phase(round_number, name)
+
+    def update_arrived(self, round_number: int, outcome: ClientOutcome, answered: int, selected: int) -> None:
+        super().update_arrived(round_number, outcome, answered, selected)
+        self.writer.update_arrived(round_number, outcome, answered, selected)
+
+    def round_closed(self, record: RoundRecord) -> None:
+        super().round_closed(record)
+        self.writer.round_closed(record)
+
+
+def counted(recipe: Recipe, folder: Path) -> tuple[Federation, ServerMetrics]:
+    metrics = ServerMetrics(RUN, recipe)
+    return Federation(recipe, folder, diary=Counted(metrics, folder / "history.jsonl")), metrics
+
+
+def buffered_recipe(**changes: Any) -> Recipe:
+    federation = {"mode": "buffered", "in_flight": 4, "buffer_size": 2, "clients_per_round": 5}
+    return blobs_recipe(federation=federation, **changes)
+
+
+def outcome(client: int, **changes: Any) -> ClientOutcome:
+    plain = ClientOutcome(client, "accepted", 0.5, metrics={"loss_pseudo": 0.1}, num_samples=10)
+    return dataclasses.replace(plain, **changes)
+
+
+def closed(number: int = 1, *outcomes: ClientOutcome, **changes: Any) -> RoundRecord:
+    return make_record(number, outcomes=outcomes, selected=len(outcomes), **changes)
+
+
+def test_every_name_is_there_once_and_no_other() -> None:
+    told = types(ServerMetrics("r", blobs_recipe()).render())
+    assert {name: kind for name, kind in told.items() if name.startswith("fedil_")} == NAMES
+    assert {"process_cpu_seconds_total", "process_resident_memory_bytes"} <= told.keys()
+
+
+def test_every_series_of_ours_says_of_which_run_it_is(tmp_path: Path) -> None:
+    federation, metrics = counted(blobs_recipe(), tmp_path)
+    federation.play()
+    names = [*NAMES, *(f"{name}_bucket" for name, kind in NAMES.items() if kind == HISTOGRAM)]
+    text = metrics.render()
+    runs = {dict(labels)["run"] for name in names for labels in values(text, name)}
+    assert runs == {RUN}
+    forbidden = {"client", "site", "worker"}
+    assert not any(forbidden & dict(labels).keys() for name in names for labels in values(text, name))
+
+
+@pytest.mark.parametrize("played", [False, True])
+def test_prometheus_own_linter_has_no_complaint(tmp_path: Path, played: bool) -> None:
+    federation, metrics = counted(blobs_recipe(), tmp_path)
+    if played:
+        federation.play()
+        metrics.survey(Survey(1.0, ({},), 6, {"tasks": 1}, {"used_memory_bytes": 5, "evicted_keys": 1}))
+        metrics.watch_traffic(lambda: ({"model": 5}, {"update": 7}))
+    assert promtool_complaints(metrics.render()) == ""
+
+
+def test_what_is_not_known_yet_is_absent_and_counters_begin_at_nothing() -> None:
+    text = ServerMetrics("r", blobs_recipe()).render()
+    for name in ("fedil_accuracy", "fedil_round", "fedil_delta_theta_norm", "fedil_workers_alive"):
+        assert values(text, name) == {}
+    assert by_label(text, "fedil_updates_total", "outcome") == dict.fromkeys(OUTCOMES, 0.0)
+    assert set(by_label(text, "fedil_messages_refused_total", "reason")) == {*REASONS, OTHER_REASON}
+    assert value(text, "fedil_running") == 0
+    assert value(text, "fedil_clients") == 6
+    about = {"recipe": "blobs", "method": "fedil", "mode": "rounds"}
+    assert value(text, "fedil_run_info", **about) == 1
+    assert b"nan" not in text.lower()
+
+
+# ---- a played run ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "recipe", [blobs_recipe(rounds=4), buffered_recipe(rounds=5)], ids=["rounds", "buffered"]
+)
+def test_after_a_run_metrics_say_what_its_records_say(tmp_path: Path, recipe: Recipe) -> None:
+    federation, metrics = counted(recipe, tmp_path)
+    misplaced = TrainTask(RUN, 1, 0, 1, ModelAddress(RUN, 1, 0), "0" * 32, "{}")
+    transport = MemoryTransport(federation.broker)
+    transport.declare(updates_queue(RUN))
+    for body in ([b"nonsense"], [b""], encode_message(misplaced)):
+        transport.publish(updates_queue(RUN), body)
+    transport.close()
+    federation.play()
+    text, records = metrics.render(), federation.diary.records
+    assert len(records) == recipe.rounds
+    assert_counters(text, records, recipe)
+    assert_gauges(text, records[-1])
+    assert sum(by_label(text, "fedil_messages_refused_total", "reason").values()) >= 3
+
+
+def assert_counters(text: bytes, records: list[RoundRecord], recipe: Recipe) -> None:
+    outcomes = [outcome for record in records for outcome in record.outcomes]
+    updates = by_label(text, "fedil_updates_total", "outcome")
+    assert {name: count for name, count in updates.items() if count} == Counter(o.outcome for o in outcomes)
+    refused: Counter[str] = Counter()
+    for record in records:
+        refused.update(record.refused)
+    told = by_label(text, "fedil_messages_refused_total", "reason")
+    assert {reason: count for reason, count in told.items() if count} == refused
+    assert value(text, "fedil_images_total") == recipe.client.epochs * sum(o.num_samples for o in outcomes)
+    assert value(text, "fedil_promoted_samples_total") == sum(record.promoted for record in records)
+    cosines = [o.cosine for o in outcomes if o.cosine is not None]
+    assert value(text, "fedil_update_cosine_count") == len(cosines)
+    assert value(text, "fedil_update_cosine_bucket", le="0.5") == sum(cosine <= 0.5 for cosine in cosines)
+    ages = [o.staleness for o in outcomes if o.staleness is not None]
+    assert value(text, "fedil_update_staleness_sum") == (sum(ages) if ages else None)
+    assert value(text, "fedil_round_duration_seconds_count") == len(records)
+    assert value(text, "fedil_round_duration_seconds_sum") == pytest.approx(
+        sum(record.seconds["total"] for record in records)
+    )
+    for phase in PHASES:
+        assert value(text, "fedil_phase_duration_seconds_sum", phase=phase) == pytest.approx(
+            sum(record.seconds[phase] for record in records)
+        )
+
+
+def assert_gauges(text: bytes, record: RoundRecord) -> None:
+    same = {
+        "fedil_round": record.round,
+        "fedil_rounds_planned": record.rounds,
+        "fedil_round_closed_timestamp_seconds": record.finished_at,
+        "fedil_delta_theta_norm": record.delta_norm,
+        "fedil_reference_norm": record.reference_norm,
+        "fedil_delta_theta_ratio": record.convergence["ratio"],
+        "fedil_delta_theta_moving_average": record.convergence["moving_average"],
+        "fedil_delta_theta_relative": record.convergence["relative"],
+        "fedil_delta_theta_lr_normalized": record.convergence["lr_normalised"],
+        "fedil_convergence_exponent": record.convergence["exponent"],
+        "fedil_pseudo_labels": record.pseudo_labels,
+        "fedil_credible_samples": record.credible,
+    }
+    assert {name: value(text, name) for name in same} == same
+    assert by_label(text, "fedil_accuracy", "model") == record.accuracy
+    losses = by_label(text, "fedil_loss", "term")
+    assert {f"loss_{term}": loss for term, loss in losses.items()} == record.losses
+    verdicts = by_label(text, "fedil_convergence_verdict", "verdict")
+    assert verdicts == {verdict: float(verdict == record.verdict) for verdict in VERDICTS}
+
+
+def test_answers_count_as_they_come_and_the_silent_when_the_round_closes() -> None:
+    metrics = ServerMetrics("r", blobs_recipe())
+    arrived = [outcome(0), outcome(1, outcome="rejected_cosine", cosine=-0.4)]
+    for number, one in enumerate(arrived, start=1):
+        metrics.update_arrived(1, one, number, 3)
+    assert value(metrics.render(), "fedil_updates_total", outcome="rejected_cosine") == 1
+    # The record comes when it is evaluated, and the next round has begun by then.
+    metrics.update_arrived(2, outcome(0), 1, 3)
+    metrics.round_closed(closed(1, *arrived, ClientOutcome(2, "missing")))
+    text = metrics.render()
+    told = by_label(text, "fedil_updates_total", "outcome")
+    assert {name: count for name, count in told.items() if count} == {
+        "accepted": 2,
+        "rejected_cosine": 1,
+        "missing": 1,
+    }
+    assert value(text, "fedil_update_cosine_count") == 3
+    metrics.round_closed(closed(2, outcome(0)))
+    assert value(metrics.render(), "fedil_updates_total", outcome="accepted") == 2
+    assert metrics._answers._counted == {}, "of rounds that are closed nothing is kept"
+
+
+@pytest.mark.parametrize(("recipe", "stale"), [(blobs_recipe(), 5), (buffered_recipe(), 1)])
+def test_what_came_late_or_twice_counts_beside_what_became_of_those_asked(recipe: Recipe, stale: int) -> None:
+    """In buffered mode a client that is too slow is stale before its answer comes, and that is one."""
+    metrics = ServerMetrics("r", recipe)
+    buffered = recipe.federation.mode == "buffered"
+    gone = (ClientOutcome(1, "stale", staleness=5),) if buffered else ()
+    refused = {"late": 2, "duplicate": 3, "stale": 5, "digest": 7, "what is this": 1, "and this": 1}
+    metrics.round_closed(closed(1, outcome(0), *gone, refused=refused))
+    text = metrics.render()
+    updates = by_label(text, "fedil_updates_total", "outcome")
+    assert (updates["late"], updates["duplicate"], updates["stale"]) == (2, 3, stale)
+    told = by_label(text, "fedil_messages_refused_total", "reason")
+    expected = {"late": 2, "duplicate": 3, "stale": 5, "digest": 7, OTHER_REASON: 2}
+    assert {reason: count for reason, count in told.items() if count} == expected
+
+
+def test_every_word_with_which_a_message_is_refused_is_known() -> None:
+    words = {"misplaced", "not_yours"}
+    for path in [*(ROOT / "broker_config").rglob("*.py"), *(ROOT / "server_worker").glob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "MessageRejected":
+                words |= {str(word.value) for word in node.args[:1] if isinstance(word, ast.Constant)}
+            if isinstance(node, ast.FunctionDef) and node.name == "objection":
+                returned = [part.value for part in ast.walk(node) if isinstance(part, ast.Return)]
+                constants = [part for value in returned if value is not None for part in ast.walk(value)]
+                words |= {
+                    p.value for p in constants if isinstance(p, ast.Constant) and isinstance(p.value, str)
+                }
+    # Of a table that is looked up there: what a client's outcome makes of its answer.
+    assert words - {"missing"} == set(REASONS)
+
+
+# ---- after a restart ------------------------------------------------------------------------------------------
+
+
+def test_after_a_restart_gauges_show_the_last_round_again_and_counters_begin_anew(tmp_path: Path) -> None:
+    recipe = blobs_recipe(rounds=5, evaluate_every=2)
+    where = RunDir(tmp_path)
+    federation, _ = counted(recipe, tmp_path)
+    federation.play()
+    records = list(read_records(where.history))
+    assert [bool(record.accuracy) for record in records] == [False, True, False, True, True]
+    # As if the server had died before the last round was closed, and in the middle of a line.
+    lines = where.history.read_text(encoding="utf-8").splitlines()[:3]
+    where.history.write_text("\n".join([*lines, '{"round": 4, "rou']), encoding="utf-8")
+    watch = Watching(RUN, recipe, where)
+    assert values(watch.metrics.render(), "fedil_round") == {}
+    watch.leading(("a", "b", "c", "d"), lambda: ({}, {}))
+    text = watch.metrics.render()
+    assert_gauges(text, dataclasses.replace(records[2], accuracy=records[1].accuracy))
+    assert set(by_label(text, "fedil_updates_total", "outcome").values()) == {0}
+    assert value(text, "fedil_round_duration_seconds_count") is None
+    watch.watcher.run_started(4, 5)
+    assert value(watch.metrics.render(), "fedil_round") == 3
+    watch.ended("done")
+    assert value(watch.metrics.render(), "fedil_running") == 0
+
+
+def test_rounds_that_will_be_played_again_are_not_shown_as_closed() -> None:
+    metrics = ServerMetrics("r", blobs_recipe())
+    metrics.restore(make_record(7))
+    metrics.run_started(6, 9)
+    text = metrics.render()
+    assert (value(text, "fedil_round"), value(text, "fedil_rounds_planned")) == (5, 9)
+
+
+# ---- now ------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_gets_on_says_when_it_did() -> None:
+    now = [100.0]
+    metrics = ServerMetrics("r", blobs_recipe(), clock=lambda: now[0])
+
+    def at() -> tuple[float | None, float | None]:
+        text = metrics.render()
+        return value(text, "fedil_progress_timestamp_seconds"), value(text, "fedil_running")
+
+    assert at() == (None, 0)
+    events: list[Callable[[], None]] = [
+        lambda: metrics.phase(0, "pretrain"),
+        lambda: metrics.run_started(1, 3),
+        lambda: metrics.update_arrived(1, outcome(0), 1, 3),
+        lambda: metrics.round_closed(closed(1, outcome(0))),
+    ]
+    for event in events:
+        now[0] += 1.0
+        event()
+        assert at() == (now[0], 1)
+    now[0] += 1.0
+    metrics.note("nothing new")
+    metrics.ended()
+    assert at() == (104.0, 0)
+
+
+def test_a_survey_is_shown_and_what_it_does_not_know_is_not() -> None:
+    metrics = ServerMetrics("r", blobs_recipe())
+    health = {"used_memory_bytes": 5e6, "evicted_keys": 3}
+    metrics.survey(Survey(1.0, ({}, {}), 4, {"tasks": 2, "dead_letters": 9}, health))
+    text = metrics.render()
+    assert by_label(text, "fedil_queue_messages", "queue") == {"tasks": 2, "dead_letters": 9}
+    assert (value(text, "fedil_workers_alive"), value(text, "fedil_clients_alive")) == (2, 4)
+    assert value(text, "fedil_store_memory_bytes") == 5e6
+    assert value(text, "fedil_store_evicted_keys_total") == 3
+    assert value(text, "fedil_brokers_reachable") == 1
+    # A store that was started again counts from nothing; ours does not.
+    metrics.survey(Survey(2.0, (), 0, {}, {"evicted_keys": 1}, "no broker answers"))
+    text = metrics.render()
+    assert by_label(text, "fedil_queue_messages", "queue") == {}
+    assert values(text, "fedil_store_memory_bytes") == {}
+    assert value(text, "fedil_store_evicted_keys_total") == 4
+    assert value(text, "fedil_brokers_reachable") == 0
+
+
+def test_purity_is_absent_where_truth_is_not_known() -> None:
+    metrics = ServerMetrics("r", blobs_recipe())
+    metrics.round_closed(make_record(1, purity={"pseudo_labels": 0.9, "credible": None}))
+    assert by_label(metrics.render(), "fedil_pseudo_label_purity", "set") == {"pseudo_labels": 0.9}
+    metrics.round_closed(make_record(2, purity={}))
+    assert values(metrics.render(), "fedil_pseudo_label_purity") == {}
+
+
+def test_accuracy_stays_until_it_is_measured_again() -> None:
+    metrics = ServerMetrics("r", blobs_recipe())
+    metrics.round_closed(make_record(1, accuracy={"global": 0.7, "server": 0.6}))
+    metrics.round_closed(make_record(2, accuracy={}))
+    assert by_label(metrics.render(), "fedil_accuracy", "model") == {"global": 0.7, "server": 0.6}

@@ -1,0 +1,96 @@
+"""What the server sees of workers, queues and stores, and that nothing is hurt when it cannot see."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from broker_config.errors import BrokerUnavailable
+from broker_config.stores.interface import Store
+from broker_config.stores.memory import MemoryStore
+from broker_config.topology import DEAD_LETTERS, tasks_queue, updates_queue, workers_topic
+from broker_config.transports.interface import Transport
+from broker_config.transports.memory import EmbeddedBroker, MemoryTransport
+from server_worker.survey import Survey, Surveyor
+
+SITES = {"north": range(0, 5), "south": range(5, 8), "west": range(8, 10)}
+
+
+class Told:
+    def __init__(self) -> None:
+        self.surveys: list[Survey] = []
+        self._more = threading.Condition()
+
+    def __call__(self, survey: Survey) -> None:
+        with self._more:
+            self.surveys.append(survey)
+            self._more.notify_all()
+
+    def wait_for(self, expected: Callable[[Survey], bool]) -> Survey:
+        with self._more:
+            found = self._more.wait_for(lambda: [s for s in self.surveys if expected(s)], timeout=30)
+        assert found
+        return found[-1]
+
+
+def prepared(folder: Path) -> tuple[EmbeddedBroker, MemoryStore]:
+    store, broker = MemoryStore(folder), EmbeddedBroker()
+    store.announce(workers_topic("north"), "n-1", {"state": "idle"}, 60)
+    store.announce(workers_topic("north"), "n-2", {"state": "training", "client": 3}, 60)
+    store.announce(workers_topic("west"), "w-1", {"state": "idle", "site": "somebody else's"}, 60)
+    transport = MemoryTransport(broker)
+    transport.declare(updates_queue("r"), DEAD_LETTERS, tasks_queue("north"), tasks_queue("west"))
+    for queue, messages in ((tasks_queue("north"), 2), (tasks_queue("west"), 1), (DEAD_LETTERS, 4)):
+        for _ in range(messages):
+            transport.publish(queue, [b"x"])
+    return broker, store
+
+
+def test_workers_clients_and_queues_are_counted(tmp_path: Path) -> None:
+    broker, store = prepared(tmp_path)
+    told = Told()
+    with Surveyor("r", SITES, lambda: (MemoryTransport(broker), store), told, every_seconds=0.05):
+        survey = told.wait_for(lambda survey: bool(survey.workers))
+    assert [(w["site"], w["name"]) for w in survey.workers] == [
+        ("north", "n-1"),
+        ("north", "n-2"),
+        ("west", "w-1"),
+    ]
+    assert survey.workers[1]["client"] == 3
+    assert survey.clients_alive == 7
+    assert survey.depths == {"tasks": 3, "updates": 0, "dead_letters": 4}
+    assert survey.trouble == ""
+
+
+def test_brokers_that_are_away_are_said_once_and_looked_at_again(tmp_path: Path) -> None:
+    broker, store = prepared(tmp_path)
+    told, connected = Told(), list[str]()
+    there = threading.Event()
+    there.set()
+
+    def connect() -> tuple[Transport, Store]:
+        if not there.is_set():
+            raise BrokerUnavailable("nobody\nanswers")
+        connected.append("once")
+        return Failing(broker, there), store
+
+    with Surveyor("r", SITES, connect, told, every_seconds=0.05):
+        told.wait_for(lambda survey: bool(survey.workers))
+        there.clear()
+        away = told.wait_for(lambda survey: survey.trouble == "nobody answers")
+        there.set()
+        told.wait_for(lambda survey: survey.at > away.at and not survey.trouble)
+    # What was seen before is still shown.
+    assert away.clients_alive == 7
+    assert away.depths["dead_letters"] == 4
+    assert len(connected) == 2
+
+
+class Failing(MemoryTransport):
+    def __init__(self, broker: EmbeddedBroker, there: threading.Event) -> None:
+        super().__init__(broker)
+        self._there = there
+
+    def depth(self, queue: str) -> int | None:
+        if not self._there.is_set():
+            raise BrokerUnavailable("gone")
+        return super().depth(queue)

@@ -1,0 +1,97 @@
+"""What is served at a server's address, and until when."""
+
+import json
+import threading
+import time
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+
+from broker_config.addresses import LOOPBACK, WebAddress
+from broker_config.web import PortTaken
+from server_worker.run_dir import RunDir
+from server_worker.survey import Survey
+from server_worker.watching import Watching, watching
+from tests.federation import blobs_recipe
+
+ANY = WebAddress(LOOPBACK, 0)
+
+
+def ask(watch: Watching, path: str) -> tuple[int, str]:
+    assert watch.url
+    try:
+        with urlopen(watch.url + path, timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_a_server_is_ready_only_while_it_leads(tmp_path: Path) -> None:
+    with watching("r", blobs_recipe(), RunDir(tmp_path), ANY) as watch:
+        assert ask(watch, "readyz") == (503, "starting\n")
+        watch.standing_by()
+        assert ask(watch, "readyz") == (503, "standby: another server leads this run\n")
+        watch.leading(("a", "b"), lambda: ({}, {}))
+        assert ask(watch, "readyz") == (200, "ready\n")
+        assert ask(watch, "healthz") == (200, "ok\n")
+        watch.ended("done")
+        assert ask(watch, "readyz") == (503, "done\n")
+        assert json.loads(ask(watch, "api/state")[1])["state"] == "done"
+
+
+def test_prometheus_finds_the_workers_that_say_where_they_are(tmp_path: Path) -> None:
+    hostile: list[object] = [None, 7, "nonsense", "host:port", "a b:1", "x:1/../", "host:1\n", ["a:1"]]
+    good = {"site": "north", "name": "n", "metrics": "gpu-3.example:9000"}
+    others = [{"site": "south", "name": "s", "metrics": place} for place in hostile]
+    with watching("r", blobs_recipe(), RunDir(tmp_path), ANY) as watch:
+        watch.survey(Survey(workers=(good, *others)))
+        found = json.loads(ask(watch, "targets")[1])
+    assert found == [{"targets": ["gpu-3.example:9000"], "labels": {"site": "north"}}]
+
+
+def test_the_page_and_nothing_beside_it_is_served(tmp_path: Path) -> None:
+    with watching("r", blobs_recipe(), RunDir(tmp_path), ANY) as watch:
+        status, page = ask(watch, "")
+        assert status == 200
+        assert "<html" in page
+        for path in ("page/nothing.js", "page/../watching.py", "page/..%2Fwatching.py", "page/", "events.py"):
+            assert ask(watch, path)[0] == 404, path
+
+
+def test_a_port_that_is_taken_is_named_before_anything_begins(tmp_path: Path) -> None:
+    with watching("r", blobs_recipe(), RunDir(tmp_path), ANY) as first:
+        assert first.url
+        port = int(first.url.rstrip("/").rpartition(":")[2])
+        with pytest.raises(PortTaken, match=f"{port}.*--web"):
+            watching("r", blobs_recipe(), RunDir(tmp_path), WebAddress(LOOPBACK, port)).__enter__()
+        # Nobody asked for this very one.
+        usual = WebAddress(LOOPBACK, port, fixed=False)
+        with watching("r", blobs_recipe(), RunDir(tmp_path), usual) as second:
+            assert second.url not in (None, first.url)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nobody_is_waited_for_who_was_not_watching(tmp_path: Path) -> None:
+    with watching("r", blobs_recipe(), RunDir(tmp_path), ANY) as watch:
+        ask(watch, "healthz")
+        began = time.monotonic()
+        watch.linger(threading.Event())
+        assert time.monotonic() - began < 15
+
+
+def test_who_was_watching_sees_the_end(tmp_path: Path) -> None:
+    with watching("r", blobs_recipe(), RunDir(tmp_path), ANY) as watch:
+        ask(watch, "metrics")
+        ask(watch, "api/state")
+        watch.ended("done")
+        lingering = threading.Thread(target=watch.linger, args=(threading.Event(),))
+        lingering.start()
+        ask(watch, "metrics")
+        lingering.join(1.0)
+        assert lingering.is_alive(), "the page has not been told yet"
+        assert json.loads(ask(watch, "api/state")[1])["state"] == "done"
+        lingering.join(60)
+        assert not lingering.is_alive()
