@@ -6,10 +6,19 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from broker_config.errors import AddressMissing
+from broker_config.errors import AddressMissing, FedILError
+from broker_config.stores import STORES
+from broker_config.transports import TRANSPORTS
 
 BROKER_URL, STORE_URL = "FEDIL_BROKER_URL", "FEDIL_STORE_URL"
 LOOPBACK = "127.0.0.1"
+_VARIABLES = {"broker": BROKER_URL, "store": STORE_URL}
+_SCHEMES = {"broker": tuple(TRANSPORTS), "store": tuple(STORES)}
+_LAST_PORT = 65535
+
+
+class AddressWrong(FedILError):
+    """No broker that we know has such an address."""
 
 
 def add_address_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,11 +34,25 @@ def add_address_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def fill_from_environment(options: argparse.Namespace, environment: Mapping[str, str]) -> None:
-    for name, variable in (("broker", BROKER_URL), ("store", STORE_URL)):
+    for name, variable in _VARIABLES.items():
         given = getattr(options, name) or environment.get(variable)
         if not given:
             raise AddressMissing(f"no {name} to connect to: give --{name} URL, or set {variable}")
         setattr(options, name, given)
+    # Both before either is connected to: who waits for one would not hear that the other can never be.
+    for name in _SCHEMES:
+        check_scheme(name, getattr(options, name))
+
+
+def check_scheme(name: str, url: str) -> None:
+    """`name`: broker or store. Says nothing else of the URL, since there may be a password in it."""
+    found = re.match(r"([a-z][a-z0-9+.-]*)://", url, re.IGNORECASE)
+    if found and found[1].lower() in _SCHEMES[name]:
+        return
+    allowed = " or ".join(f"{scheme}://" for scheme in _SCHEMES[name] if scheme != "memory")
+    raise AddressWrong(
+        f"--{name} (or {_VARIABLES[name]}) must begin with {allowed}{f', not {found[0]}' if found else ''}"
+    )
 
 
 @dataclass(frozen=True)
@@ -49,9 +72,12 @@ def parse_address(text: str) -> WebAddress | None:
     """`HOST:PORT`, `:PORT` (every interface), `PORT` (loopback only), or `off`. Raises ValueError."""
     if text == "off":
         return None
-    found = re.fullmatch(r"(?:(?P<host>\[[0-9a-fA-F:.]+\]|[^:\s/]*):)?(?P<port>\d{1,5})", text)
-    if not found or int(found["port"]) > 65535:
-        raise ValueError(f"wants HOST:PORT, PORT or off, got {text!r}")
+    found = re.fullmatch(r"(?:(?P<host>\[[0-9a-fA-F:.]+\]|[^:\s/]*):)?(?P<port>\d{1,20})", text)
+    wanted = f"wants HOST:PORT, PORT or off, got {text!r}"
+    if not found:
+        raise ValueError(wanted)
+    if int(found["port"]) > _LAST_PORT:
+        raise ValueError(f"{wanted}: ports end at {_LAST_PORT}")
     host = LOOPBACK if found["host"] is None else found["host"].strip("[]") or "0.0.0.0"
     return WebAddress(host, int(found["port"]))
 

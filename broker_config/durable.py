@@ -1,15 +1,14 @@
 """Files that are whole or absent, whenever the process or the machine dies."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from broker_config.errors import BrokerUnavailable
-from broker_config.transports.interface import Buffers
 
 
-def write_atomically(path: Path, body: Buffers) -> None:
+def write_atomically(path: Path, body: Iterable[bytes | memoryview]) -> None:
     """Write aside, force to disk, rename. If it fails (full disk), `path` is as it was."""
     aside = path.with_name(path.name + ".tmp")
     with translated_disk_errors(path):
@@ -23,6 +22,19 @@ def write_atomically(path: Path, body: Buffers) -> None:
             aside.unlink(missing_ok=True)
             raise
         _fsync_directory(path.parent)
+
+
+def append_line(path: Path, line: bytes) -> None:
+    """Force it to disk. If it fails (full disk), `path` is as it was."""
+    with translated_disk_errors(path), open(path, "ab") as file:
+        before = file.tell()
+        try:
+            file.write(line + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError:
+            os.truncate(path, before)
+            raise
 
 
 def make_directory(path: Path) -> None:

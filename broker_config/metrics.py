@@ -38,10 +38,11 @@ class Metrics:
     def gauge(self, name: str, text: str, *labels: str) -> "Gauge":
         return self._known(Gauge(_Head(name, text, self._common, labels, self._lock)))
 
-    def counter(self, name: str, text: str, *labels: str) -> "Counter":
-        """Without labels of its own it is shown as 0 from the start; others begin with their first `add`."""
+    def counter(self, name: str, text: str, *labels: str, shown: bool = True) -> "Counter":
+        """Without labels of its own it is shown as 0 from the start; others begin with their first `add`, and one that
+        is not `shown` too."""
         counter = self._known(Counter(_Head(name, text, self._common, labels, self._lock)))
-        if not labels:
+        if not labels and shown:
             counter.add(0)
         return counter
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from broker_config.transports.interface import DELIVERY_LIMIT
 
 _WEEK_MS = 7 * 24 * 3600 * 1000
+_MONTH_MS = 30 * 24 * 3600 * 1000
 _MOST_DEAD_LETTERS = 10_000
 
 DEAD_LETTERS = "fedil.dead"
@@ -92,13 +93,16 @@ TASKS = QueueKind(
     {
         # The broker counts returns, so this is one less than the deliveries.
         "x-delivery-limit": DELIVERY_LIMIT - 1,
+        # Of a run that nobody goes on with; a server that comes back later asks again.
+        "x-message-ttl": _WEEK_MS,
         "x-dead-letter-exchange": DEAD_EXCHANGE.name,
         "x-dead-letter-routing-key": "dead",
     },
 )
 # No delivery limit: a server may die any number of times. On a cluster "quorum" survives the loss of a node, but
 # from RabbitMQ 4.0 on its default limit of 20 must then be lifted: {"x-delivery-limit": -1}.
-UPDATES = QueueKind("update", "fedil.updates.", UPDATES_EXCHANGE, "classic")
+# Expires only when no server has looked into it for so long; what it held is then asked for again.
+UPDATES = QueueKind("update", "fedil.updates.", UPDATES_EXCHANGE, "classic", {"x-expires": _MONTH_MS})
 # How much is retained depends on the model; the transport adds it.
 MODELS = QueueKind("model", "fedil.models.", MODELS_EXCHANGE, "stream")
 LEAD = QueueKind(

@@ -17,6 +17,8 @@ from client_worker.placement import Slot
 from fedil_model.errors import SettingError
 
 _LAST_PORT = 65535
+_WRITTEN_LAST = "offsets.npy"
+"""As client_worker.shards does, which needs torch"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shards", required=True, type=Path, metavar="DIR", help="folder with the site's unlabelled samples"
     )
-    parser.add_argument("--device", type=device, default="auto", metavar="auto|cpu|cuda:N")
+    parser.add_argument(
+        "--device",
+        type=device,
+        default="auto",
+        metavar="auto|cpu|cuda:N",
+        help="where to train; default: auto, a GPU if there is one",
+    )
     parser.add_argument(
         "--processes",
         type=at_least_one,
@@ -85,6 +93,14 @@ def web_address(options: argparse.Namespace, slot: Slot) -> WebAddress | None:
             f"--web {first} leaves no ports for {slot.processes} processes: choose a lower one"
         )
     return replace(first, port=first.port + slot.number)
+
+
+def check_shards(folder: Path) -> None:
+    """Before torch is loaded, and before a pool starts processes that would die of it one after the other."""
+    if not folder.is_dir():
+        raise SettingError(f"there is no folder {folder}: make the shards first, see fedil shards --help")
+    if not (folder / _WRITTEN_LAST).exists():
+        raise SettingError(f"there are no shards in {folder}: make them first, see fedil shards --help")
 
 
 def device(text: str) -> str:

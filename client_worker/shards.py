@@ -49,7 +49,7 @@ class ShardFolder:
             clients = np.load(directory / _CLIENTS, allow_pickle=False) if numbered else None
         except (OSError, ValueError) as error:
             raise DataError(
-                f"no shards in {directory} ({error}): make them, see fedil shards --help"
+                f"no shards in {directory} ({_why(error)}): make them, see fedil shards --help"
             ) from error
         self._check_offsets()
         clients = np.arange(len(self._offsets) - 1) if clients is None else clients
@@ -86,6 +86,12 @@ class ShardFolder:
             )
         place = self._places[client]
         return torch.from_numpy(np.array(self._inputs[self._offsets[place] : self._offsets[place + 1]]))
+
+
+def _why(error: OSError | ValueError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return f"it has no {Path(error.filename).name}"
+    return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
 def has_shards(directory: Path) -> bool:

@@ -4,12 +4,14 @@ Nothing heavy is imported here (torch alone costs two seconds): a command loads 
 """
 
 import argparse
+import difflib
 import os
 import signal
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from broker_config.addresses import AddressWrong
 from broker_config.errors import AddressMissing, FedILError
 from fedil_model.errors import LearningError, SettingError
 from ops.commands import (
@@ -50,10 +52,25 @@ FAILED, MISUSED, INTERRUPTED = 1, 2, 128 + signal.SIGINT
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, answering a mistake with one line instead of the whole usage."""
+    """argparse, answering a mistake with one line instead of the whole usage, and with what was meant."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(MISUSED, f"fedil: {message} (see: {self.prog} --help)\n")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Complains here, where they were not known: argparse would let the topmost parser do it, which can only
+        point to its own help."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            near = difflib.get_close_matches(str(value), list(map(str, action.choices)), n=1)
+            if near:
+                raise argparse.ArgumentError(action, f"invalid choice: {value!r}, did you mean {near[0]}?")
+        super()._check_value(action, value)
 
 
 class Version(argparse.Action):
@@ -108,7 +125,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.environ.get("FEDIL_DEBUG"):
             raise
         complain(explain(error), error)
-        return MISUSED if isinstance(error, SettingError | AddressMissing) else FAILED
+        return MISUSED if is_misuse(error) else FAILED
+
+
+def is_misuse(error: Exception) -> bool:
+    """Other arguments or settings would put it right."""
+    from broker_config.web import PortTaken
+
+    return isinstance(error, SettingError | AddressMissing | AddressWrong | PortTaken)
 
 
 def explain(error: Exception) -> str:

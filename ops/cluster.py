@@ -144,7 +144,7 @@ def with_a_port(address: WebAddress | None) -> WebAddress | None:
 
 
 def place_of(address: WebAddress | None) -> str:
-    return f"{address.host}:{address.port}" if address else "off"
+    return str(address) if address else "off"
 
 
 def write_missing_shards(cluster: Cluster, say: Callable[[str], None]) -> None:

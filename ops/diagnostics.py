@@ -1,12 +1,12 @@
 """How right the pseudo-labels are, where the truth is known. Offline only: neither server nor clients see it."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from broker_config.errors import FedILError
+from broker_config.errors import FedILError, LedgerMissing
 from broker_config.stores.interface import Store
 from broker_config.wire import decode_arrays
 from fedil_model.credibility import Ledger
@@ -14,6 +14,7 @@ from fedil_model.errors import LearningError
 
 if TYPE_CHECKING:
     from server_worker.materials import Materials
+    from server_worker.surroundings import Purity
 
 _SETS = ("pseudo_labels", "credible")
 
@@ -23,21 +24,35 @@ class LedgerDiagnostics:
 
     def __init__(self, store: Store, run: str, labels: np.ndarray, clients: Sequence[np.ndarray]) -> None:
         self._store, self._run, self._labels, self._clients = store, run, labels, clients
-        self._counted: dict[int, tuple[int, Counter[str]]] = {}
-        """client → activation, and what its ledger held then"""
+        self._began = False
+        self._counted: dict[int, Counter[str]] = {}
+        """What each client's ledger held when it was last read"""
 
-    def purity(self) -> Mapping[str, float | None]:
-        """Share of right labels among all pseudo-labelled samples, and among the credible ones."""
+    def purity(self, answered: Mapping[int, int]) -> Mapping[str, float | None]:
+        """Share of right labels among all pseudo-labelled samples, and among the credible ones. Only the ledgers of
+        those who have `answered` (client → activation) are read again; the first time, all of them."""
         try:
-            ledgers = self._store.latest(self._run)
+            self._read(answered)
         except FedILError:
             return dict.fromkeys(_SETS)
         total: Counter[str] = Counter()
-        for client, (activation, body) in ledgers.items():
-            if self._counted.get(client, (0,))[0] != activation:
-                self._counted[client] = activation, self._count(client, body)
-            total += self._counted[client][1]
+        for counts in self._counted.values():
+            total += counts
         return {name: total[f"right {name}"] / total[name] if total[name] else None for name in _SETS}
+
+    def _read(self, answered: Mapping[int, int]) -> None:
+        if not self._began:
+            ledgers = self._store.latest(self._run)
+            self._counted = {client: self._count(client, body) for client, (_, body) in ledgers.items()}
+            self._began = True
+            return
+        for client, activation in answered.items():
+            try:
+                body = self._store.read(self._run, client, activation + 1)
+            except LedgerMissing:
+                continue
+            if body is not None:
+                self._counted[client] = self._count(client, body)
 
     def _count(self, client: int, body: bytes) -> Counter[str]:
         truth_N = self._labels[self._clients[client]]
@@ -52,10 +67,8 @@ class LedgerDiagnostics:
         return counts
 
 
-def purity_where_known(
-    store: Store, run: str, materials: "Materials"
-) -> Callable[[], Mapping[str, float | None]]:
+def purity_where_known(store: Store, run: str, materials: "Materials") -> "Purity":
     """A server that has the whole dataset, as in an experiment, can tell; one with labelled data only cannot."""
     if not any(len(held) for held in materials.split.clients):
-        return dict
+        return lambda _: {}
     return LedgerDiagnostics(store, run, materials.train.labels.numpy(), materials.split.clients).purity

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from broker_config.errors import FedILError
+from fedil_model.errors import SettingError
 from ops.recipe_files import with_data_root
 from server_worker.run_dir import RunDir
 
@@ -42,7 +43,7 @@ def load_weights(run_dir: Path, which: str = "global", dataset: "Dataset | None"
     if checkpoint is None or not models:
         raise FedILError(f"{run_dir} has no finished round yet: continue it with --resume")
     if which not in models:
-        raise FedILError(f"{run_dir} has no model {which!r}; it has {', '.join(sorted(models))}")
+        raise SettingError(f"{run_dir} has no model {which!r}; it has {', '.join(sorted(models))}")
     module = network_of(recipe, dataset or open_dataset(with_data_root(recipe.data)))
     tensors = from_arrays(checkpoint.arrays)
     params, buffers = (tensors[key] for key in models[which])

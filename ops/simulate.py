@@ -64,12 +64,14 @@ def simulate(
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     repeatable_on(chosen)
     with ExitStack() as stack:
-        watch = stack.enter_context(watching(recipe.name, recipe, where, web))
+        watch = stack.enter_context(watching(recipe.name, recipe, where, web, stop))
         if watch.url:
             watcher.note(f"watch it at {watch.url}")
         watcher = Watchers(watch.watcher, watcher)
         if tensorboard:
-            watcher = Watchers(stack.enter_context(TensorBoardWatcher(where.tensorboard)), watcher)
+            watcher = Watchers(
+                stack.enter_context(TensorBoardWatcher(where.tensorboard, watcher.note)), watcher
+            )
         watcher.phase(0, "load_data")
         materials = gather(where, recipe, chosen, resume=resume)
         record_environment(where, chosen, workers=workers)
@@ -109,7 +111,6 @@ def simulate(
         if pool.failure:
             raise pool.failure
         watch.ended("done" if progress else "stopped")
-        watch.linger(stop)
     return summarise(
         where,
         recipe,

@@ -18,7 +18,14 @@ from server_worker.options import add_arguments
 def main() -> int:
     parser = argparse.ArgumentParser(prog="server_worker", description="Lead one federated run.")
     parser.add_argument("--recipe", required=True, type=Path, metavar="FILE", help="a .toml file")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="overrides",
+        help="override one setting of the recipe, such as client.lr=0.1; repeatable",
+    )
     add_arguments(parser)
     options = parser.parse_args()
     with set_up_logs(options.log_format, options.log_level) as logs:

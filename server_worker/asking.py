@@ -28,11 +28,17 @@ class Asking:
     def __init__(self, run: str, recipe: Recipe, around: Surroundings) -> None:
         self._run, self._recipe, self._around = run, recipe, around
         self._learning = recipe.learning().model_dump_json()
+        self._written: list[ModelAddress] = []
 
     def broadcast(self, version: int, tensors: Mapping[str, Tensor], kept: int = 2) -> Broadcast:
         body = encode_arrays(MODEL_KIND, {"run": self._run, "version": version}, to_arrays(tensors))
         address = self._around.transport.append_model(self._run, version, body, kept)
+        self._written = [*self._written, address][-kept:]
         return Broadcast(address, digest(body))
+
+    def has_sent(self, task: TrainTask) -> bool:
+        """In this life: every server writes its models anew, so no two have tasks with the same address."""
+        return task.model in self._written
 
     def ask(self, model: Broadcast, activations: Mapping[int, int], answered: tuple[int, ...]) -> None:
         """`activations`: client → which time this is; `answered`: what each client has answered before."""

@@ -7,10 +7,8 @@ from typing import Any
 
 from broker_config.messages import Refusal, Update
 from server_worker.events import NOT_LEARNED, ClientOutcome
+from server_worker.round import MISSING
 from server_worker.selection import select_clients
-
-GIVEN_UP = frozenset({"missing", "stale"})
-"""Outcomes of clients that did not answer in time; all others are answers."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +51,17 @@ class OpenBuffer:
     flights: Mapping[int, Flight] = field(default_factory=dict)
     arrived: Mapping[int, ClientOutcome] = field(default_factory=dict)
     """What became of flights since the last aggregation"""
+    stale: Mapping[int, Flight] = field(default_factory=dict)
+    """Tasks that the last aggregation made too old, to be told with the next. Their clients are free: what they are
+    asked now is another version."""
+
+    @property
+    def number(self) -> int:
+        return self.version
+
+    @property
+    def asked(self) -> Mapping[int, int]:
+        return {client: flight.activation for client, flight in self.flights.items()}
 
     # ---- what arrives ----------------------------------------------------------------------------------------
 
@@ -69,10 +78,7 @@ class OpenBuffer:
         base_version = answer.base_version if isinstance(answer, Update) else answer.round
         if (answer.round, base_version) != (flight.base_version, flight.base_version):
             return "not_asked"
-        outcome = self.arrived.get(answer.client)
-        if outcome is None:
-            return None
-        return {"missing": "late", "stale": "stale"}.get(outcome.outcome, "duplicate")
+        return None if self._may_answer(answer.client) else "duplicate"
 
     def staleness(self, client: int) -> int:
         """How many versions have come since the one that this client started from."""
@@ -83,28 +89,21 @@ class OpenBuffer:
         return float((1 + self.staleness(client)) ** -0.5)
 
     def record(self, outcome: ClientOutcome) -> "OpenBuffer":
-        """A task has one outcome; a stranger or a repeat changes nothing."""
-        if outcome.client not in self.awaited:
+        """A task has one outcome; a stranger or a repeat changes nothing. Who was given up may still answer."""
+        if outcome.client not in self.flights or not self._may_answer(outcome.client):
             return self
         return replace(self, arrived={**self.arrived, outcome.client: outcome})
+
+    def _may_answer(self, client: int) -> bool:
+        return client not in self.arrived or self.arrived[client].outcome == MISSING
 
     def overdue(self, now: float) -> tuple[ClientOutcome, ...]:
         """Who has had its time. Its slot is free then; its next activation fences off what it may still do."""
         limit = self.rules.deadline_seconds
         late = [client for client in self.awaited if now - self.flights[client].since >= limit]
         return tuple(
-            ClientOutcome(
-                client, "missing", detail=f"no answer within {limit:g} s", staleness=self.staleness(client)
-            )
-            for client in late
+            ClientOutcome(client, MISSING, detail=f"no answer within {limit:g} s") for client in late
         )
-
-    def postponed(self, seconds: float) -> "OpenBuffer":
-        """Everybody has so much longer: nobody could answer meanwhile."""
-        if not seconds:
-            return self
-        flights = {c: replace(flight, since=flight.since + seconds) for c, flight in self.flights.items()}
-        return replace(self, flights=flights)
 
     # ---- what to do next -------------------------------------------------------------------------------------
 
@@ -116,7 +115,11 @@ class OpenBuffer:
     @property
     def answered(self) -> int:
         """Given-up clients do not fill a buffer: a site that dies would else make an aggregation of nothing."""
-        return self._count(GIVEN_UP)
+        return self._count(frozenset({MISSING}))
+
+    @property
+    def expected(self) -> int:
+        return self.rules.size
 
     def may_aggregate(self, candidates: Iterable[int]) -> bool:
         """Enough have answered, or those who have are all that there are; and not all of them refused."""
@@ -128,7 +131,10 @@ class OpenBuffer:
         """As many as may be at work, or all that there are, and nobody else has answered: it will not get better."""
         if self.answered == 0 or self._count(NOT_LEARNED) > 0:
             return False
-        return self.answered >= self.rules.in_flight or self._nobody_is_left(candidates)
+        if self.answered >= self.rules.in_flight:
+            return True
+        candidates = tuple(candidates)
+        return self._nobody_is_left(candidates) and not any(map(self._may_answer, candidates))
 
     def _nobody_is_left(self, candidates: Iterable[int]) -> bool:
         return not self.awaited and not self.replacements(candidates)
@@ -163,31 +169,33 @@ class OpenBuffer:
     # ---- from one aggregation to the next --------------------------------------------------------------------
 
     def outcomes(self) -> tuple[ClientOutcome, ...]:
-        """One for every task that this aggregation settles, in order."""
-        return tuple(self.arrived[client] for client in sorted(self.arrived))
+        """One for every task that this aggregation settles, in order; two for a client that was too slow for one
+        and has answered another."""
+        stale = [self._stale_outcome(client, flight) for client, flight in self.stale.items()]
+        return tuple(sorted([*stale, *self.arrived.values()], key=lambda outcome: outcome.client))
+
+    def _stale_outcome(self, client: int, flight: Flight) -> ClientOutcome:
+        staleness = self.version - flight.base_version
+        detail = f"started {staleness} versions ago, max_staleness is {self.rules.max_staleness}"
+        return ClientOutcome(client, "stale", detail=detail, staleness=staleness)
 
     def aggregated(self) -> "OpenBuffer":
         """What is left once the next version is made."""
         left = {client: self.flights[client] for client in self.awaited}
-        return replace(self, version=self.version + 1, flights=left, arrived={})._without_the_stale()
+        return replace(
+            self, version=self.version + 1, flights=left, arrived={}, stale={}
+        )._without_the_stale()
 
     def bases(self) -> tuple[int, ...]:
         """The versions that an answer which counts may have started from."""
-        return tuple(sorted({self.version, *(self.flights[client].base_version for client in self.awaited)}))
+        started = (flight.base_version for c, flight in self.flights.items() if self._may_answer(c))
+        return tuple(sorted({self.version, *started}))
 
     def _without_the_stale(self) -> "OpenBuffer":
         """Who started from a version that is kept no more is not waited for: its worker may not even find it."""
-        stale = {
-            client: ClientOutcome(
-                client,
-                "stale",
-                detail=f"started {self.staleness(client)} versions ago, max_staleness is {self.rules.max_staleness}",
-                staleness=self.staleness(client),
-            )
-            for client in self.awaited
-            if self._too_old(self.flights[client].base_version)
-        }
-        return replace(self, arrived={**self.arrived, **stale})
+        stale = {c: flight for c, flight in self.flights.items() if self._too_old(flight.base_version)}
+        left = {c: flight for c, flight in self.flights.items() if c not in stale}
+        return replace(self, flights=left, stale={**self.stale, **stale})
 
     def _too_old(self, base_version: int) -> bool:
         return self.version - base_version > self.rules.max_staleness
@@ -197,10 +205,12 @@ class OpenBuffer:
     def to_fields(self) -> dict[str, Any]:
         """Plain values. What has arrived is not among them: until an aggregation is saved, every answer comes
         back."""
-        flights = [
-            [client, flight.activation, flight.base_version] for client, flight in self.flights.items()
-        ]
-        return {"version": self.version, "issued": self.issued, "flights": sorted(flights)}
+        return {
+            "version": self.version,
+            "issued": self.issued,
+            "flights": _flights_to_fields(self.flights),
+            "stale": _flights_to_fields(self.stale),
+        }
 
     @staticmethod
     def from_fields(
@@ -208,10 +218,17 @@ class OpenBuffer:
     ) -> "OpenBuffer":
         """`activations`: how often each client had been asked at the last aggregation, or later. Clocks start
         anew, so everybody gets a whole deadline again."""
-        flights = {client: Flight(activation, base, now) for client, activation, base in fields["flights"]}
+        flights, stale = (_flights_from_fields(fields[name], now) for name in ("flights", "stale"))
         asked = [
             max(before, flights[client].activation) if client in flights else before
             for client, before in enumerate(activations)
         ]
-        opened = OpenBuffer(rules, fields["version"], tuple(asked), fields["issued"], flights)
-        return opened._without_the_stale()
+        return OpenBuffer(rules, fields["version"], tuple(asked), fields["issued"], flights, {}, stale)
+
+
+def _flights_to_fields(flights: Mapping[int, Flight]) -> list[list[int]]:
+    return sorted([client, flight.activation, flight.base_version] for client, flight in flights.items())
+
+
+def _flights_from_fields(fields: Sequence[Sequence[int]], now: float) -> dict[int, Flight]:
+    return {client: Flight(activation, base_version, now) for client, activation, base_version in fields}

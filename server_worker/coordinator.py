@@ -52,6 +52,9 @@ class Coordinator:
     def run(self) -> Progress:
         try:
             return self._live()
+        except Stopped:
+            self._reporter.report(wait=True)  # a round whose checkpoint is saved belongs into the history
+            raise
         except GivenUp:
             self._around.check_stop()  # who was asked to stop does not wait for a broker
             raise

@@ -7,7 +7,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,7 +40,7 @@ from server_worker.run_environment import record_environment
 from server_worker.run_lock import FolderInUse, sole_use
 from server_worker.sites import WatchedSites
 from server_worker.status import StatusTeller
-from server_worker.surroundings import Stopped, Surroundings
+from server_worker.surroundings import Purity, Stopped, Surroundings
 from server_worker.survey import Surveyor
 from server_worker.tensorboard import TensorBoardWatcher, check_installed
 from server_worker.watching import Watching, watching
@@ -76,18 +76,18 @@ class Outcome:
     """These two are empty where they are not known."""
 
 
-Purity = Callable[[Store, str, Materials], Callable[[], Mapping[str, float | None]]]
+MakePurity = Callable[[Store, str, Materials], Purity]
 
 
 def serve(
-    deployment: Deployment, watcher: Watcher, stop: threading.Event, purity: Purity | None = None
+    deployment: Deployment, watcher: Watcher, stop: threading.Event, purity: MakePurity | None = None
 ) -> Outcome:
     """Blocks until the run is done or `stop` is set. The same call goes on where a killed one was."""
     where = RunDir(deployment.run_dir)
     run = run_id(where, deployment.recipe, deployment.run)
     if deployment.tensorboard:
         check_installed()
-    with watching(run, deployment.recipe, where, deployment.web) as watch:
+    with watching(run, deployment.recipe, where, deployment.web, stop) as watch:
         try:
             outcome = _serve(deployment, where, run, watcher, stop, purity, watch)
         except (BrokerUnavailable, Stopped):
@@ -96,7 +96,6 @@ def serve(
                 raise
             outcome = _outcome(where, run, stopped=True)
         watch.ended("stopped" if outcome.stopped else "done")
-        watch.linger(stop)
         return outcome
 
 
@@ -106,7 +105,7 @@ def _serve(
     run: str,
     watcher: Watcher,
     stop: threading.Event,
-    purity: Purity | None,
+    purity: MakePurity | None,
     watch: Watching,
 ) -> Outcome:
     recipe = deployment.recipe
@@ -125,7 +124,9 @@ def _serve(
             watcher.note(f"watch it at {watch.url}")
         watcher = Watchers(watch.watcher, StatusTeller(presence.tell), watcher)
         if deployment.tensorboard:
-            watcher = Watchers(stack.enter_context(TensorBoardWatcher(where.tensorboard)), watcher)
+            watcher = Watchers(
+                stack.enter_context(TensorBoardWatcher(where.tensorboard, watcher.note)), watcher
+            )
         for concern in transport.concerns(recipe.federation.deadline_seconds):
             watcher.note(concern)
         watcher.phase(0, "load_data")
@@ -150,7 +151,7 @@ def _serve(
                 _user(deployment.broker),
                 watcher.note,
             ),
-            purity=purity(store, run, materials) if purity else dict,
+            purity=purity(store, run, materials) if purity else lambda _: {},
             away=lambda: transport.away_seconds,
         )
         stack.enter_context(Surveyor(run, recipe.sites, lambda: _for_the_survey(deployment), watch.survey))
@@ -226,8 +227,9 @@ def _take_charge(
         watch.standing_by()
         note(f"another server leads run {run}: waiting")
 
+    ways = (waiting, watch.leading_again)
     while True:
-        transport = PatientTransport(partial(_lead, deployment, run, patience.stop, waiting), patience)
+        transport = PatientTransport(partial(_lead, deployment, run, patience.stop, *ways), patience)
         try:
             stack.enter_context(sole_use(deployment.run_dir))
         except FolderInUse:
@@ -246,7 +248,11 @@ def _take_charge(
 
 
 def _lead(
-    deployment: Deployment, run: str, stop: Callable[[], bool], on_waiting: Callable[[], None]
+    deployment: Deployment,
+    run: str,
+    stop: Callable[[], bool],
+    on_waiting: Callable[[], None],
+    on_lead: Callable[[], None],
 ) -> Transport:
     """A connection of the run's only server. After the broker was gone somebody else may be that."""
     transport = connect_transport(deployment.broker)
@@ -263,6 +269,7 @@ def _lead(
                 raise Superseded(
                     f"another server leads run {run}: stop it, or start this one with --standby to wait for it"
                 )
+        on_lead()
         return transport
     except BaseException:
         transport.close()

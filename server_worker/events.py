@@ -66,11 +66,14 @@ class RoundRecord:
 
 def record_from_fields(fields: Mapping[str, Any]) -> RoundRecord:
     """From what JSON made of it. Fields that a later version has added are passed over."""
-    known = {field.name for field in dataclasses.fields(RoundRecord)}
-    outcomes = tuple(ClientOutcome(**outcome) for outcome in fields["outcomes"])
+    outcomes = tuple(ClientOutcome(**_known(ClientOutcome, outcome)) for outcome in fields["outcomes"])
     per_class = tuple(fields.get("per_class", ()))
-    kept = {name: value for name, value in fields.items() if name in known}
-    return RoundRecord(**{**kept, "outcomes": outcomes, "per_class": per_class})
+    return RoundRecord(**{**_known(RoundRecord, fields), "outcomes": outcomes, "per_class": per_class})
+
+
+def _known(kind: type, fields: Mapping[str, Any]) -> dict[str, Any]:
+    names = {part.name for part in dataclasses.fields(kind)}
+    return {name: value for name, value in fields.items() if name in names}
 
 
 class Watcher(Protocol):

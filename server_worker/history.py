@@ -2,12 +2,11 @@
 
 import dataclasses
 import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from broker_config.durable import write_atomically
+from broker_config.durable import append_line, write_atomically
 from broker_config.errors import FedILError
 from server_worker.events import ClientOutcome, RoundRecord, Watcher, record_from_fields
 
@@ -16,13 +15,13 @@ def read_history(path: Path) -> Iterator[dict[str, Any]]:
     """The whole lines; a half-written last one, left by a crash, is passed over."""
     if not path.exists():
         return
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    for number, line in enumerate(lines, start=1):
-        try:
-            yield json.loads(line)
-        except ValueError as error:
-            if number < len(lines):
-                raise FedILError(f"{path}, line {number} is damaged ({error}): take it out") from error
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                yield json.loads(line)
+            except ValueError as error:
+                if next(file, None) is not None:
+                    raise FedILError(f"{path}, line {number} is damaged ({error}): take it out") from error
 
 
 def read_records(path: Path) -> Iterator[RoundRecord]:
@@ -43,10 +42,15 @@ class HistoryWriter:
 
     def run_started(self, first_round: int, rounds: int) -> None:
         """Rounds after the checkpoint that the run resumes from will be played again."""
-        kept = [fields for fields in read_history(self._path) if fields["round"] < first_round]
-        self._written = kept[-1]["round"] if kept else 0
-        write_atomically(self._path, [json.dumps(fields).encode() + b"\n" for fields in kept])
+        write_atomically(self._path, self._before(first_round))
         self._watcher.run_started(first_round, rounds)
+
+    def _before(self, first_round: int) -> Iterator[bytes]:
+        self._written = 0
+        for fields in read_history(self._path):
+            if fields["round"] < first_round:
+                self._written = fields["round"]
+                yield json.dumps(fields).encode() + b"\n"
 
     def phase(self, round_number: int, name: str) -> None:
         self._watcher.phase(round_number, name)
@@ -57,10 +61,7 @@ class HistoryWriter:
 
     def round_closed(self, record: RoundRecord) -> None:
         if record.round > self._written:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(dataclasses.asdict(record)) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
+            append_line(self._path, json.dumps(dataclasses.asdict(record)).encode())
             self._written = record.round
             self._watcher.round_closed(record)
 

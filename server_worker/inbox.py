@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from broker_config.errors import BrokerUnavailable, MessageRejected
@@ -9,13 +10,16 @@ from broker_config.messages import Refusal, TrainTask, Update
 from broker_config.topology import DEAD_LETTERS, updates_queue
 from broker_config.transports.interface import Delivery
 from broker_config.wire import decode_message
+from server_worker.claims import one_line
 from server_worker.surroundings import Surroundings
 
 MISPLACED = "misplaced"
 _LEFTOVER_SECONDS = 0.2
-_LONGEST_LOOK_SECONDS = 1.0
 _LOOKING_SHARE = 0.1
-"""Of the time: there may be thousands of letters, and large ones."""
+"""Of the time: there may be thousands of letters."""
+_LOOK_ANYWAY_SECONDS = 60.0
+"""While there are as many letters as before: one may have gone when another came."""
+MANY_LETTERS = 1000
 
 
 @dataclass(frozen=True)
@@ -26,23 +30,22 @@ class Arrival:
     delivery: Delivery
 
 
-@dataclass(frozen=True)
-class _DeadTask:
-    task: TrainTask
-    reason: str
-
-
 class Inbox:
     def __init__(self, run: str, around: Surroundings) -> None:
         self._run, self._around = run, around
-        self._held: list[Delivery] = []
+        self._held: dict[tuple[int, int], Delivery] = {}
+        """By client and activation"""
         self._refused: Counter[str] = Counter()
-        self._next_look = around.clock()
-        self._dead_before: Counter[_DeadTask] = Counter()
+        self._next_look = self._look_anyway = around.clock()
+        self._letters_seen = 0
+        self._many_noted = False
+        self.is_empty = False
+        """The last look into the queue found nothing, not even what nobody may take for an answer."""
 
     def next(self, timeout_seconds: float) -> Arrival | None:
         """None: nothing came, or nothing that anybody may take for an answer."""
         delivery = self._around.transport.receive(updates_queue(self._run), timeout_seconds)
+        self.is_empty = delivery is None
         return None if delivery is None else self._open(delivery)
 
     def leftovers(self) -> Iterator[Arrival]:
@@ -61,7 +64,7 @@ class Inbox:
         try:
             answer = decode_message(delivery.body)
         except MessageRejected as error:
-            self.refuse(delivery, error.reason, str(error))
+            self.refuse(delivery, error.reason, error.detail)
             return None
         except BrokerUnavailable:
             return None  # its connection was lost while the body was under way: it comes again
@@ -76,71 +79,90 @@ class Inbox:
 
     def refuse(self, delivery: Delivery, reason: str, detail: str) -> None:
         """Dead-letter it: it is bad, and whoever runs this should see it."""
-        self._around.watcher.note(f"message refused ({reason}): {detail}")
+        self._around.watcher.note(f"message refused ({reason}): {one_line(detail)}")
         self._refused[reason] += 1
         delivery.reject(reason)
 
     def drop(self, arrival: Arrival, reason: str) -> None:
         """It is good and of no use any more."""
-        answer = arrival.answer
-        self._around.watcher.note(f"round {answer.round}, client {answer.client}: {reason}")
-        self._refused[reason] += 1
+        self._note(arrival, reason)
         arrival.delivery.acknowledge()
 
     def hold_repeat(self, arrival: Arrival) -> None:
-        """What was counted may have been lost with its connection: this copy stands in for it until the
-        checkpoint."""
-        answer = arrival.answer
-        self._around.watcher.note(f"round {answer.round}, client {answer.client}: duplicate")
-        self._refused["duplicate"] += 1
+        self._note(arrival, "duplicate")
         self.hold(arrival)
 
     def hold(self, arrival: Arrival) -> None:
-        """It counts: acknowledged only when a checkpoint has it, since it must come back after a crash."""
+        """It counts: acknowledged only when a checkpoint has it, since it must come back after a crash. Of several
+        copies the last one is held: an earlier one may have been lost with its connection."""
         arrival.delivery.release_body()
-        self._held.append(arrival.delivery)
+        key = (arrival.answer.client, arrival.answer.activation)
+        earlier = self._held.get(key)
+        self._held[key] = arrival.delivery
+        if earlier is not None:
+            earlier.acknowledge()
 
     def settle(self) -> None:
-        for delivery in self._held:
+        for delivery in self._held.values():
             delivery.acknowledge()
-        self._held = []
+        self._held = {}
 
     def take_refused(self) -> dict[str, int]:
         """How many messages were turned away since the last call, by reason."""
         refused, self._refused = dict(self._refused), Counter()
         return refused
 
-    def remember_dead_tasks(self) -> None:
-        """Letters that lie there already are of an earlier life: what is asked now may still be answered."""
-        self._dead_before = self._count_dead_tasks()
+    def _note(self, arrival: Arrival, reason: str) -> None:
+        answer = arrival.answer
+        self._around.watcher.note(f"round {answer.round}, client {answer.client}: {reason}")
+        self._refused[reason] += 1
+
+    # ---- dead letters ----------------------------------------------------------------------------------------
 
     def dead_tasks(self, on_task: Callable[[TrainTask, str], None]) -> None:
-        """A task that killed whoever took it lies among the dead letters; nobody will answer it."""
-        if self._around.clock() < self._next_look:
-            return
-        for dead, count in self._count_dead_tasks().items():
-            if count > self._dead_before[dead]:
-                on_task(dead.task, dead.reason)
-
-    def _count_dead_tasks(self) -> "Counter[_DeadTask]":
-        """Letters are only looked at: they stay for people to see."""
+        """A task that killed whoever took it lies among the dead letters; nobody will answer it. Letters are only
+        looked at, and stay for people to see; all of them, since the newest lies behind the others."""
         began = self._around.clock()
-        letters: list[Delivery] = []
-        found: Counter[_DeadTask] = Counter()
-        while self._around.clock() - began < _LONGEST_LOOK_SECONDS and not self._around.stop.is_set():
-            letter = self._around.transport.receive(DEAD_LETTERS, 0.0)
-            if letter is None:
-                break
-            letters.append(letter)
-            task = self._task_in(letter)
-            if task is not None:
-                found[_DeadTask(task, letter.reason or "")] += 1
-            letter.release_body()
-        for letter in letters:
-            letter.requeue()
+        depth = self._around.transport.depth(DEAD_LETTERS)
+        if not depth or began < self._next_look:
+            return
+        if depth == self._letters_seen and began < self._look_anyway:
+            return
+        count = 0
+        with suppress(BrokerUnavailable):  # whoever needs the broker next will notice
+            for letter in self._letters():
+                task = self._task_in(letter)
+                if task is not None:
+                    on_task(task, one_line(letter.reason or ""))
+                letter.release_body()
+                count += 1
         ended = self._around.clock()
         self._next_look = ended + (ended - began) * (1.0 - _LOOKING_SHARE) / _LOOKING_SHARE
-        return found
+        self._letters_seen, self._look_anyway = count, ended + _LOOK_ANYWAY_SECONDS
+        if count >= MANY_LETTERS and not self._many_noted:
+            self._many_noted = True
+            self._around.watcher.note(
+                f"{count} dead letters in {DEAD_LETTERS}: see why, then purge that queue"
+            )
+
+    def _letters(self) -> Iterator[Delivery]:
+        """All are held until the last was seen; otherwise the first would come again and again."""
+        held: list[Delivery] = []
+        look = self._around.look
+        transport = self._around.transport if look is None else look()
+        try:
+            while not self._around.stop.is_set():
+                letter = transport.receive(DEAD_LETTERS, 0.0)
+                if letter is None:
+                    return
+                held.append(letter)
+                yield letter
+        finally:
+            if look is not None:
+                transport.close()  # puts all back at once
+            else:
+                for letter in reversed(held):
+                    letter.requeue()
 
     def _task_in(self, letter: Delivery) -> TrainTask | None:
         """One of this run, put aside by the broker, by us or by the client's owner: nobody else may say that a

@@ -74,6 +74,9 @@ class ServerMetrics:
         self._learning = _Learning(metrics)
         self._answers = _Answers(metrics, mode == "buffered", recipe.client.epochs)
         self._fleet = _Fleet(metrics, recipe.split.clients)
+        metrics.gauge(
+            "fedil_over_selected_ratio", "Share of the clients asked that a round need not wait for."
+        ).set(_over_selected(recipe))
         self._traffic = Traffic(metrics)
 
     def render(self) -> bytes:
@@ -283,7 +286,9 @@ class _Fleet:
         metrics.gauge("fedil_clients", "Clients of the run.").set(clients)
         self._memory = metrics.gauge("fedil_store_memory_bytes", "Memory that the store uses.")
         self._evicted = metrics.counter(
-            "fedil_store_evicted_keys_total", "Keys that the store has thrown out."
+            "fedil_store_evicted_keys_total",
+            "Keys that the store has thrown out.",
+            shown=False,  # it goes on from what the store has counted, and a jump there would look like news
         )
         self._reachable = metrics.gauge(
             "fedil_brokers_reachable", "1 if broker and store answered when last asked."
@@ -293,11 +298,19 @@ class _Fleet:
         self._reachable.set(not survey.trouble)
         for queue in ("tasks", "updates", "dead_letters"):
             self._queues.set(survey.depths.get(queue), queue)
-        self._workers.set(len(survey.workers))
-        self._clients_alive.set(survey.clients_alive)
+        known = bool(survey.depths)
+        self._workers.set(len(survey.workers) if known else None)
+        self._clients_alive.set(survey.clients_alive if known else None)
         self._memory.set(survey.store.get("used_memory_bytes"))
         if "evicted_keys" in survey.store:
             self._evicted.follow(survey.store["evicted_keys"])
+
+
+def _over_selected(recipe: Recipe) -> float:
+    federation = recipe.federation
+    if federation.mode == "buffered":
+        return 0.0
+    return federation.over_select / (federation.clients_per_round + federation.over_select)
 
 
 def agreed_losses(record: RoundRecord) -> Mapping[str, float]:

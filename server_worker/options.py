@@ -13,7 +13,10 @@ LIVE_PAGE = WebAddress(port=8265, fixed=False)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_address_arguments(parser)
     parser.add_argument(
-        "--run-dir", type=Path, metavar="DIR", help="where checkpoints go; default: runs/<recipe name>"
+        "--run-dir",
+        type=Path,
+        metavar="DIR",
+        help="where the run is kept: checkpoints, history, logs, its identity; default: runs/<recipe name>",
     )
     parser.add_argument(
         "--run",
@@ -26,7 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="wait while another server leads this run, and take over when it goes; both share --run-dir",
     )
-    parser.add_argument("--device", type=_device, default="auto", metavar="auto|cpu|cuda:N")
+    parser.add_argument(
+        "--device",
+        type=_device,
+        default="auto",
+        metavar="auto|cpu|cuda:N",
+        help="where to train on the labels and evaluate; default: auto, a GPU if there is one",
+    )
     add_watching_arguments(parser)
     add_log_arguments(parser)
 

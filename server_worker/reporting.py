@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 
@@ -30,7 +31,7 @@ class Reporter:
         """Hand the record on as soon as its accuracy is known, while the next round is already running."""
         self.report(wait=True)
         assert progress.record is not None
-        record = dataclasses.replace(progress.record, purity=dict(self._around.purity()))
+        record = dataclasses.replace(progress.record, purity=self._purity(progress))
         if checkpoint_seconds is not None:
             seconds = record.seconds["total"] + checkpoint_seconds
             laps = {"checkpoint": checkpoint_seconds, "total": seconds}
@@ -38,6 +39,11 @@ class Reporter:
         due = record.round % self._recipe.evaluate_every == 0 or record.round == self._recipe.rounds
         self._pending = (record, self._around.evaluator.submit(progress.models) if due else None)
         self.report(wait=False)
+
+    def _purity(self, progress: Progress) -> dict[str, float | None]:
+        assert progress.record is not None
+        clients = [outcome.client for outcome in progress.record.outcomes]
+        return dict(self._around.purity({client: progress.answered[client] for client in clients}))
 
     def report(self, wait: bool) -> None:
         if self._pending is None:
@@ -95,8 +101,15 @@ def make_record(
 
 
 def _mean_losses(outcomes: tuple[ClientOutcome, ...]) -> dict[str, float]:
-    names = sorted({name for o in outcomes for name in o.metrics if name.startswith("loss_")})
-    by_name = {name: [o.metrics[name] for o in outcomes if name in o.metrics] for name in names}
+    told = [{n: v for n, v in o.metrics.items() if n.startswith("loss_")} for o in outcomes]
+    tellers = Counter(name for losses in told for name in losses)
+    # A term that only a few speak of is made up.
+    most = sum(1 for losses in told if losses) / 2
+    by_name = {
+        name: [losses[name] for losses in told if name in losses]
+        for name in sorted(tellers)
+        if tellers[name] > most
+    }
     # Divided first: a sum of what clients claim may overflow.
     return {name: sum(value / len(values) for value in values) for name, values in by_name.items()}
 

@@ -6,6 +6,8 @@ from typing import Protocol
 from broker_config.stores.interface import Store
 from broker_config.topology import site_user, workers_topic
 
+_LOOK_SECONDS = 1.0
+"""Loops may ask at every answer, and each look asks the store once for every site."""
 _OFTEN_SECONDS = 5.0
 """Looks that are further apart than this leave time between them in which nobody watched."""
 
@@ -56,6 +58,8 @@ class WatchedSites:
     ) -> None:
         self._sites, self._store, self._clock, self._timeout = dict(sites), store, clock, timeout_seconds
         self._server_user, self._note = server_user, note
+        self._owners = [site for site, clients in self._sites.items() for _ in clients]
+        """By client: sites own them in order"""
         self._looked = clock()
         self._seen = dict.fromkeys(self._sites, self._looked)
         self._gone: set[str] = set()
@@ -64,17 +68,17 @@ class WatchedSites:
         return tuple(self._sites)
 
     def site_of(self, client: int) -> str:
-        return next(site for site, clients in self._sites.items() if client in clients)
+        return self._owners[client]
 
     def may_speak(self, sender: str | None, client: int) -> bool:
         """Who shares the server's own credentials is inside its walls anyway."""
         if sender is None or sender == self._server_user:
             return True
-        owner = next((site for site, clients in self._sites.items() if client in clients), None)
-        return owner is not None and sender == site_user(owner)
+        return client < len(self._owners) and sender == site_user(self._owners[client])
 
     def present(self) -> tuple[str, ...]:
-        self._look()
+        if self._clock() - self._looked >= _LOOK_SECONDS:
+            self._look()
         present = tuple(site for site, seen in self._seen.items() if self._looked - seen < self._timeout)
         gone = set(self._sites) - set(present)
         for site in sorted(gone - self._gone):

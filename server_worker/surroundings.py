@@ -11,6 +11,9 @@ from server_worker.evaluation import Evaluator
 from server_worker.events import Watcher
 from server_worker.sites import Sites
 
+Purity = Callable[[Mapping[int, int]], Mapping[str, float | None]]
+"""Is told which clients have answered since it was last asked, and with which activation."""
+
 
 class Stopped(Exception):
     """Asked to stop; everything up to the last checkpoint is kept."""
@@ -26,11 +29,18 @@ class Surroundings:
     clock: Callable[[], float]
     stop: threading.Event
     sites: Sites
-    purity: Callable[[], Mapping[str, float | None]] = dict
+    purity: Purity = lambda _: {}
     """Share of right pseudo-labels, where somebody offline knows the truth."""
 
     away: Callable[[], float] = lambda: 0.0
     """For how many seconds the broker could not be reached, in all; nobody could answer then"""
+    look: Callable[[], Transport] | None = None
+    """A new connection to look through dead letters; closing it puts them back at once. A RabbitMQ that gets some
+    thousands back one by one is busy for many seconds. None: there are never so many."""
+
+    def now(self) -> float:
+        """The clock for deadlines: it stands still while the broker is away."""
+        return self.clock() - self.away()
 
     def check_stop(self) -> None:
         if self.stop.is_set():

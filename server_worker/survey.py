@@ -74,7 +74,7 @@ class Surveyor:
             if self._connections is None:
                 self._connections = self._connect()
             return self._look(*self._connections)
-        except (FedILError, OSError) as error:
+        except Exception as error:  # whatever it is: who looks on must not go blind for good
             self._drop()
             said = " ".join(str(error).split())[:300]
             if not self._last.trouble and not self._closing.is_set():

@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 import threading
 import time
 from collections import deque
@@ -23,7 +24,9 @@ from server_worker.survey import Survey
 _LINGER_SECONDS = 20.0
 _ASKED_LATELY_SECONDS = 60.0
 _ROUNDS_SHOWN_AGAIN = 100
-_PLACE = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]{1,253}):\d{1,5}")
+_PLACE = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]{1,253}):[0-9]{1,5}")
+_LOOPBACK = ("127.", "localhost:", "[::1]:")
+_MOST_TARGETS = 1000
 _KINDS = {
     "html": "text/html; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
@@ -42,6 +45,7 @@ class Watching:
         self._unready = "starting"
         self._workers: tuple[Mapping[str, object], ...] = ()
         self._asked: dict[str, float] = {}
+        self._led = False
         self.url: str | None = None
 
     def standing_by(self) -> None:
@@ -49,10 +53,16 @@ class Watching:
         self.live.tell(state="standby")
 
     def leading(self, class_names: tuple[str, ...], traffic: Bytes) -> None:
-        self._unready = ""
+        self._led, self._unready = True, ""
         self.live.tell(state="running", class_names=list(class_names))
         self.metrics.watch_traffic(traffic)
         self._show_again()
+
+    def leading_again(self) -> None:
+        """After the broker was away and took us for another. Before the first time there is more to be done."""
+        if self._led:
+            self._unready = ""
+            self.live.tell(state="running")
 
     def _show_again(self) -> None:
         """What an earlier life of this server did, back to the last round whose accuracy was measured."""
@@ -65,19 +75,23 @@ class Watching:
         self.metrics.survey(survey)
         self.live.survey(survey)
 
-    def ended(self, state: str) -> None:
+    def ended(self, state: str, reason: str = "") -> None:
         """`state`: done, stopped or failed"""
         self._unready = state
-        self.live.tell(state=state)
-        self.metrics.ended()
+        self.live.tell(state=state, reason=reason)
+        if state != "failed":  # such a server is to be missed
+            self.metrics.ended()
 
     def linger(self, stop: threading.Event) -> None:
-        """Whoever was watching lately gets to see the end: Prometheus and the page ask only now and then."""
+        """Whoever was watching lately gets to see the end: Prometheus and the page ask only now and then. A page is not
+        worth waiting for to a person who stops this; Prometheus is, or it would miss a server."""
         ended = time.monotonic()
-        watchers = {who for who, at in self._asked.items() if ended - at < _ASKED_LATELY_SECONDS}
-        while time.monotonic() - ended < _LINGER_SECONDS and not stop.wait(0.1):
-            if all(self._asked[who] > ended for who in watchers):
-                break
+        asked = dict(self._asked)
+        waiting = {who for who, at in asked.items() if ended - at < _ASKED_LATELY_SECONDS}
+        while waiting and time.monotonic() - ended < _LINGER_SECONDS:
+            time.sleep(0.1)
+            waiting = {who for who in waiting if self._asked[who] <= ended}
+            waiting -= {"page"} if stop.is_set() else set()
 
     def _noting(self, who: str, route: Route) -> Route:
         def noted(query: Mapping[str, str]) -> Reply:
@@ -103,22 +117,35 @@ class Watching:
         return Reply(f"{self._unready}\n".encode(), status=503) if self._unready else Reply(b"ready\n")
 
     def _targets(self) -> list[dict[str, object]]:
-        """What Prometheus' http_sd_configs asks for: the workers that are there now. Sites say where theirs are."""
-        return [
+        """What Prometheus' http_sd_configs asks for: the workers that are there now. Sites say where theirs are.
+        One that listens only to its own machine cannot be reached from another."""
+        here = socket.gethostname()
+        found: list[dict[str, object]] = [
             {"targets": [place], "labels": {"site": str(worker["site"])}}
             for worker in self._workers
-            if isinstance(place := worker.get("metrics"), str) and _PLACE.fullmatch(place)
+            if isinstance(place := worker.get("metrics"), str)
+            and _PLACE.fullmatch(place)
+            and (worker.get("host") == here or not place.startswith(_LOOPBACK))
         ]
+        return found[:_MOST_TARGETS]
 
 
 @contextmanager
-def watching(run: str, recipe: Recipe, where: RunDir, address: WebAddress | None) -> Iterator[Watching]:
+def watching(
+    run: str, recipe: Recipe, where: RunDir, address: WebAddress | None, stop: threading.Event
+) -> Iterator[Watching]:
     """Raises PortTaken before anything else has begun."""
     with ExitStack() as stack:
         watch = Watching(run, recipe, where)
         if address is not None:
             watch.url = stack.enter_context(WebServer(address, watch.routes())).url
-        yield watch
+        try:
+            yield watch
+        except Exception as error:
+            watch.ended("failed", str(error))
+            raise
+        finally:
+            watch.linger(stop)
 
 
 def _json(value: object) -> Reply:

@@ -3,7 +3,7 @@
 Real services: one RabbitMQ and one Redis for all tests of a process, which nobody may harm, and own ones to kill.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,16 @@ from ops.services import Service, rabbitmq_service, redis_service
 from tests.services import needed
 
 torch.set_num_threads(1)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What hostile tests log may hold half characters, which cannot be sent from one process to another."""
+    report = yield
+    report.sections = [
+        (name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections
+    ]
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from broker_config.messages import Message, TrainTask, Update
+from broker_config.messages import Message, Refusal, TrainTask, Update
 from broker_config.patient import Patience, PatientTransport
 from broker_config.stores import connect_store
 from broker_config.stores.interface import Store
@@ -134,6 +134,7 @@ class Federation:
     sites: Sites = field(default_factory=lambda: OneSite(SITE))
     site: str = SITE
     away: Callable[[], float] = lambda: 0.0
+    look: Callable[[], Transport] | None = None
 
     def __post_init__(self) -> None:
         self.dataset = open_dataset(self.recipe.data)
@@ -170,6 +171,7 @@ class Federation:
             stop=self.stop,
             sites=self.sites,
             away=self.away,
+            look=self.look,
         )
         labelled = Samples(self.train.inputs[chosen], self.train.labels[chosen])
         method = make_method(self.recipe.learning(), self.dataset, torch.device("cpu"))
@@ -213,6 +215,7 @@ class OverBrokers(Federation):
         self._stack = ExitStack()
         self._patience = Patience(stop=self.stop.is_set)
         self._ledgers: Store | None = None
+        self.look = lambda: connect_transport(self.broker_url)
 
     def connect(self) -> Transport:
         transport = PatientTransport(lambda: connect_transport(self.broker_url), self._patience)
@@ -270,11 +273,11 @@ def apart(recipe: Recipe) -> Recipe:
 
 
 class Hands:
-    """All the clients of a federation, in the test's hands: each answers when it is told to."""
+    """All the clients of a site, in the test's hands: each answers when it is told to."""
 
-    def __init__(self, federation: Federation) -> None:
+    def __init__(self, federation: Federation, site: str | None = None) -> None:
         run = federation.recipe.name
-        self.tasks, self.updates = tasks_queue(federation.site), updates_queue(run)
+        self.tasks, self.updates = tasks_queue(site or federation.site), updates_queue(run)
         self.transport = federation.connect()
         self.transport.declare(self.tasks, self.updates, DEAD_LETTERS)
         self._trainer = federation.trainer(self.transport)
@@ -301,6 +304,10 @@ class Hands:
         self.settle(task)
         return update
 
+    def refuse(self, task: TrainTask) -> None:
+        self.send(Refusal(task.run, task.round, task.client, task.activation, "no", "no data"))
+        self.settle(task)
+
     def settle(self, task: TrainTask) -> None:
         self._deliveries[task.client, task.activation].acknowledge()
 
@@ -323,55 +330,6 @@ class Hands:
             letters[bytes(letter.body)] = letter.reason
             letter.acknowledge()
         return letters
-
-
-class Server:
-    """A coordinator in a thread of its own."""
-
-    def __init__(self, federation: Federation) -> None:
-        self._federation = federation
-        self.transport = federation.connect()
-        self._thread = threading.Thread(target=self._run)
-        self._error: BaseException | None = None
-        self.progress: Progress | None = None
-
-    def _run(self) -> None:
-        try:
-            self.progress = self._federation.coordinator(self.transport).run()
-        except Stopped:
-            pass
-        except Exception as error:
-            self._error = error
-        finally:
-            self.transport.close()
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def wait(self) -> None:
-        self._thread.join(SOON)
-
-    def end(self) -> None:
-        self.wait()
-        assert not self._thread.is_alive()
-        if self._error is not None:
-            raise self._error
-
-    def die(self) -> None:
-        self._federation.stop.set()
-        self.end()
-
-
-@contextmanager
-def serving(federation: Federation) -> Iterator[Server]:
-    """Ends with the context, however far it has come."""
-    server = Server(federation)
-    server.start()
-    try:
-        yield server
-    finally:
-        federation.stop.set()
-        server.wait()
 
 
 @contextmanager

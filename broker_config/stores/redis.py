@@ -26,6 +26,10 @@ _CLIENTS_AT_ONCE = 100
 _RECORD = ("opened", "first", "kept")
 
 
+_MOST_NOTICES = 1000
+"""Of one topic that are looked at: a site may put up any number."""
+
+
 class RedisStore:
     """After a reply was lost and the question repeated, `commit` may say False to the one who wrote."""
 
@@ -143,7 +147,7 @@ class RedisStore:
         try:
             names = [
                 name.decode(errors="replace")
-                for name in self._link.ask(lambda redis: redis.zrange(board, 0, -1))
+                for name in self._link.ask(lambda redis: redis.zrange(board, 0, _MOST_NOTICES - 1))
             ]
         except NotOurs:
             return {}

@@ -5,6 +5,7 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 
+import pika
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.spec import Basic, BasicProperties
 
@@ -13,6 +14,9 @@ from broker_config.transports.rabbitmq_line import Line
 
 _LONGEST_SLICE_SECONDS = 1.0
 """Between slices others may use the connection, to close it for example."""
+RENEWED_SECONDS = 10.0
+"""RabbitMQ 3.10 hands a subscription over to a quorum queue that was deleted and made again, and then loses on the way
+what is delivered to it. On a channel of its own it comes again, so one that hears nothing is replaced now and then."""
 
 
 @dataclass(frozen=True)
@@ -38,16 +42,24 @@ class Inlet:
         self._kept: deque[Letter] = deque()
         self._subscription: str | None = None
         self._cancelled = False
+        self._unsettled: set[int] = set()
         with line.talk() as connection:
-            self._channel: BlockingChannel = connection.channel()
-            self._channel.basic_qos(prefetch_count=1)
-            self._channel.add_on_cancel_callback(self._on_cancel)
+            self._channel = self._open(connection)
+
+    def _open(self, connection: pika.BlockingConnection) -> BlockingChannel:
+        self._heard = time.monotonic()
+        channel = connection.channel()
+        channel.basic_qos(prefetch_count=1)
+        channel.add_on_cancel_callback(self._on_cancel)
+        return channel
 
     def take(self, timeout_seconds: float) -> Letter | None:
         deadline = time.monotonic() + timeout_seconds
-        with self._line.talk():
+        with self._line.talk() as connection:
             self._check_open()
-            if self._subscription is None:
+            if self._is_stale():
+                self._renew(connection)
+            if self._subscription is None and not self._kept:
                 letter = self._fetch()
                 if letter is not None or timeout_seconds <= 0:
                     return letter
@@ -59,7 +71,7 @@ class Inlet:
                     connection.process_data_events(min(max(left, 0.0), _LONGEST_SLICE_SECONDS))
                 if self._kept:
                     self._unsubscribe()
-                    return self._kept.popleft()
+                    return self._handed_out(self._kept.popleft())
                 self._check_open()
             if left <= 0:
                 return None
@@ -67,6 +79,7 @@ class Inlet:
     def acknowledge(self, tag: int) -> None:
         with self._line.talk() as connection:
             self._check_open()
+            self._unsettled.discard(tag)
             self._channel.basic_ack(tag)
             # A connection that is gone without our knowledge shows itself only when it is read from.
             connection.process_data_events(0)
@@ -74,6 +87,7 @@ class Inlet:
     def give_back(self, tag: int) -> None:
         with self._line.talk():
             self._check_open()
+            self._unsettled.discard(tag)
             self._channel.basic_nack(tag, requeue=True)
 
     def unwanted(self) -> list[Letter]:
@@ -108,7 +122,29 @@ class Inlet:
         method, properties, body = self._channel.basic_get(self.queue)
         if method is None:
             return None
-        return Letter(method.delivery_tag, method.redelivered, properties, body or b"")
+        return self._handed_out(Letter(method.delivery_tag, method.redelivered, properties, body or b""))
+
+    def _handed_out(self, letter: Letter) -> Letter:
+        self._unsettled.add(letter.tag)
+        self._heard = time.monotonic()
+        return letter
+
+    def _is_stale(self) -> bool:
+        """Nothing came for a while, and nothing would go back with the channel."""
+        return (
+            self._subscription is not None
+            and not self._unsettled
+            and time.monotonic() - self._heard >= RENEWED_SECONDS
+        )
+
+    def _renew(self, connection: pika.BlockingConnection) -> None:
+        connection.process_data_events(0)
+        if self._kept:
+            return
+        self._unsubscribe()
+        if not self._kept:  # something may have come at the last moment
+            self._channel.close()
+            self._channel = self._open(connection)
 
     def _unsubscribe(self) -> None:
         if self._subscription is not None:

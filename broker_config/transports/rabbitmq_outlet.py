@@ -113,7 +113,10 @@ class Outlet:
 
     def declare(self, *queues: str, extra: Headers | None = None) -> None:
         """One that exists otherwise is used as it is: its operator may know better."""
-        if [queue for queue in queues if self._is_unfinished(queue) and self._make_anew(queue, extra)]:
+        unfinished = [queue for queue in queues if self._is_unfinished(queue)]
+        if any(self.exists(queue) for queue in unfinished):
+            time.sleep(2 * SETTLE_SECONDS)  # another server may be at it just now
+        if [queue for queue in unfinished if self._is_unfinished(queue) and self._make_anew(queue, extra)]:
             time.sleep(SETTLE_SECONDS)
         for queue in queues:
             family = family_of(queue)

@@ -30,7 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="processes, dealt out over the sites; default: one per core",
     )
-    parser.add_argument("--device", type=device, default="auto", metavar="auto|cpu|cuda:N")
+    parser.add_argument(
+        "--device",
+        type=device,
+        default="auto",
+        metavar="auto|cpu|cuda:N",
+        help="where to train; default: auto, a GPU if there is one",
+    )
     add_watching_arguments(parser)
 
 

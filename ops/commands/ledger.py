@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from broker_config.addresses import STORE_URL
 from fedil_model.errors import SettingError
+from ops.commands.model_choice import check_run
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -20,14 +21,18 @@ HELP = "look at the ledgers of a run's clients"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     show = actions.add_parser("show", help="one client's ledger, with histograms", allow_abbrev=False)
-    show.add_argument("client", type=int, metavar="CLIENT", help="the client's number")
+    show.add_argument("client", type=_client, metavar="CLIENT", help="the client's number")
     everybody = actions.add_parser("list", help="a line for each client", allow_abbrev=False)
     for action in (show, everybody):
-        action.add_argument("--run", dest="run_id", metavar="RUN", help="the run's id (see: fedil status)")
         action.add_argument(
-            "--store", metavar="URL", help=f"redis://… (default: {STORE_URL} of the environment)"
+            "--run", dest="run_id", metavar="ID", help="the run's name at the brokers (see: fedil status)"
         )
-        action.add_argument("--site", help="who owns the clients (default: all sites of the run)")
+        action.add_argument(
+            "--store",
+            metavar="URL",
+            help=f"redis(s)://user:password@host:port; default: {STORE_URL} from the environment",
+        )
+        action.add_argument("--site", metavar="S", help="who owns the clients; default: all sites of the run")
         action.add_argument(
             "--run-dir", type=Path, metavar="DIR", help="a simulation's folder instead of a store"
         )
@@ -59,6 +64,7 @@ def find_ledgers(args: argparse.Namespace) -> "tuple[str, AbstractContextManager
     if args.run_dir is not None:
         if args.store or args.site:
             raise SettingError("--run-dir reads a folder: leave out --store and --site")
+        check_run(args.run_dir)
         from ops.ledgers import shelves_in_folder
         from ops.run_dir import load_run
         from server_worker.run_dir import RunDir
@@ -72,7 +78,13 @@ def find_ledgers(args: argparse.Namespace) -> "tuple[str, AbstractContextManager
             "the store's URL must begin with redis:// or rediss://; see --run-dir for simulations"
         )
     if not args.run_id:
-        raise SettingError("which run? Give --run RUN")
+        raise SettingError("which run? Give --run ID")
     from ops.ledgers import shelves_in_redis
 
     return args.run_id, shelves_in_redis(url, args.run_id, args.site)
+
+
+def _client(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"wants a client's number, from 0 up, got {text!r}")
+    return int(text)

@@ -28,18 +28,25 @@ class TrainedModel:
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="a folder that simulate has written")
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="a run's folder")
     parser.add_argument(
         "--model",
         choices=MODELS,
         default="global",
-        help="global: θ′ (default); server: θ₀, fine-tuned on the labels; ema: the average of θ′",
+        help="global: θ′; server: θ₀, fine-tuned on the labels; ema: the average of θ′; default: global",
     )
 
 
+def check_run(folder: Path) -> None:
+    """Before anything heavy is loaded"""
+    if not folder.is_dir():
+        raise SettingError(f"there is no folder {folder}")
+    if not is_run(folder):
+        raise SettingError(f"{folder} is not the folder of a run (it has no recipe.json)")
+
+
 def load_trained(args: argparse.Namespace) -> TrainedModel:
-    if not is_run(args.run_dir):
-        raise SettingError(f"{args.run_dir} is not the folder of a run (it has no recipe.json)")
+    check_run(args.run_dir)
     from fedil_model.datasets import open_dataset
     from ops.run_dir import load_run, load_weights
 

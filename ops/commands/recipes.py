@@ -13,10 +13,12 @@ HELP = "list the built-in recipes, or show one"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(show=None)
-    actions = parser.add_subparsers(metavar="show NAME")
+    actions = parser.add_subparsers(metavar="ACTION")
     show = actions.add_parser("show", help="print one recipe as TOML", allow_abbrev=False)
     show.add_argument("show", metavar="NAME", help="a built-in recipe, or a .toml file")
     show.add_argument("--resolved", action="store_true", help="every setting, after the profile is applied")
+    # argparse would show the action as if it had to be given. Last, since the action's own usage begins with ours.
+    parser.usage = "%(prog)s [-h] [show NAME [--resolved]]"
 
 
 def run(args: argparse.Namespace) -> int:

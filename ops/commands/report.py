@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedil_model.errors import SettingError
+from ops.commands.model_choice import check_run
 from ops.run_place import is_run
 
 if TYPE_CHECKING:
@@ -69,8 +70,7 @@ def checked(args: argparse.Namespace) -> list[Path]:
     """Before anything heavy is loaded. A run that is named twice is one run."""
     folders = list({folder.resolve(): folder for folder in args.runs}.values())
     for folder in folders:
-        if not is_run(folder):
-            raise SettingError(f"{folder} is not the folder of a run (it has no recipe.json)")
+        check_run(folder)
     if args.png is not None and args.png != BESIDE_THE_REPORT and is_run(args.png):
         raise SettingError(f"--png {args.png} is a run, not a folder for plots: put --png after the runs")
     if args.store and not args.store.startswith(("redis://", "rediss://")):

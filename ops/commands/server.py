@@ -49,11 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    fill_from_environment(args, os.environ)
     if args.log_file is None and args.log_format != "text":
         raise SettingError(
             "--log-format is for a log: name a --log-file, or use python -m server_worker, which only logs"
         )
+    fill_from_environment(args, os.environ)
     recipe = read_recipe(args.recipe, args.overrides)
     run_dir: Path = args.run_dir or Path("runs") / recipe.name
     if is_run(run_dir):

@@ -19,7 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "recipe", metavar="RECIPE", help="a built-in name (see: fedil recipes) or a .toml file"
     )
     parser.add_argument("--site", required=True, metavar="S", help="one of federation.sites in the recipe")
-    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="a folder without shards")
+    parser.add_argument(
+        "--out", required=True, type=Path, metavar="DIR", help="where to write them; must hold none yet"
+    )
     add_override_argument(parser)
 
 

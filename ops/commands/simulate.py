@@ -37,7 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     again.add_argument("--resume", action="store_true", help="go on where the run in DIR was stopped")
     again.add_argument("--overwrite", action="store_true", help="replace the run in DIR by a new one")
     parser.add_argument("--workers", type=at_least_one, metavar="N", help="processes; default: one per core")
-    parser.add_argument("--device", type=device, default="auto", metavar="auto|cpu|cuda:N")
+    parser.add_argument(
+        "--device",
+        type=device,
+        default="auto",
+        metavar="auto|cpu|cuda:N",
+        help="where to train; default: auto, a GPU if there is one",
+    )
     add_watching_arguments(parser)
     parser.add_argument(
         "--json", action="store_true", help="one JSON line per round, and one for the summary"

@@ -8,7 +8,7 @@ import time
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from broker_config.addresses import STORE_URL
+from broker_config.addresses import STORE_URL, check_scheme
 from broker_config.errors import AddressMissing, MessageRejected
 from broker_config.logs import set_up_logs
 
@@ -25,7 +25,11 @@ _LARGEST, _LONGEST_TEXT = 1e15, 300
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--store", metavar="URL", help=f"default: {STORE_URL} from the environment")
+    parser.add_argument(
+        "--store",
+        metavar="URL",
+        help=f"redis(s)://user:password@host:port; default: {STORE_URL} from the environment",
+    )
     parser.add_argument("--site", action="append", default=[], metavar="S", help="also this site; repeatable")
     parser.add_argument("--once", action="store_true", help="print it and exit, also in a terminal")
     parser.add_argument("--json", action="store_true", help="print it as one JSON object and exit")
@@ -35,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
     url = args.store or os.environ.get(STORE_URL)
     if not url:
         raise AddressMissing(f"no store to ask: give --store URL, or set {STORE_URL}")
+    check_scheme("store", url)
     from broker_config.patient import Patience
     from broker_config.stores import connect_store
 

@@ -3,8 +3,10 @@
 The same as `python -m client_worker`, and with --recipe it makes the site's shards first."""
 
 import argparse
+import os
 from pathlib import Path
 
+from broker_config.addresses import fill_from_environment
 from client_worker import options
 from ops.commands.shards import write_site_shards
 from ops.recipe_files import add_override_argument, read_recipe
@@ -26,9 +28,11 @@ def run(args: argparse.Namespace) -> int:
     from client_worker.__main__ import check_ports
     from client_worker.__main__ import run as serve
 
+    fill_from_environment(args, os.environ)
     check_ports(args)
     if args.recipe is not None:
         prepare(args)
+    options.check_shards(args.shards)
     return serve(args)
 
 

@@ -30,6 +30,13 @@ from tests.federation import SITE, SOON, Diary, Federation
 ANYWHERE_HERE = WebAddress(LOOPBACK, 0)
 
 
+def _nobody_waits() -> threading.Event:
+    """A server that goes at once"""
+    stop = threading.Event()
+    stop.set()
+    return stop
+
+
 @dataclass
 class Turnstile(Diary):
     """A round may close once it has been let through."""
@@ -56,7 +63,7 @@ class WatchedFederation(Federation):
 
     @contextmanager
     def served(self, address: WebAddress = ANYWHERE_HERE) -> Iterator[Watching]:
-        with watching(self.recipe.name, self.recipe, self.where, address) as watch:
+        with watching(self.recipe.name, self.recipe, self.where, address, _nobody_waits()) as watch:
             self.watch = watch
             yield watch
 

@@ -1,24 +1,25 @@
 """Updates that travel in chunks, and dead letters, over real RabbitMQ: what is broken, and what only looks so."""
 
 import dataclasses
-import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from broker_config.chunks import OVERHEAD_BYTES, split
-from broker_config.messages import TrainTask, Update
+from broker_config.messages import Update
 from broker_config.topology import DEAD_LETTERS, body_queue
 from broker_config.transports.rabbitmq_bodies import BODY_HEADER
 from broker_config.transports.rabbitmq_line import Line
 from broker_config.transports.rabbitmq_outlet import CHUNK_BYTES, Outlet
 from broker_config.transports.rabbitmq_url import account_of
 from broker_config.wire import encode_message
-from server_worker.inbox import Inbox
+from server_worker.inbox import MANY_LETTERS
 from tests.federation import SOON, Federation, Hands, Over, blobs_recipe
+from tests.serving import Looks, until
 
 LARGE = blobs_recipe(rounds=1, network={"name": "mlp", "width": 1100})
 """Its updates have 4.9 MB"""
@@ -118,31 +119,19 @@ def dead_reasons(hands: Hands) -> list[str | None]:
 
 
 @pytest.fixture
-def looked(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
-    """Released whenever the server has looked through the dead letters, which it does at every pause."""
-    monkeypatch.setattr("server_worker.rounds.DEAD_TASK_SECONDS", 0.0)
-    looks, look = threading.Semaphore(0), Inbox.dead_tasks
-
-    def counted(inbox: Inbox, on_task: Callable[[TrainTask, str], None]) -> None:
-        inbox._next_look = 0.0
-        look(inbox, on_task)
-        looks.release()
-
-    monkeypatch.setattr(Inbox, "dead_tasks", counted)
-    return looks
+def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
+    return Looks(monkeypatch)
 
 
 def test_a_task_that_somebody_put_among_the_updates_makes_nobody_give_up_its_client(
-    over: Over, looked: threading.Semaphore
+    over: Over, looks: Looks
 ) -> None:
     federation = over(blobs_recipe(rounds=1))
     hands, server = Hands(federation), federation.serve()
     tasks = hands.take(3)
     hands.send(tasks[0])
-    while looked.acquire(blocking=False):
-        pass
-    for _ in range(3):  # the first may have begun before the message came
-        assert looked.acquire(timeout=SOON)
+    until(lambda: any("misplaced" in note for note in federation.diary.notes))
+    looks.until_the_next()
     for task in tasks:
         hands.answer(task)
     server.result(SOON)
@@ -151,7 +140,7 @@ def test_a_task_that_somebody_put_among_the_updates_makes_nobody_give_up_its_cli
     assert {outcome.outcome for outcome in record.outcomes} <= {"accepted", "rejected_cosine"}
 
 
-def test_a_dead_task_is_found_behind_many_other_letters(over: Over, looked: threading.Semaphore) -> None:
+def test_a_dead_task_is_found_behind_many_other_letters(over: Over, looks: Looks) -> None:
     federation = over(blobs_recipe(rounds=1))
     hands, server = Hands(federation), federation.serve()
     poisoned, *others = hands.take(3)
@@ -166,6 +155,48 @@ def test_a_dead_task_is_found_behind_many_other_letters(over: Over, looked: thre
     assert outcomes[poisoned.client].outcome == "refused"
     assert outcomes[poisoned.client].detail == "its task is a dead letter (delivery_limit)"
     assert len(hands.dead_letters()) >= 152, "letters stay for people to see"
+
+
+def test_a_dead_task_is_found_behind_thousands_of_letters_and_they_go_back_at_once(
+    over: Over, looks: Looks
+) -> None:
+    federation, many = over(blobs_recipe(rounds=1)), MANY_LETTERS
+    hands, server = Hands(federation), federation.coordinate()
+    poisoned, *others = hands.take(3)
+    for number in range(many):
+        hands.transport.publish(DEAD_LETTERS, [b"garbage %d" % number])
+    hands.reject(poisoned, "delivery_limit")
+    looks.until_the_next()
+    for task in others:
+        hands.answer(task)
+    server.result(SOON)
+    outcomes = {outcome.client: outcome for outcome in federation.diary.records[0].outcomes}
+    assert outcomes[poisoned.client].detail == "its task is a dead letter (delivery_limit)"
+    assert sum(f"dead letters in {DEAD_LETTERS}" in note for note in federation.diary.notes) == 1
+    assert len(hands.dead_letters()) >= many + 1, "letters stay for people to see"
+
+
+@pytest.mark.parametrize(
+    "settings", [{"clients_per_round": 3}, {"mode": "buffered", "in_flight": 3, "buffer_size": 3}]
+)
+def test_dead_letters_of_an_earlier_life_are_not_believed(
+    over: Over, looks: Looks, settings: dict[str, Any]
+) -> None:
+    federation = over(blobs_recipe(rounds=1, federation=settings))
+    hands, server = Hands(federation), federation.serve()
+    tasks = hands.take(3)
+    federation.stop.set()
+    assert server.result(SOON).stopped
+    hands.reject(tasks[0], "delivery_limit")
+    with federation.resumed() as again:
+        server = again.serve()
+        looks.until_the_next()
+        for task in tasks:  # perhaps its owner has put right what killed the workers
+            hands.send(hands.train(task))
+        server.result(SOON)
+        outcomes = [outcome.outcome for outcome in again.diary.records[0].outcomes]
+    assert len(outcomes) == 3
+    assert set(outcomes) <= {"accepted", "rejected_cosine"}
 
 
 def test_leftovers_behind_garbage_are_counted_before_anybody_is_asked_again(

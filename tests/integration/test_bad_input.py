@@ -14,6 +14,7 @@ from broker_config.messages import Message, Refusal, TrainTask, Update
 from broker_config.transports.interface import ModelAddress
 from broker_config.wire import encode_arrays, encode_message
 from ops.services import Service
+from server_worker.claims import MOST_METRICS
 from server_worker.events import ClientOutcome, RoundRecord
 from tests.federation import SOON, Federation, Hands, Over, OverBrokers, apart, blobs_recipe
 
@@ -78,7 +79,7 @@ REFUSED: dict[str, tuple[str, Callable[[Update], bytes]]] = {
     ),
     "of a round to come": ("not_asked", lambda u: body_of(dataclasses.replace(u, round=7))),
     "of another activation": ("not_asked", lambda u: body_of(dataclasses.replace(u, activation=2))),
-    "from a model that nobody sent": ("stale", lambda u: body_of(dataclasses.replace(u, base_version=7))),
+    "from a model that nobody sent": ("not_asked", lambda u: body_of(dataclasses.replace(u, base_version=7))),
 }
 
 
@@ -185,6 +186,17 @@ INVALID: dict[str, tuple[str, Callable[[Update], Update]]] = {
     "another type": ("float32", lambda u: with_delta(u, u.tensors["delta.params"].astype(np.float64))),
     "another shape": ("float32", lambda u: with_delta(u, u.tensors["delta.params"][None])),
     "another tensor": ("instead of", lambda u: with_delta(u, u.tensors["delta.params"], more=np.ones(3))),
+    "no step": ("num_steps is 0", lambda u: dataclasses.replace(u, num_steps=0)),
+    "more steps than its samples make": (
+        "num_steps is",
+        lambda u: dataclasses.replace(u, num_steps=u.num_steps + 1),
+    ),
+    "a million million million steps": ("num_steps is", lambda u: dataclasses.replace(u, num_steps=10**18)),
+    "no samples": ("num_samples is 0", lambda u: dataclasses.replace(u, num_samples=0)),
+    "all the samples in the world": (
+        "num_samples is",
+        lambda u: dataclasses.replace(u, num_samples=2**63 - 1, num_steps=2**62),
+    ),
 }
 
 
@@ -203,9 +215,10 @@ def play_with(
 
 
 def test_updates_that_are_none_are_invalid_and_the_model_is_as_if_they_had_refused(over: Over) -> None:
-    everybody = {"split": {"labelled": 20, "clients": 10}, "federation": {"clients_per_round": 10}}
-    recipe = blobs_recipe(rounds=1, **everybody)
     cases = list(INVALID.values())
+    many = len(cases) + 3
+    everybody = {"split": {"labelled": 20, "clients": many}, "federation": {"clients_per_round": many}}
+    recipe = blobs_recipe(rounds=1, **everybody)
 
     def poison(number: int, update: Update) -> Message:
         return cases[number][1](update) if number < len(cases) else update
@@ -218,7 +231,7 @@ def test_updates_that_are_none_are_invalid_and_the_model_is_as_if_they_had_refus
     for number, (detail, _) in enumerate(cases):
         assert outcomes[number].outcome == "invalid"
         assert detail in outcomes[number].detail
-    assert {outcomes[n].outcome for n in range(len(cases), 10)} <= {"accepted", "rejected_cosine"}
+    assert {outcomes[n].outcome for n in range(len(cases), many)} <= {"accepted", "rejected_cosine"}
 
 
 def test_absurd_numbers_beside_a_good_update_stop_nobody(over: Over) -> None:
@@ -226,15 +239,17 @@ def test_absurd_numbers_beside_a_good_update_stop_nobody(over: Over) -> None:
     absurd: list[dict[str, Any]] = [
         {"metrics": {"pseudo_labels": 1e300, "credible": -1e300, "loss_total": 1e308}},
         {"metrics": {"pseudo_labels": 1e19, "credible": 1e19, "loss_total": 1e308}},
-        {"metrics": {}, "num_samples": 2**63 - 1},
+        {"metrics": {}},
     ]
     federation = over(recipe)
     digest, _ = play_with(federation, lambda n, update: dataclasses.replace(update, **absurd[n]))
     assert digest == play_with(over(recipe), lambda _, update: update)[0]
     record = federation.diary.records[0]
-    assert 0 <= record.credible < 2**63
-    assert 0 <= record.pseudo_labels < 2**63
-    assert np.isfinite(record.losses["loss_total"])
+    samples = [outcome.num_samples for outcome in record.outcomes]
+    assert 0 <= record.credible <= sum(samples)
+    assert 0 <= record.pseudo_labels <= sum(samples)
+    assert "loss_total" not in record.losses
+    assert all(np.isfinite(value) for value in record.losses.values())
 
 
 def test_a_long_refusal_is_one_line_of_bounded_length(over: Over) -> None:
@@ -254,10 +269,17 @@ def test_many_clients_that_say_as_much_as_they_may_fit_into_a_checkpoint(over: O
     )
     federation = over(recipe)
     hands, server = Hands(federation), federation.serve()
-    metrics = {f"{number:03}" + "x" * 97: 1.0 for number in range(256)}
+    metrics = {f"loss_{number:03}" + "x" * 92: 1.0 for number in range(128)}
+    metrics |= {f"loss_{number}": 1.0 for number in range(128)}
+    tensors = {f"{number}" + "x" * 200: np.zeros(0, np.float32) for number in range(200)}
     for number, task in enumerate(hands.take(many)):
-        update = Update(task.run, 1, task.client, 1, 1, 1, 1, {}, metrics)
+        update = Update(task.run, 1, task.client, 1, 1, 1, 1, tensors, metrics)
         hands.send(hands.train(task) if number == 0 else update)
         hands.settle(task)
     assert server.result(SOON).rounds_done == 1
-    assert len(federation.diary.records[0].outcomes) == many
+    record = federation.diary.records[0]
+    assert len(record.outcomes) == many
+    assert max(len(outcome.metrics) for outcome in record.outcomes) == MOST_METRICS
+    assert max(len(outcome.detail) for outcome in record.outcomes) <= 1000
+    kept = (federation.directory / "history.jsonl").stat().st_size
+    assert kept < many * (MOST_METRICS * 50 + 2000)

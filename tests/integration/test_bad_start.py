@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from ops.services.process import free_ports
 from tests.deployment import ROOT, write_all_shards, write_recipe
 from tests.federation import SOON, Over, blobs_recipe
 from tests.services import needed
+from tests.serving import until
 
 PATIENCE = 240.0
 SECRET = "open-sesame"
@@ -137,13 +137,6 @@ def started(
         yield found
 
 
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "nothing happened"
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize("name", REFUSED)
 def test_who_is_turned_away_ends_with_one_line_that_says_why(started: dict[str, Started], name: str) -> None:
     code = started[name].process.wait(PATIENCE)
@@ -165,7 +158,7 @@ def test_who_finds_no_broker_says_so_and_tries_until_it_is_asked_to_stop(
     started: dict[str, Started], module: str
 ) -> None:
     waiting = started[module]
-    until(lambda: "; trying again" in waiting.said() or waiting.process.poll() is not None)
+    until(lambda: "; trying again" in waiting.said() or waiting.process.poll() is not None, seconds=PATIENCE)
     assert waiting.what_to_say() in waiting.said()
     waiting.process.send_signal(signal.SIGTERM)
     assert waiting.process.wait(PATIENCE) == 0, waiting.said()
@@ -176,10 +169,11 @@ def test_who_finds_no_broker_says_so_and_tries_until_it_is_asked_to_stop(
 def test_a_server_that_waits_for_another_stops_when_it_is_asked_to(over: Over) -> None:
     first = over(blobs_recipe())
     leading = first.serve()
-    until(lambda: "started 1 of 3" in first.diary.notes)
+    until(lambda: "started 1 of 3" in first.diary.notes, seconds=PATIENCE)
     with first.resumed() as second:
         waiting = second.serve()
-        until(lambda: f"another server leads run {first.recipe.name}: waiting" in second.diary.notes)
+        said = f"another server leads run {first.recipe.name}: waiting"
+        until(lambda: said in second.diary.notes, seconds=PATIENCE)
         second.stop.set()
         assert waiting.result(SOON).stopped
         assert not leading.done()

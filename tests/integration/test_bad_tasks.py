@@ -30,7 +30,10 @@ BAD_TASKS: dict[str, tuple[str, Callable[[TrainTask], TrainTask]]] = {
         "version 99 of run",
         lambda task: dataclasses.replace(task, model=dataclasses.replace(task.model, version=99)),
     ),
-    "settings that are none": ("schema", lambda task: dataclasses.replace(task, learning='{"client": 7}')),
+    "settings that are none": (
+        "schema: hyperparameters: ",
+        lambda task: dataclasses.replace(task, learning='{"client": 7}'),
+    ),
 }
 
 
@@ -57,6 +60,7 @@ def test_bad_tasks_are_refused_by_name_and_the_worker_goes_on(over: Over) -> Non
     for (detail, _), task in zip(BAD_TASKS.values(), tasks, strict=False):
         assert outcomes[task.client].outcome == "refused"
         assert detail in outcomes[task.client].detail
+        assert outcomes[task.client].detail.count("schema: ") <= 1
     for task in tasks[len(BAD_TASKS) :]:
         assert outcomes[task.client].outcome in ("accepted", "rejected_cosine")
     dead = hands.dead_letters()

@@ -37,9 +37,10 @@ def check_every_task_has_one_outcome(run_dir: Path) -> list[dict[str, Any]]:
     assert checkpoint is not None
     assert [fields["round"] for fields in history] == list(range(1, checkpoint.round + 1))
     settled = Counter(outcome["client"] for fields in history for outcome in fields["outcomes"])
-    in_flight = Counter(client for client, _, _ in checkpoint.meta["buffer"]["flights"])
+    buffer = checkpoint.meta["buffer"]
+    unsettled = Counter(client for client, _, _ in [*buffer["flights"], *buffer["stale"]])
     asked = {client: count for client, count in enumerate(checkpoint.meta["activations"]) if count}
-    assert asked == dict(settled + in_flight)
+    assert asked == dict(settled + unsettled)
     return history
 
 

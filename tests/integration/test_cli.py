@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -138,7 +139,21 @@ def test_a_misspelt_setting_is_named_with_the_one_that_was_meant(tmp_path: Path)
         (["simulate", "missing.toml"], "cannot read recipe missing.toml"),
         (["simulate", "--set", "lr"], "--set wants key=value"),
         (["simulate", "--resume", "--run-dir", "not/there"], "nothing to resume in not/there"),
-        (["export", "not/a/run", "--format", "onnx"], "not/a/run is not the folder of a run"),
+        (["simulat"], "invalid choice: 'simulat', did you mean simulate? (see: fedil --help)"),
+        (["xyzzy"], "invalid choice: 'xyzzy' (choose from "),
+        (["ledger", "lst"], "did you mean list? (see: fedil ledger --help)"),
+        (["ledger", "list", "x", "y"], "unrecognized arguments: x y (see: fedil ledger list --help)"),
+        (["simulate", "--rounds", "3"], "unrecognized arguments: --rounds (see: fedil simulate --help)"),
+        (["ledger", "show", "x"], "CLIENT: wants a client's number, from 0 up, got 'x'"),
+        (["simulate", "--web", "99999"], "got '99999': ports end at 65535"),
+        (
+            ["status", "--store", "ampq://x"],
+            "--store (or FEDIL_STORE_URL) must begin with redis:// or rediss://",
+        ),
+        (["export", "not/a/run", "--format", "onnx"], "there is no folder not/a/run"),
+        (["export", "ops", "--format", "onnx"], "ops is not the folder of a run"),
+        (["report", "not/a/run"], "there is no folder not/a/run"),
+        (["ledger", "list", "--run-dir", "not/a/run"], "there is no folder not/a/run"),
         (["export", "not/a/run", "--format", "onyx"], "invalid choice: 'onyx'"),
         (["recipes", "show", "mnist-iid-01"], "did you mean"),
     ],
@@ -146,6 +161,60 @@ def test_a_misspelt_setting_is_named_with_the_one_that_was_meant(tmp_path: Path)
 )
 def test_wrong_arguments_are_one_line_and_exit_code_2(arguments: list[str], says: str) -> None:
     assert says in complaint(fedil(*arguments), 2)
+
+
+NOWHERE = ("redis://127.0.0.1:1", "amqp://127.0.0.1:1/")  # who waits for either is not heard of again
+
+
+@pytest.mark.parametrize(
+    ("broker", "store", "says"),
+    [
+        (
+            "foo://u:secret@x",
+            NOWHERE[0],
+            "--broker (or FEDIL_BROKER_URL) must begin with amqp:// or amqps://, not foo://",
+        ),
+        (NOWHERE[1], "u:secret@x", "--store (or FEDIL_STORE_URL) must begin with redis:// or rediss://"),
+    ],
+    ids=["broker", "store"],
+)
+@pytest.mark.parametrize(
+    "words", [["server", "--recipe", "digits"], ["worker", "--site", "s", "--shards", "ops"]]
+)
+def test_an_address_that_no_broker_has_is_refused_before_the_other_one_is_waited_for(
+    words: list[str], broker: str, store: str, says: str
+) -> None:
+    assert complaint(fedil(*words, "--broker", broker, "--store", store), 2) == f"fedil: {says}"
+    assert heavy_modules_loaded_by(*words, "--broker", broker, "--store", store) == set()
+
+
+def test_a_folder_without_shards_is_named_before_anything_heavy_is_loaded(tmp_path: Path) -> None:
+    words = ["worker", "--site", "s", "--broker", NOWHERE[1], "--store", NOWHERE[0], "--processes", "2"]
+    line = complaint(fedil(*words, "--shards", tmp_path), 2)
+    assert line == f"fedil: there are no shards in {tmp_path}: make them first, see fedil shards --help"
+    line = complaint(fedil(*words, "--shards", tmp_path / "no"), 2)
+    assert line.startswith(f"fedil: there is no folder {tmp_path / 'no'}: make the shards first")
+    assert heavy_modules_loaded_by(*words, "--shards", tmp_path) == set()
+
+
+def test_a_port_that_is_taken_is_a_wrong_setting(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+        for words in (
+            ["simulate", "--quiet", "--run-dir", str(tmp_path / "run")],
+            [
+                "worker",
+                "--site",
+                "s",
+                "--shards",
+                str(tmp_path),
+                "--broker",
+                NOWHERE[1],
+                "--store",
+                NOWHERE[0],
+            ],
+        ):
+            assert f"cannot serve pages at {place}" in complaint(fedil(*words, "--web", place), 2)
 
 
 def test_a_missing_dataset_is_one_line_exit_code_1_and_leaves_an_older_run_alone(tmp_path: Path) -> None:
@@ -223,7 +292,7 @@ def test_evaluate_measures_the_accuracy_that_the_run_reported(run_dir: Path) -> 
 
 
 def test_a_model_that_the_run_does_not_have_is_named(run_dir: Path) -> None:
-    assert "ema" in complaint(fedil("evaluate", run_dir, "--model", "ema"), 1)
+    assert "ema" in complaint(fedil("evaluate", run_dir, "--model", "ema"), 2)
 
 
 def test_an_exported_model_carries_the_digest_that_the_run_reported(run_dir: Path, tmp_path: Path) -> None:

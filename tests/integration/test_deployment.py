@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,10 @@ import pytest
 from broker_config.stores import connect_store
 from broker_config.topology import workers_topic
 from ops.services import Service
+from server_worker.history import read_history
+from server_worker.selection import select_clients
 from tests.deployment import ROOT, Deployed, write_all_shards, write_recipe
+from tests.serving import until
 
 SOON = 240.0
 """Seconds within which a small run ends, however busy the machine."""
@@ -99,21 +103,43 @@ def forget_everything(service: Service) -> None:
 def test_clients_of_a_site_without_workers_are_not_asked(
     rabbitmq: Service, redis: Service, tmp_path: Path
 ) -> None:
-    more = "quorum = 0.25\nsite_timeout_seconds = 1.0\n[federation.sites]\nhere = 8\nelsewhere = 4\n"
-    recipe = write_recipe(tmp_path, rounds=5, more=more, deadline=10.0)
+    more = "site_timeout_seconds = 1.0\n[federation.sites]\nhere = 8\nelsewhere = 4\n"
+    recipe = write_recipe(tmp_path, rounds=5, more=more)
     write_all_shards(recipe, tmp_path / "shards")
     with Deployed(tmp_path / "run", recipe, rabbitmq.url, redis.url, workers=0) as run:
-        store = connect_store(redis.url)
         run.wait_until_logged(run.server_log, "round 1 of 5 is next", SOON)
-        run.add_worker("here")
         run.add_worker("elsewhere")
-        run.wait_until_logged(run.server_log, ", round 1: closed: ", SOON)
-        run.workers[1].stop()
-        store.withdraw(workers_topic("elsewhere"), next(iter(store.notices(workers_topic("elsewhere")))))
-        store.close()
+        with closing(connect_store(redis.url)) as store:
+            topic = workers_topic("elsewhere")
+            until(lambda: store.notices(topic), run.tail, SOON)
+            run.workers[0].stop()
+            store.withdraw(topic, next(iter(store.notices(topic))))
+        run.wait_until_logged(run.server_log, "site elsewhere has no worker", SOON)
+        run.add_worker("here")
         run.wait(SOON)
         said = run.server_log.read_text("utf-8")
-        assert "site elsewhere has no worker" in said
         # The last round asked only those who are there: nobody was missing.
         assert re.search(r"round 5: closed: accepted \d of 4", said)
         assert len(re.findall(r"round 5, client [0-7]: ", said)) == 4
+
+
+def test_a_round_that_asks_only_a_site_without_workers_turns_to_others_and_a_killed_server_stays_with_them(
+    rabbitmq: Service, redis: Service, tmp_path: Path
+) -> None:
+    more = "site_timeout_seconds = 1.0\n[federation.sites]\nhere = 8\nelsewhere = 4\n"
+    recipe = write_recipe(tmp_path, rounds=4, more=more)
+    everybody_elsewhere = (8, 9, 10, 11)
+    seed = next(n for n in range(10**5) if select_clients(n, 1, range(12), 4) == everybody_elsewhere)
+    recipe.write_text(f"seed = {seed}\n" + recipe.read_text("utf-8"), "utf-8")
+    with Deployed(tmp_path / "deployed", recipe, rabbitmq.url, redis.url, workers=0) as run:
+        run.wait_until_logged(run.server_log, "round 1 of 4 is next", SOON)
+        run.add_worker("here")
+        run.wait_until_logged(run.server_log, "round 1: the sites of all who were asked are gone", SOON)
+        run.server.kill()
+        run.wait(SOON)
+        assert run.server.starts == 2, run.tail()
+    first, *others = read_history(tmp_path / "deployed" / "run" / "history.jsonl")
+    learned = [o["client"] for o in first["outcomes"] if o["outcome"] in ("accepted", "rejected_cosine")]
+    assert len(learned) == 4
+    assert not set(learned) & set(everybody_elsewhere)
+    assert len(others) == 3

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -18,6 +17,7 @@ from client_worker.shards import write_shards
 from tests.deployment import ROOT
 from tests.federation import SOON, Federation, Hands, Over, OverBrokers, at_work, blobs_recipe
 from tests.integration.gated_network import Gate, Gated
+from tests.serving import until
 
 GATE = "FEDIL_TEST_GATE"
 NETWORK = "tests.integration.test_elastic:gated_at_workers"
@@ -81,21 +81,14 @@ class Worker:
         return self._log.read_text("utf-8")
 
     def until_it_says(self, text: str) -> None:
-        until(lambda: text in self.said(), self.said)
+        until(lambda: text in self.said(), self.said, PATIENCE)
 
     def until_training(self) -> None:
-        until(self.gate.arrivals, self.said)
+        until(self.gate.arrivals, self.said, PATIENCE)
 
     def end(self) -> None:
         self.process.kill()
         self.process.wait()
-
-
-def until(condition: Callable[[], object], said: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"nothing happened; {said()}"
-        time.sleep(0.02)
 
 
 Start = Callable[..., Worker]
@@ -148,7 +141,7 @@ def test_a_worker_that_is_asked_to_stop_gives_its_task_to_another_and_status_sho
     stopping = start(federation, "stopping", opened=False)
     stopping.until_training()
     start(federation, "staying", opened=True)
-    until(lambda: states(federation) == ["idle", "training"], lambda: status(federation))
+    until(lambda: states(federation) == ["idle", "training"], lambda: status(federation), PATIENCE)
     facts = status(federation)["runs"][federation.recipe.name]
     assert (facts["state"], facts["phase"], facts["round"]) == ("running", "wait", 1)
     assert facts["sites"] == {federation.site: 6}

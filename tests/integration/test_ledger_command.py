@@ -139,13 +139,13 @@ def test_a_simulation_is_looked_at_in_its_folder(run_dir: Path, capsys: pytest.C
     ("words", "code", "what"),
     [
         (["list"], 2, "FEDIL_STORE_URL"),
-        (["list", "--store", "URL"], 2, "--run RUN"),
+        (["list", "--store", "URL"], 2, "--run ID"),
         (["list", "--store", "memory:///run.sock", "--run", RUN], 2, "--run-dir"),
         (["list", "--store", "URL", "--run", "unknown"], 1, "no ledgers of run 'unknown'"),
         (["show", "99", "--store", "URL", "--run", RUN], 1, "nothing of client 99"),
         (["show", "13", "--store", "URL", "--run", RUN], 1, "not_fedil"),
         (["list", "--store", "redis://:secret@127.0.0.1:1/0", "--run", RUN], 1, "127.0.0.1:1 is away"),
-        (["list", "--run-dir", "nowhere"], 1, "not a run"),
+        (["list", "--run-dir", "nowhere"], 2, "there is no folder nowhere"),
         (["list", "--run-dir", "nowhere", "--site", "north"], 2, "leave out"),
     ],
 )

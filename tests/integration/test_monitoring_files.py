@@ -16,11 +16,17 @@ import pytest
 
 from ops.monitoring import Places, prometheus_files, write_monitoring
 from ops.services import private_prometheus
-from ops.services.process import find_program, wait_until
+from ops.services.process import find_program, free_ports, wait_until
 from tests.integration.monitored import Api
 from tests.services import needed
 
 SOON = 60.0
+
+
+def nobody(every_seconds: int = 15) -> Places:
+    """Where nothing listens; at the usual ports there may be a real deployment."""
+    ports = [f"127.0.0.1:{port}" for port in free_ports(["server", "rabbitmq"]).values()]
+    return Places(servers=(ports[0],), rabbitmq=(ports[1],), every_seconds=every_seconds)
 
 
 def monitoring(*words: str | Path) -> "subprocess.CompletedProcess[str]":
@@ -151,7 +157,7 @@ PODS = [
 
 
 def test_pods_are_found_by_their_annotations_and_named_by_their_labels(tmp_path: Path) -> None:
-    files = prometheus_files(Places())
+    files = prometheus_files(nobody())
     discovery = "    kubernetes_sd_configs:\n      - role: pod\n"
     assert files["kubernetes.yml"].count(discovery) == 4
     config = files["kubernetes.yml"].replace(discovery, "    file_sd_configs:\n      - files: [pods.json]\n")
@@ -207,7 +213,7 @@ def test_a_worker_cannot_pass_for_a_server_nor_flood_prometheus(tmp_path: Path) 
     flood = "".join(f'fedil_worker_loss{{term="{number}"}} 1\n' for number in range(2000))
     with exporter(LIES) as liar, exporter(flood) as flooder:
         workers = [{"targets": [place], "labels": {"site": "north"}} for place in (liar, flooder)]
-        files = prometheus_files(Places(every_seconds=1)) | {"targets/workers.json": json.dumps(workers)}
+        files = prometheus_files(nobody(every_seconds=1)) | {"targets/workers.json": json.dumps(workers)}
         list(write_monitoring(tmp_path, files))
         with needed(lambda: private_prometheus(tmp_path, files["prometheus.yml"])) as prometheus:
             api = Api(prometheus.url, 1)

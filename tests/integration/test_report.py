@@ -66,7 +66,7 @@ def browser() -> Iterator[Chromium]:
 
 def report(*arguments: str | Path, **variables: str) -> list[Path]:
     """The files that it says it has written."""
-    done = fedil("report", *arguments, **variables)
+    done = fedil("report", *arguments, cwd=ROOT, **variables)
     assert done.returncode == 0, done.stderr
     return [Path(line) for line in done.stdout.splitlines()]
 
@@ -178,7 +178,7 @@ def test_seeds_are_put_together_and_other_recipes_stand_beside_them(finished: Pa
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["not/a/run"], "not/a/run is not the folder of a run"),
+        (["not/a/run"], "there is no folder not/a/run"),
         (["RUN", "ops"], "ops is not the folder of a run"),
         (["RUN", "--png", "RUN"], "put --png after the runs"),
         (["RUN", "--out", "no/such/report.html"], "there is no folder no/such"),

@@ -36,7 +36,7 @@ def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def parsed(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    return parser.parse_args(["--site", "s", "--broker", "x://b", "--store", "x://s", *words])
+    return parser.parse_args(["--site", "s", "--broker", "memory:///b", "--store", "memory:///s", *words])
 
 
 def test_children_that_keep_dying_end_the_parent_with_their_last_words(
@@ -46,17 +46,18 @@ def test_children_that_keep_dying_end_the_parent_with_their_last_words(
     script.write_text(SAYS_WHY_AND_DIES)
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
-    with pytest.raises(FedILError, match=r"workers keep dying \(exit code 3\): the reason is x://b"):
+    with pytest.raises(FedILError, match=r"workers keep dying \(exit code 3\): the reason is memory:///b"):
         run(parsed("--shards", str(tmp_path), "--processes", "2"))
     said = capfd.readouterr().err
-    assert "worker 0: the reason is x://b\n" in said
-    assert "worker 1: the reason is x://b\n" in said
+    assert "worker 0: the reason is memory:///b\n" in said
+    assert "worker 1: the reason is memory:///b\n" in said
 
 
 def test_a_missing_folder_is_one_line_before_anything_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--site", "s", "--shards", str(tmp_path / "no"), "--broker", "x://b", "--store", "x://s"]
+    addresses = ["--broker", "memory:///b", "--store", "memory:///s"]
+    words = ["--site", "s", "--shards", str(tmp_path / "no"), *addresses]
     monkeypatch.setattr(sys, "argv", ["client_worker", *words])
     assert main() == 1
     said = capsys.readouterr().err

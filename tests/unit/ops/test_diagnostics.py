@@ -25,10 +25,10 @@ ALL_RIGHT = ledger([0, 1, 2], [True, True, True])
 def test_purity_is_the_share_of_right_labels_over_all_clients() -> None:
     store = MemoryStore()
     diagnostics = LedgerDiagnostics(store, "run", LABELS, CLIENTS)
-    assert diagnostics.purity() == {"pseudo_labels": None, "credible": None}
+    assert diagnostics.purity({}) == {"pseudo_labels": None, "credible": None}
     store.commit("run", 0, 1, ONE_RIGHT_OF_TWO)
     store.commit("run", 1, 1, ALL_RIGHT)
-    assert diagnostics.purity() == {"pseudo_labels": 4 / 5, "credible": 1.0}
+    assert diagnostics.purity({0: 1, 1: 1}) == {"pseudo_labels": 4 / 5, "credible": 1.0}
 
 
 @pytest.mark.parametrize("damaged", [b"nonsense", ledger([0, 1], [True, True])], ids=["bytes", "size"])
@@ -37,7 +37,7 @@ def test_a_ledger_that_makes_no_sense_is_left_out(damaged: bytes) -> None:
     store.commit("run", 0, 1, ONE_RIGHT_OF_TWO)
     store.commit("run", 1, 1, damaged)
     diagnostics = LedgerDiagnostics(store, "run", LABELS, CLIENTS)
-    assert diagnostics.purity() == {"pseudo_labels": 1 / 2, "credible": 1.0}
+    assert diagnostics.purity({}) == {"pseudo_labels": 1 / 2, "credible": 1.0}
 
 
 def test_a_damaged_file_costs_the_purity_and_not_the_run(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_a_damaged_file_costs_the_purity_and_not_the_run(tmp_path: Path) -> None
     store.commit("run", 0, 1, ONE_RIGHT_OF_TWO)
     (tmp_path / "run" / "0" / "1.ledger").write_bytes(b"nonsense")
     diagnostics = LedgerDiagnostics(store, "run", LABELS, CLIENTS)
-    assert diagnostics.purity() == {"pseudo_labels": None, "credible": None}
+    assert diagnostics.purity({}) == {"pseudo_labels": None, "credible": None}
 
 
 def test_only_the_ledgers_of_clients_that_trained_are_decoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +60,7 @@ def test_only_the_ledgers_of_clients_that_trained_are_decoded_again(monkeypatch:
     for client in (0, 1):
         store.commit("run", client, 1, ONE_RIGHT_OF_TWO)
     diagnostics = LedgerDiagnostics(store, "run", LABELS, CLIENTS)
-    diagnostics.purity()
+    diagnostics.purity({})
     store.commit("run", 1, 2, ALL_RIGHT)
-    assert diagnostics.purity()["pseudo_labels"] == 4 / 5
+    assert diagnostics.purity({1: 2})["pseudo_labels"] == 4 / 5
     assert decoded == [ONE_RIGHT_OF_TWO, ONE_RIGHT_OF_TWO, ALL_RIGHT]

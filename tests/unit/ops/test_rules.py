@@ -17,6 +17,7 @@ from ops.services import private_prometheus
 from ops.services.process import find_program
 from tests.services import needed
 
+NOWHERE = "127.0.0.1:1"
 SCENARIOS = Path(__file__).parent / "rules"
 ALERT = re.compile(
     r"^      - alert: (?P<name>\w+)$.*?^        expr:(?P<expr>.*?)(?=^        (?:for|labels):)"
@@ -89,7 +90,7 @@ def test_the_shipped_configuration_is_valid(promtool: str) -> None:
 def rules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, Any]]]:
     """As Prometheus reads them."""
     folder = tmp_path_factory.mktemp("prometheus")
-    files = prometheus_files(Places())
+    files = prometheus_files(Places(servers=(NOWHERE,), rabbitmq=(NOWHERE,)))
     list(write_monitoring(folder, files))
     with needed(lambda: private_prometheus(folder, files["prometheus.yml"])) as prometheus:
         with urllib.request.urlopen(f"{prometheus.url}/api/v1/rules") as reply:

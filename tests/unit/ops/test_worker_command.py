@@ -76,6 +76,8 @@ def test_shards_that_exist_are_not_overwritten(
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[argparse.Namespace]:
     """The options that a worker was started with"""
+    monkeypatch.setenv("FEDIL_BROKER_URL", "amqp://127.0.0.1:1/")
+    monkeypatch.setenv("FEDIL_STORE_URL", "redis://127.0.0.1:1")
     options: list[argparse.Namespace] = []
 
     def serve(given: argparse.Namespace) -> int:

@@ -59,14 +59,27 @@ def test_an_answer_counts_or_the_objection_has_a_name(
     assert OPEN.objection(answer) == objection
 
 
-@pytest.mark.parametrize(
-    ("outcome", "objection"),
-    [("accepted", "duplicate"), ("refused", "duplicate"), ("missing", "late"), ("stale", "stale")],
-)
-def test_what_comes_after_the_outcome_does_not_count(outcome: str, objection: str) -> None:
+@pytest.mark.parametrize("outcome", ["accepted", "refused", "invalid"])
+def test_what_comes_after_the_outcome_does_not_count(outcome: str) -> None:
     settled = OPEN.record(ClientOutcome(2, outcome))
-    assert settled.objection(update(2, 5, 5)) == objection
+    assert settled.objection(update(2, 5, 5)) == "duplicate"
     assert settled.aggregated().objection(update(2, 5, 5)) == "late"
+
+
+def test_who_was_given_up_may_still_answer_until_the_aggregation() -> None:
+    given_up = OPEN.record(ClientOutcome(2, "missing"))
+    assert 2 not in given_up.awaited
+    assert given_up.objection(update(2, 5, 5)) is None
+    assert given_up.record(accepted(2)) == OPEN.record(accepted(2))
+    assert given_up.aggregated().objection(update(2, 5, 5)) == "late"
+
+
+def test_while_somebody_who_was_given_up_is_there_not_everybody_has_refused() -> None:
+    refused = OPEN.record(ClientOutcome(1, "refused")).record(ClientOutcome(2, "refused"))
+    given_up = refused.record(ClientOutcome(3, "missing"))
+    assert given_up.all_refuse([1, 2])
+    assert not given_up.all_refuse([1, 2, 3])
+    assert given_up.record(ClientOutcome(3, "refused")).all_refuse([1, 2, 3])
 
 
 def test_staleness_counts_versions_and_lessens_the_weight() -> None:
@@ -121,10 +134,7 @@ def test_it_aggregates_what_there_is_when_nobody_is_left_to_wait_for_or_to_ask()
 def test_a_client_is_given_up_when_its_own_time_is_over() -> None:
     assert OPEN.overdue(109.9) == ()
     assert [outcome.client for outcome in OPEN.overdue(110.0)] == [3]
-    assert [(o.client, o.outcome, o.staleness) for o in OPEN.overdue(113.0)] == [
-        (2, "missing", 1),
-        (3, "missing", 2),
-    ]
+    assert [(o.client, o.outcome) for o in OPEN.overdue(113.0)] == [(2, "missing"), (3, "missing")]
     assert "10 s" in OPEN.overdue(110.0)[0].detail
     assert OPEN.record(accepted(3)).overdue(110.0) == ()
 
@@ -139,6 +149,17 @@ def test_who_started_too_many_versions_ago_is_not_waited_for() -> None:
     assert following.answered == 0
     assert following.bases() == (5, 7)
     assert following.objection(update(3, 1, 4)) == "stale"
+
+
+def test_who_was_too_slow_for_one_version_is_asked_for_the_current_one_and_both_are_told() -> None:
+    following = OPEN.record(accepted(1)).aggregated()
+    assert following.replacements([3]) == (3,)  # nobody else may be there
+    again = following.ask([3], 200.0)
+    assert again.flights[3] == Flight(2, 7, 200.0)
+    assert again.objection(update(3, 1, 4)) == "stale"
+    answered = again.record(accepted(3))
+    assert [(o.client, o.outcome) for o in answered.outcomes()] == [(3, "stale"), (3, "accepted")]
+    assert [outcome.client for outcome in answered.aggregated().outcomes()] == [2]
 
 
 def test_with_no_staleness_allowed_only_the_current_version_counts() -> None:
@@ -289,7 +310,8 @@ class Federation(RuleBasedStateMachine):
     @rule()
     def the_server_aggregates(self) -> None:
         for outcome in self.buffer.outcomes():
-            self.outcomes[outcome.client, self.buffer.flights[outcome.client].activation] += 1
+            tasks = self.buffer.stale if outcome.outcome == "stale" else self.buffer.flights
+            self.outcomes[outcome.client, tasks[outcome.client].activation] += 1
         version = self.buffer.version
         self.buffer = self.buffer.aggregated()
         assert self.buffer.version == version + 1
@@ -301,10 +323,12 @@ class Federation(RuleBasedStateMachine):
     def the_server_dies_and_resumes(self) -> None:
         resumed = OpenBuffer.from_fields(json.loads(self.saved), self.terms, self.activations, self.now)
         again = resumed
-        for outcome in self.buffer.outcomes():
+        for outcome in self.buffer.arrived.values():
             again = again.record(outcome)
         assert again == replace(
-            self.buffer, flights={c: replace(f, since=self.now) for c, f in self.buffer.flights.items()}
+            self.buffer,
+            flights={c: replace(f, since=self.now) for c, f in self.buffer.flights.items()},
+            stale={c: replace(f, since=self.now) for c, f in self.buffer.stale.items()},
         )
         assert again.replacements(self.clients) == self.buffer.replacements(self.clients)
         self.buffer = resumed
@@ -317,16 +341,20 @@ class Federation(RuleBasedStateMachine):
 
     @invariant()
     def every_task_is_settled_or_in_flight(self) -> None:
-        in_flight = {(client, flight.activation) for client, flight in self.buffer.flights.items()}
-        assert set(self.issued) == in_flight | set(self.outcomes)
-        assert not in_flight & set(self.outcomes)
+        tasks = [*self.buffer.flights.items(), *self.buffer.stale.items()]
+        unsettled = {(client, flight.activation) for client, flight in tasks}
+        assert len(unsettled) == len(tasks)
+        assert set(self.issued) == unsettled | set(self.outcomes)
+        assert not unsettled & set(self.outcomes)
 
     @invariant()
-    def when_nobody_is_left_it_aggregates_or_says_that_all_refuse(self) -> None:
+    def when_nobody_is_left_it_aggregates_or_says_that_all_refuse_or_hopes_for_who_was_given_up(self) -> None:
         buffer, candidates = self.buffer, self.clients
-        if not buffer.awaited and not buffer.replacements(candidates) and buffer.answered:
-            assert buffer.may_aggregate(candidates) != buffer.all_refuse(candidates)
-        assert not (buffer.may_aggregate(candidates) and buffer.all_refuse(candidates))
+        aggregates, refused = buffer.may_aggregate(candidates), buffer.all_refuse(candidates)
+        if not buffer.awaited and not buffer.replacements(candidates):
+            hopes = any(outcome.outcome == "missing" for outcome in buffer.arrived.values())
+            assert aggregates or refused or hopes
+        assert not (aggregates and refused)
 
 
 Federation.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

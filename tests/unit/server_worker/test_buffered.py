@@ -1,45 +1,24 @@
 """Buffered mode with the real loop: who waits for whom, what counts, and what a crash leaves behind."""
 
 import dataclasses
-import threading
-import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from broker_config.errors import CheckpointDamaged, FedILError
-from broker_config.messages import Refusal, TrainTask
-from broker_config.transports.interface import Delivery
 from server_worker.checkpoint import CheckpointFolder
 from server_worker.events import RoundRecord
 from server_worker.progress import Progress
 from server_worker.recipe import Recipe
-from server_worker.rounds import DEAD_TASK_SECONDS
-from tests.federation import RUN, SITE, SOON, Federation, Hands, Server, blobs_recipe, serving
+from tests.federation import RUN, Federation, blobs_recipe
+from tests.serving import Clock, TwoSites, served
 
 
 def buffered(rounds: int = 4, seed: int = 0, **federation: Any) -> Recipe:
     base = {"mode": "buffered", "in_flight": 4, "buffer_size": 2}
     return blobs_recipe(rounds=rounds, seed=seed, federation={**base, **federation})
-
-
-class Clients(Hands):
-    def refuse(self, task: TrainTask) -> None:
-        self.send(Refusal(RUN, task.round, task.client, task.activation, "no", "no data"))
-
-    def kill(self, task: TrainTask) -> None:
-        self.reject(task, "delivery_limit")
-
-
-@contextmanager
-def served(federation: Federation) -> Iterator[tuple[Server, Clients]]:
-    clients = Clients(federation)
-    with closing(clients.transport), serving(federation) as server:
-        yield server, clients
 
 
 def outcomes(record: RoundRecord) -> list[tuple[int, str, int | None]]:
@@ -52,8 +31,9 @@ def check_every_task_has_one_outcome(progress: Progress, records: list[RoundReco
     assert sorted(by_round) == list(range(1, progress.round + 1))
     settled = Counter(o.client for record in by_round.values() for o in record.outcomes)
     assert progress.buffer is not None
-    in_flight = Counter(client for client, _, _ in progress.buffer["flights"])
-    assert {c: n for c, n in enumerate(progress.activations) if n} == dict(settled + in_flight)
+    open_tasks = [*progress.buffer["flights"], *progress.buffer["stale"]]
+    unsettled = Counter(client for client, _, _ in open_tasks)
+    assert {c: n for c, n in enumerate(progress.activations) if n} == dict(settled + unsettled)
 
 
 def test_a_run_learns_and_explains_every_task(tmp_path: Path) -> None:
@@ -101,19 +81,19 @@ def test_a_server_that_dies_at_any_moment_goes_on_and_counts_everything_once(
 
 def test_a_task_sent_after_the_last_checkpoint_is_known_to_the_next_server(tmp_path: Path) -> None:
     federation = Federation(buffered(buffer_size=3), tmp_path)
-    with served(federation) as (server, clients):
-        tasks = clients.take(4)
-        clients.answer(tasks[0])
-        (later,) = clients.take(1)
+    with served(federation) as (server, hands):
+        tasks = hands.take(4)
+        hands.answer(tasks[0])
+        (later,) = hands.take(1)
         server.die()
     resumed = Federation(buffered(buffer_size=3, rounds=1), tmp_path, broker=federation.broker)
-    with served(resumed) as (server, clients):
-        again = clients.take(4)
+    with served(resumed) as (server, hands):
+        again = hands.take(4)
         # Who has answered already is not asked again; what lay in the queue comes beside what is sent anew.
         assert tasks[0].client not in {task.client for task in again}
         assert (later.client, later.activation) in {(task.client, task.activation) for task in again}
-        clients.answer(tasks[1])
-        clients.answer(later)
+        hands.answer(tasks[1])
+        hands.answer(later)
         server.end()
     (record,) = resumed.diary.records
     assert sorted(o.client for o in record.outcomes) == sorted(
@@ -124,13 +104,13 @@ def test_a_task_sent_after_the_last_checkpoint_is_known_to_the_next_server(tmp_p
 
 def test_a_slow_client_holds_nobody_up_and_its_update_counts_late(tmp_path: Path) -> None:
     federation = Federation(buffered(rounds=3, in_flight=2, buffer_size=1), tmp_path)
-    with served(federation) as (server, clients):
-        slow, task = clients.take(2)
+    with served(federation) as (server, hands):
+        slow, task = hands.take(2)
         for _ in range(2):
-            clients.answer(task)
-            (task,) = clients.take(1)
+            hands.answer(task)
+            (task,) = hands.take(1)
         assert task.model.version == 3
-        clients.answer(slow)
+        hands.answer(slow)
         server.end()
     assert outcomes(federation.diary.records[-1]) == [(slow.client, "accepted", 2)]
     assert federation.diary.records[-1].delta_norm > 0
@@ -138,12 +118,12 @@ def test_a_slow_client_holds_nobody_up_and_its_update_counts_late(tmp_path: Path
 
 def test_a_client_is_not_asked_twice_for_one_version(tmp_path: Path) -> None:
     federation = Federation(buffered(rounds=1, in_flight=5, buffer_size=5), tmp_path)
-    with served(federation) as (server, clients):
-        asked = clients.take(5)
-        clients.answer(asked[0])
-        asked += clients.take(1)
+    with served(federation) as (server, hands):
+        asked = hands.take(5)
+        hands.answer(asked[0])
+        asked += hands.take(1)
         for task in asked[1:5]:
-            clients.answer(task)
+            hands.answer(task)
         server.end()
     assert len({task.client for task in asked}) == 6
 
@@ -151,13 +131,13 @@ def test_a_client_is_not_asked_twice_for_one_version(tmp_path: Path) -> None:
 def test_who_is_too_stale_is_named_its_place_is_filled_and_its_answer_dropped(tmp_path: Path) -> None:
     recipe = buffered(rounds=3, in_flight=2, buffer_size=1, max_staleness=0)
     federation = Federation(recipe, tmp_path)
-    with served(federation) as (server, clients):
-        slow, quick = clients.take(2)
-        clients.answer(quick)
-        tasks = clients.take(2)  # for the one that answered and for the one that is too late
+    with served(federation) as (server, hands):
+        slow, quick = hands.take(2)
+        hands.answer(quick)
+        tasks = hands.take(2)  # for the one that answered and for the one that is too late
         assert [task.model.version for task in tasks] == [2, 2]
-        clients.send(dataclasses.replace(clients.answer(tasks[0]), client=slow.client, round=1))
-        clients.answer(clients.take(1)[0])
+        hands.send(dataclasses.replace(hands.answer(tasks[0]), client=slow.client, round=1))
+        hands.answer(hands.take(1)[0])
         server.end()
     second = federation.diary.records[1]
     assert (slow.client, "stale", 1) in outcomes(second)
@@ -168,14 +148,14 @@ def test_who_is_too_stale_is_named_its_place_is_filled_and_its_answer_dropped(tm
 
 def test_strangers_and_repeats_change_nothing_and_are_named(tmp_path: Path) -> None:
     federation = Federation(buffered(rounds=1), tmp_path)
-    with served(federation) as (server, clients):
-        first, second, *_ = clients.take(4)
-        update = clients.answer(first)
-        clients.send(update)
-        clients.send(dataclasses.replace(update, run="another"))
-        clients.send(dataclasses.replace(update, activation=7))
-        clients.send(dataclasses.replace(update, round=9, base_version=9, client=second.client))
-        clients.answer(second)
+    with served(federation) as (server, hands):
+        first, second, *_ = hands.take(4)
+        update = hands.answer(first)
+        hands.send(update)
+        hands.send(dataclasses.replace(update, run="another"))
+        hands.send(dataclasses.replace(update, activation=7))
+        hands.send(dataclasses.replace(update, round=9, base_version=9, client=second.client))
+        hands.answer(second)
         server.end()
     (record,) = federation.diary.records
     assert len(record.outcomes) == 2
@@ -185,11 +165,11 @@ def test_strangers_and_repeats_change_nothing_and_are_named(tmp_path: Path) -> N
 
 def test_a_task_that_is_a_dead_letter_is_not_waited_for(tmp_path: Path) -> None:
     federation = Federation(buffered(rounds=1), tmp_path)
-    with served(federation) as (server, clients):
-        tasks = clients.take(4)
-        clients.kill(tasks[0])
-        assert len(clients.take(1)) == 1  # its place is filled
-        clients.answer(tasks[1])
+    with served(federation) as (server, hands):
+        tasks = hands.take(4)
+        hands.reject(tasks[0], "delivery_limit")
+        assert len(hands.take(1)) == 1  # its place is filled
+        hands.answer(tasks[1])
         server.end()
     found = {o.client: o for o in federation.diary.records[0].outcomes}
     assert found[tasks[0].client].outcome == "refused"
@@ -198,35 +178,25 @@ def test_a_task_that_is_a_dead_letter_is_not_waited_for(tmp_path: Path) -> None:
 
 def test_when_everybody_refuses_the_run_ends_and_says_why(tmp_path: Path) -> None:
     federation = Federation(buffered(), tmp_path)
-    with served(federation) as (server, clients):
+    with served(federation) as (server, hands):
         for _ in range(4):
-            clients.refuse(clients.take(1)[0])
+            hands.refuse(hands.take(1)[0])
         with pytest.raises(FedILError, match=r"round 1: every client refused; the first says no: no data"):
             server.end()
-
-
-class Clock:
-    """Stands still, but for jumps."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_a_client_that_does_not_answer_in_time_is_given_up_and_replaced(tmp_path: Path) -> None:
     clock = Clock()
     federation = Federation(buffered(rounds=1, in_flight=3), tmp_path, clock=clock)
-    with served(federation) as (server, clients):
-        silent = clients.take(2)
-        (task,) = clients.take(1)
+    with served(federation) as (server, hands):
+        silent = hands.take(2)
+        (task,) = hands.take(1)
         clock.now = 50.0
-        clients.answer(task)
-        (late,) = clients.take(1)
+        hands.answer(task)
+        (late,) = hands.take(1)
         clock.now = 70.0
-        clients.take(2)
-        clients.answer(late)
+        hands.take(2)
+        hands.answer(late)
         server.end()
     (record,) = federation.diary.records
     found = {o.client: (o.outcome, o.detail) for o in record.outcomes}
@@ -238,83 +208,26 @@ def test_a_client_that_does_not_answer_in_time_is_given_up_and_replaced(tmp_path
 def test_silence_ends_the_run_and_says_what_to_do(tmp_path: Path) -> None:
     clock = Clock()
     federation = Federation(buffered(), tmp_path, clock=clock)
-    with served(federation) as (server, clients):
-        clients.take(4)
+    with served(federation) as (server, hands):
+        hands.take(4)
         clock.now = 60.0
         with pytest.raises(FedILError, match=r"no client has answered for 60 s: start workers or raise"):
             server.end()
 
 
-def test_time_without_a_broker_is_nobodys_fault(tmp_path: Path) -> None:
-    clock, away, outage = Clock(), [0.0], threading.Event()
-    federation = Federation(buffered(rounds=1), tmp_path, clock=clock, away=lambda: away[0])
-    with served(federation) as (server, clients):
-        receive = server.transport.receive
-
-        def receive_after_an_outage(queue: str, timeout_seconds: float) -> Delivery | None:
-            if not outage.is_set():
-                clock.now, away[0] = 100.0, 99.0
-                outage.set()
-            return receive(queue, timeout_seconds)
-
-        tasks = clients.take(4)
-        server.transport.receive = receive_after_an_outage  # type: ignore[method-assign]
-        assert outage.wait(SOON)
-        for task in tasks[:2]:
-            clients.answer(task)
-        server.end()
-    (record,) = federation.diary.records
-    assert {o.outcome for o in record.outcomes} == {"accepted"}
-
-
-def test_a_dead_letter_of_an_earlier_life_is_not_believed(tmp_path: Path) -> None:
-    federation = Federation(buffered(rounds=1, in_flight=2), tmp_path)
-    with served(federation) as (server, clients):
-        for task in clients.take(2):
-            clients.kill(task)
-        server.die()
-    federation.stop.clear()
-    with served(federation) as (server, clients):
-        tasks = clients.take(2)
-        time.sleep(1.5 * DEAD_TASK_SECONDS)  # it has looked through the letters by now
-        for task in tasks:
-            clients.answer(task)
-        server.end()
-    (record,) = federation.diary.records
-    assert {o.outcome for o in record.outcomes} == {"accepted"}
-
-
-class TwoSites:
-    """Clients 0-2 belong to one site and 3-5 to the other; one of them may go."""
-
-    gone: str | None = None
-
-    def names(self) -> tuple[str, ...]:
-        return (SITE, "there")
-
-    def site_of(self, client: int) -> str:
-        return SITE if client < 3 else "there"
-
-    def may_speak(self, sender: str | None, client: int) -> bool:
-        return True
-
-    def present(self) -> tuple[str, ...]:
-        return tuple(site for site in self.names() if site != self.gone)
-
-
 def test_clients_of_a_site_that_went_away_give_their_places_to_others(tmp_path: Path) -> None:
     sites = TwoSites()
     federation = Federation(buffered(rounds=2, in_flight=6, buffer_size=5), tmp_path, sites=sites)
-    with served(federation) as (server, clients):
-        tasks = clients.take(3)
-        clients.answer(tasks[0])
+    with served(federation) as (server, hands):
+        tasks = hands.take(3)
+        hands.answer(tasks[0])
         sites.gone = "there"
-        clients.answer(tasks[1])
-        clients.answer(tasks[2])
+        hands.answer(tasks[1])
+        hands.answer(tasks[2])
         # Three answers are all that there can be: the buffer does not wait for five.
-        for task in clients.take(3):
+        for task in hands.take(3):
             assert task.model.version == 2
-            clients.answer(task)
+            hands.answer(task)
         server.end()
     first = {o.client: (o.outcome, o.detail) for o in federation.diary.records[0].outcomes}
     assert [first[client][0] for client in range(3)] == ["accepted"] * 3

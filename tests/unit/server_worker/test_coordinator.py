@@ -27,7 +27,7 @@ QUEUE = updates_queue(RUN)
 def fake_update(**changes: object) -> Update:
     """An honest-looking answer of a client selected in round 1; `changes` make it bad."""
     delta = np.zeros(1, np.float32)
-    base = Update(RUN, 1, 0, 1, 1, 10, 5, {"delta.params": delta, "delta.buffers": delta[:0]})
+    base = Update(RUN, 1, 0, 1, 1, 10, 2, {"delta.params": delta, "delta.buffers": delta[:0]})
     return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
 
 

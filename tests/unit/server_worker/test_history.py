@@ -1,12 +1,14 @@
 import dataclasses
+import json
 import os
 from pathlib import Path
 
 import pytest
 
+from broker_config.errors import FedILError
 from ops.view import QuietView
 from server_worker.events import ClientOutcome
-from server_worker.history import HistoryWriter, read_history
+from server_worker.history import HistoryWriter, read_history, read_records
 from tests.unit.ops.records import make_record, write_history
 
 
@@ -43,3 +45,25 @@ def test_every_answer_of_a_client_is_told(tmp_path: Path) -> None:
     for client in range(3):
         writer.update_arrived(1, ClientOutcome(client, "accepted"), client + 1, 3)
     assert len(answers) == 3
+
+
+def test_a_half_written_last_line_is_passed_over_and_a_damaged_one_before_it_is_named(tmp_path: Path) -> None:
+    write_history(tmp_path, [make_record(number) for number in (1, 2, 3)])
+    path = tmp_path / "history.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:2]) + lines[2][:50])
+    assert [record.round for record in read_records(path)] == [1, 2]
+    path.write_text(lines[0] + lines[1][:50] + "\n" + lines[2])
+    with pytest.raises(FedILError, match=r"history\.jsonl, line 2 is damaged .*: take it out"):
+        list(read_records(path))
+
+
+def test_what_a_later_version_has_added_is_passed_over(tmp_path: Path) -> None:
+    fields = dataclasses.asdict(make_record(1)) | {"of_tomorrow": 1}
+    fields["outcomes"][0]["of_tomorrow"] = 2
+    path = tmp_path / "history.jsonl"
+    path.write_text(json.dumps(fields) + "\n")
+    assert list(read_records(path)) == [make_record(1)]
+    path.write_text('{"round": 1}\n')
+    with pytest.raises(FedILError, match="line 1 is no round"):
+        list(read_records(path))

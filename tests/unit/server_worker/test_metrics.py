@@ -60,6 +60,7 @@ NAMES = {
     "fedil_workers_alive": GAUGE,
     "fedil_clients_alive": GAUGE,
     "fedil_clients": GAUGE,
+    "fedil_over_selected_ratio": GAUGE,
     "fedil_store_memory_bytes": GAUGE,
     "fedil_store_evicted_keys_total": COUNTER,
     "fedil_brokers_reachable": GAUGE,

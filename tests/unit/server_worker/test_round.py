@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -23,7 +25,7 @@ def answer(client: int, activation: int, number: int = 4, run: str = "r", base_v
         (answer(1, 2, number=5), "not_asked"),
         (answer(1, 1), "not_asked"),
         (answer(2, 2), "not_asked"),
-        (answer(1, 2, base_version=3), "stale"),
+        (answer(1, 2, base_version=3), "not_asked"),
     ],
 )
 def test_an_answer_belongs_to_the_round_or_the_objection_has_a_name(
@@ -37,6 +39,40 @@ def test_a_client_counts_once() -> None:
     assert once.objection(answer(1, 2)) == "duplicate"
     assert once.record(ClientOutcome(1, "invalid")) is once
     assert once.record(ClientOutcome(77, "accepted")) is once
+
+
+def test_who_was_given_up_may_still_answer_while_the_round_is_open() -> None:
+    given_up = OPEN.record(ClientOutcome(1, "missing"))
+    assert given_up.awaited == (5, 9)
+    assert given_up.objection(answer(1, 2)) is None
+    assert given_up.record(ClientOutcome(1, "accepted")) == OPEN.record(ClientOutcome(1, "accepted"))
+
+
+def test_a_round_is_deserted_when_nobody_has_learned_and_somebody_is_gone() -> None:
+    gone = OPEN.record(ClientOutcome(1, "missing")).record(ClientOutcome(5, "missing"))
+    assert gone.record(ClientOutcome(9, "refused")).is_deserted
+    assert not gone.record(ClientOutcome(9, "invalid")).is_deserted
+    refused = OPEN.record(ClientOutcome(1, "refused")).record(ClientOutcome(5, "refused"))
+    assert not refused.record(ClientOutcome(9, "refused")).is_deserted
+
+
+def test_who_was_asked_before_the_others_is_late_and_explained() -> None:
+    deserted = OPEN.record(ClientOutcome(5, "refused", detail="no"))
+    deserted = deserted.record(ClientOutcome(1, "missing", detail="gone"))
+    before = {outcome.client: outcome for outcome in deserted.outcomes()}
+    over = (0, 2, 0, 0, 0, 1, 0, 0, 0, 3)
+    again = replace(OPEN, activations={5: 2, 7: 1}, abandoned=before, over=over)
+    assert again.objection(answer(1, 2)) == "late"
+    assert again.objection(answer(5, 1)) == "late"
+    assert again.objection(answer(5, 2)) is None
+    assert again.objection(answer(1, 3)) == "not_asked"
+    outcomes = again.record(ClientOutcome(5, "accepted")).outcomes()
+    assert [(o.client, o.outcome, o.detail) for o in outcomes] == [
+        (1, "missing", "gone"),
+        (5, "accepted", ""),
+        (7, "missing", "no answer before the round closed"),
+        (9, "missing", "no answer before the round closed"),
+    ]
 
 
 def test_it_closes_when_all_have_answered_or_the_quorum_has_at_the_deadline() -> None:
@@ -55,6 +91,16 @@ def test_with_over_selection_it_closes_when_enough_have_answered() -> None:
     over = OpenRound("r", 1, dict.fromkeys(range(5), 1), needed=2, quorum=2, deadline=9.0)
     over = over.record(ClientOutcome(3, "accepted")).record(ClientOutcome(4, "accepted"))
     assert over.may_close(0.0)
+
+
+def test_what_is_invalid_does_not_close_a_round_over_those_who_still_learn() -> None:
+    over = OpenRound("r", 1, dict.fromkeys(range(4), 1), needed=2, quorum=2, deadline=9.0)
+    over = over.record(ClientOutcome(0, "invalid")).record(ClientOutcome(1, "invalid"))
+    assert not over.may_close(0.0)
+    assert (
+        over.record(ClientOutcome(2, "accepted")).record(ClientOutcome(3, "rejected_cosine")).may_close(0.0)
+    )
+    assert over.record(ClientOutcome(2, "refused")).record(ClientOutcome(3, "invalid")).may_close(0.0)
 
 
 def test_the_silent_are_explained_too() -> None:

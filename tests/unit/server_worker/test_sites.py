@@ -45,6 +45,17 @@ def test_a_site_that_vanished_is_named_once_and_so_is_its_return() -> None:
     assert notes == ["site b has no worker: its clients are not asked until it has one", "site b is back"]
 
 
+def test_the_store_is_asked_once_a_second_at_most_however_often_loops_ask() -> None:
+    clock, store = Clock(), MemoryStore()
+    asked: list[str] = []
+    notices = store.notices
+    store.notices = lambda topic: asked.append(topic) or notices(topic)  # type: ignore[func-returns-value, method-assign]
+    sites = watched(store, clock, [])
+    for clock.now in (1.0, 1.1, 1.9, 2.0):
+        assert sites.present() == ("a", "b")
+    assert len(asked) == 2 * len(sites.names())
+
+
 def test_a_site_speaks_for_its_own_clients_only() -> None:
     sites = watched(MemoryStore(), Clock(), [])
     assert sites.may_speak("site-a", 3)

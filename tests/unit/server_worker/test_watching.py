@@ -9,6 +9,7 @@ from urllib.request import urlopen
 
 import pytest
 
+import server_worker.watching
 from broker_config.addresses import LOOPBACK, WebAddress
 from broker_config.web import PortTaken
 from server_worker.run_dir import RunDir
@@ -17,6 +18,11 @@ from server_worker.watching import Watching, watching
 from tests.federation import blobs_recipe
 
 ANY = WebAddress(LOOPBACK, 0)
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_worker.watching, "_LINGER_SECONDS", 3.0)
 
 
 def ask(watch: Watching, path: str) -> tuple[int, str]:
@@ -30,7 +36,7 @@ def ask(watch: Watching, path: str) -> tuple[int, str]:
 
 
 def test_a_server_is_ready_only_while_it_leads(tmp_path: Path) -> None:
-    with watching("r", blobs_recipe(), RunDir(tmp_path), ANY) as watch:
+    with watching("r", blobs_recipe(), RunDir(tmp_path), ANY, threading.Event()) as watch:
         assert ask(watch, "readyz") == (503, "starting\n")
         watch.standing_by()
         assert ask(watch, "readyz") == (503, "standby: another server leads this run\n")
@@ -46,14 +52,14 @@ def test_prometheus_finds_the_workers_that_say_where_they_are(tmp_path: Path) ->
     hostile: list[object] = [None, 7, "nonsense", "host:port", "a b:1", "x:1/../", "host:1\n", ["a:1"]]
     good = {"site": "north", "name": "n", "metrics": "gpu-3.example:9000"}
     others = [{"site": "south", "name": "s", "metrics": place} for place in hostile]
-    with watching("r", blobs_recipe(), RunDir(tmp_path), ANY) as watch:
+    with watching("r", blobs_recipe(), RunDir(tmp_path), ANY, threading.Event()) as watch:
         watch.survey(Survey(workers=(good, *others)))
         found = json.loads(ask(watch, "targets")[1])
     assert found == [{"targets": ["gpu-3.example:9000"], "labels": {"site": "north"}}]
 
 
 def test_the_page_and_nothing_beside_it_is_served(tmp_path: Path) -> None:
-    with watching("r", blobs_recipe(), RunDir(tmp_path), ANY) as watch:
+    with watching("r", blobs_recipe(), RunDir(tmp_path), ANY, threading.Event()) as watch:
         status, page = ask(watch, "")
         assert status == 200
         assert "<html" in page
@@ -62,20 +68,22 @@ def test_the_page_and_nothing_beside_it_is_served(tmp_path: Path) -> None:
 
 
 def test_a_port_that_is_taken_is_named_before_anything_begins(tmp_path: Path) -> None:
-    with watching("r", blobs_recipe(), RunDir(tmp_path), ANY) as first:
+    with watching("r", blobs_recipe(), RunDir(tmp_path), ANY, threading.Event()) as first:
         assert first.url
         port = int(first.url.rstrip("/").rpartition(":")[2])
         with pytest.raises(PortTaken, match=f"{port}.*--web"):
-            watching("r", blobs_recipe(), RunDir(tmp_path), WebAddress(LOOPBACK, port)).__enter__()
+            watching(
+                "r", blobs_recipe(), RunDir(tmp_path), WebAddress(LOOPBACK, port), threading.Event()
+            ).__enter__()
         # Nobody asked for this very one.
         usual = WebAddress(LOOPBACK, port, fixed=False)
-        with watching("r", blobs_recipe(), RunDir(tmp_path), usual) as second:
+        with watching("r", blobs_recipe(), RunDir(tmp_path), usual, threading.Event()) as second:
             assert second.url not in (None, first.url)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_nobody_is_waited_for_who_was_not_watching(tmp_path: Path) -> None:
-    with watching("r", blobs_recipe(), RunDir(tmp_path), ANY) as watch:
+    with watching("r", blobs_recipe(), RunDir(tmp_path), ANY, threading.Event()) as watch:
         ask(watch, "healthz")
         began = time.monotonic()
         watch.linger(threading.Event())
@@ -83,7 +91,7 @@ def test_nobody_is_waited_for_who_was_not_watching(tmp_path: Path) -> None:
 
 
 def test_who_was_watching_sees_the_end(tmp_path: Path) -> None:
-    with watching("r", blobs_recipe(), RunDir(tmp_path), ANY) as watch:
+    with watching("r", blobs_recipe(), RunDir(tmp_path), ANY, threading.Event()) as watch:
         ask(watch, "metrics")
         ask(watch, "api/state")
         watch.ended("done")
@@ -95,3 +103,52 @@ def test_who_was_watching_sees_the_end(tmp_path: Path) -> None:
         assert json.loads(ask(watch, "api/state")[1])["state"] == "done"
         lingering.join(60)
         assert not lingering.is_alive()
+
+
+def test_prometheus_is_waited_for_even_by_a_server_that_was_stopped_and_a_page_is_not(tmp_path: Path) -> None:
+    stop = threading.Event()
+    stop.set()
+    with watching("r", blobs_recipe(), RunDir(tmp_path), ANY, stop) as watch:
+        ask(watch, "api/state")
+        ask(watch, "metrics")
+        watch.ended("stopped")
+        lingering = threading.Thread(target=watch.linger, args=(stop,))
+        lingering.start()
+        lingering.join(0.5)
+        assert lingering.is_alive()
+        assert "fedil_running" in ask(watch, "metrics")[1]
+        lingering.join(60)
+
+
+def test_a_run_that_failed_is_to_be_missed_and_says_why(tmp_path: Path) -> None:
+    told = list[str]()
+
+    def fail() -> None:
+        with watching("r", blobs_recipe(), RunDir(tmp_path), ANY, threading.Event()) as watch:
+            watch.leading(("a",), lambda: ({}, {}))
+            watch.watcher.run_started(1, 3)
+            ended = watch.ended
+
+            def remember(state: str, reason: str = "") -> None:
+                ended(state, reason)
+                told.extend((ask(watch, "metrics")[1], ask(watch, "api/state")[1]))
+
+            watch.ended = remember  # type: ignore[method-assign]
+            raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="the disk is full"):
+        fail()
+    assert 'fedil_running{run="r"} 1.0' in told[0]
+    state = json.loads(told[1])
+    assert (state["state"], state["reason"]) == ("failed", "the disk is full")
+
+
+def test_a_server_that_got_the_lead_back_is_ready_again(tmp_path: Path) -> None:
+    with watching("r", blobs_recipe(), RunDir(tmp_path), ANY, threading.Event()) as watch:
+        watch.leading_again()
+        assert ask(watch, "readyz") == (503, "starting\n")
+        watch.leading(("a",), lambda: ({}, {}))
+        watch.standing_by()
+        watch.leading_again()
+        assert ask(watch, "readyz") == (200, "ready\n")
+        assert json.loads(ask(watch, "api/state")[1])["state"] == "running"

@@ -1,0 +1,185 @@
+"""What the loops of both modes do alike: the server's step, taking what arrives, giving up who will not answer."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Protocol, Self, TypeVar
+
+from broker_config.messages import Refusal, TrainTask, Update
+from fedil_model.datasets.interface import Samples
+from fedil_model.methods.interface import Fold, Method, ServerStep
+from fedil_model.parameters import from_arrays
+from server_worker.asking import Asking
+from server_worker.claims import impossible, kept_metrics, one_line
+from server_worker.closing import close_round
+from server_worker.errors import named
+from server_worker.events import ClientOutcome
+from server_worker.inbox import Arrival, Inbox
+from server_worker.progress import Progress
+from server_worker.recipe import Recipe
+from server_worker.reporting import Reporter, Stopwatch
+from server_worker.round import MISSING
+from server_worker.surroundings import Surroundings
+
+POLL_SECONDS = 0.5
+DEAD_TASK_SECONDS = 2.0
+"""How long nothing may arrive before the dead letters are looked through."""
+_OF_NO_USE = ("late", "stale")
+"""Objections to answers that are good and came too late"""
+
+
+class Open(Protocol):
+    """What answers arrive for: a round or a buffer, as a value."""
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def asked(self) -> Mapping[int, int]:
+        """Client → the activation that its outcome belongs to"""
+
+    @property
+    def awaited(self) -> tuple[int, ...]: ...
+
+    @property
+    def answered(self) -> int: ...
+
+    @property
+    def expected(self) -> int:
+        """Answers that are wanted, for people"""
+
+    def staleness(self, client: int) -> int | None: ...
+
+    def weight(self, client: int) -> float: ...
+
+    def objection(self, answer: Update | Refusal) -> str | None: ...
+
+    def record(self, outcome: ClientOutcome) -> Self: ...
+
+    def outcomes(self) -> tuple[ClientOutcome, ...]: ...
+
+
+_Open = TypeVar("_Open", bound=Open)
+
+
+class Collecting:
+    def __init__(
+        self,
+        run: str,
+        recipe: Recipe,
+        method: Method,
+        labelled: Samples,
+        around: Surroundings,
+        reporter: Reporter,
+    ) -> None:
+        self._run, self._recipe, self._method, self._labelled = run, recipe, method, labelled
+        self._around, self._reporter = around, reporter
+        self._asking = Asking(run, recipe, around)
+        self.inbox = Inbox(run, around)
+
+    def _server_step(self, progress: Progress, stamps: Stopwatch) -> ServerStep:
+        number = progress.round + 1
+        self._reporter.enter(number, "server_step")
+        step = named(
+            "the server's step", lambda: self._method.server_step(progress.state, self._labelled, number)
+        )
+        stamps.lap("server_step")
+        return step
+
+    def _aggregate(
+        self, progress: Progress, step: ServerStep, fold: Fold, closed: Open, stamps: Stopwatch
+    ) -> Progress:
+        self._reporter.enter(closed.number, "close")
+        folded = fold.close()
+        for note in folded.notes:
+            self._around.watcher.note(f"round {closed.number}: {note}")
+        stamps.lap("fold")
+        return close_round(
+            progress,
+            self._recipe,
+            self._method,
+            self._labelled,
+            step=step,
+            folded=folded,
+            outcomes=closed.outcomes(),
+            asked=closed.asked,
+            refused=self.inbox.take_refused(),
+            seconds=stamps.seconds(),
+        )
+
+    def _receive(
+        self, timeout_seconds: float, opened: _Open, progress: Progress, fold: Fold, stamps: Stopwatch
+    ) -> tuple[_Open, bool]:
+        """One answer, if one comes in time; and whether one came. It is gone from memory when this returns, before
+        the next one comes."""
+        arrival = self.inbox.next(timeout_seconds)
+        self._reporter.report(wait=False)
+        stamps.lap("wait")
+        if arrival is None:
+            return opened, False
+        opened = self._take(arrival, opened, fold)
+        self._asking.check_store(arrival.answer, progress.answered)
+        stamps.lap("fold")
+        return opened, True
+
+    def _take(self, arrival: Arrival, opened: _Open, fold: Fold) -> _Open:
+        answer = arrival.answer
+        objection = opened.objection(answer)
+        if objection is None:
+            outcome = self._judge(answer, fold, opened.weight(answer.client))
+            self.inbox.hold(arrival)
+            return self._record(opened, outcome)
+        if objection == "duplicate":
+            self.inbox.hold_repeat(arrival)
+        elif objection in _OF_NO_USE:
+            self.inbox.drop(arrival, objection)
+        else:
+            self.inbox.refuse(arrival.delivery, objection, f"round {answer.round}, client {answer.client}")
+        return opened
+
+    def _judge(self, answer: Update | Refusal, fold: Fold, weight: float) -> ClientOutcome:
+        if isinstance(answer, Refusal):
+            detail = one_line(f"{answer.reason}: {answer.detail}")
+            return ClientOutcome(answer.client, "refused", detail=detail)
+        if wrong := impossible(answer, self._recipe.client):
+            return ClientOutcome(answer.client, "invalid", detail=wrong)
+        verdict = fold.add(from_arrays(answer.tensors), answer.num_steps, answer.base_version, weight)
+        return ClientOutcome(
+            answer.client,
+            verdict.outcome,
+            verdict.cosine,
+            one_line(verdict.detail),
+            kept_metrics(answer),
+            answer.num_samples,
+        )
+
+    def _record(self, opened: _Open, outcome: ClientOutcome) -> _Open:
+        outcome = replace(outcome, staleness=opened.staleness(outcome.client))
+        opened = opened.record(outcome)
+        self._around.watcher.update_arrived(opened.number, outcome, opened.answered, opened.expected)
+        return opened
+
+    # ---- who will not answer ---------------------------------------------------------------------------------
+
+    def _give_up_on_absent_sites(self, opened: _Open, present: Iterable[str]) -> _Open:
+        """As long as others have workers: when nobody has, all wait."""
+        there = set(present)
+        for client in opened.awaited:
+            if there and self._around.sites.site_of(client) not in there:
+                outcome = ClientOutcome(client, MISSING, detail="its site has no worker")
+                opened = self._record(opened, outcome)
+        return opened
+
+    def _give_up_on_dead_tasks(self, opened: _Open) -> _Open:
+        """Only on what this life has sent: what an earlier one was not answered may be answered now."""
+        dead: dict[int, str] = {}
+        asked = opened.asked
+
+        def note(task: TrainTask, reason: str) -> None:
+            if asked.get(task.client) == task.activation and self._asking.has_sent(task):
+                dead[task.client] = reason
+
+        self.inbox.dead_tasks(note)
+        for client in sorted(dead.keys() & set(opened.awaited)):
+            detail = f"its task is a dead letter ({dead[client]})"
+            opened = self._record(opened, ClientOutcome(client, "refused", detail=detail))
+        return opened

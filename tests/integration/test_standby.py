@@ -1,0 +1,140 @@
+"""A standby server beside one that has lost its connection and not its life, over real RabbitMQ and Redis."""
+
+import dataclasses
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from broker_config.messages import TrainTask
+from server_worker.deployment import Deployment, Outcome, serve
+from server_worker.run_lock import FolderInUse, sole_use
+from tests.federation import SOON, Diary, Federation, Hands, Over, OverBrokers, blobs_recipe
+from tests.integration.cut_connection import Wire
+from tests.serving import until
+
+
+class Fence(Wire):
+    """A wire that lets nobody through for a while."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._is_open = threading.Event()
+        self._is_open.set()
+        super().__init__(host, port)
+
+    def cut(self) -> None:
+        self._is_open.clear()
+        for each in self._sockets:
+            if each is not self._listener:
+                with suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+
+    def mend(self) -> None:
+        self._is_open.set()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near = self._listener.accept()[0]
+                if not self._is_open.is_set():
+                    near.close()
+                    continue
+                far = socket.create_connection(self._there)
+                self._sockets += [near, far]
+                self._begin(self._forward, near, far)
+
+
+@contextmanager
+def fence_before(url: str) -> Iterator[tuple[Fence, str]]:
+    """And the URL that leads through it."""
+    parts = urlsplit(url)
+    assert parts.hostname
+    assert parts.port
+    fence = Fence(parts.hostname, parts.port)
+    try:
+        yield fence, url.replace(f":{parts.port}", f":{fence.port}")
+    finally:
+        fence.close()
+
+
+@pytest.fixture
+def refusals(monkeypatch: pytest.MonkeyPatch) -> list[FolderInUse]:
+    """How often a server found the folder of its run in use"""
+    found: list[FolderInUse] = []
+
+    @contextmanager
+    def noting(run_dir: Path) -> Iterator[None]:
+        try:
+            with sole_use(run_dir):
+                yield
+        except FolderInUse as error:
+            found.append(error)
+            raise
+
+    monkeypatch.setattr("server_worker.deployment.sole_use", noting)
+    return found
+
+
+@contextmanager
+def standby_of(federation: OverBrokers) -> Iterator[tuple["Future[Outcome]", Diary]]:
+    """Another server of the same run and folder, once it waits for the first."""
+    words = (federation.recipe, federation.directory, federation.broker_url, federation.store_url)
+    standing_by = Deployment(*words, federation.recipe.name, "cpu", standby=True)
+    stop, diary = threading.Event(), Diary()
+    with ThreadPoolExecutor(1) as thread:
+        try:
+            standby = thread.submit(serve, standing_by, diary, stop)
+            until(lambda: any("another server leads run" in note for note in diary.notes))
+            yield standby, diary
+        finally:
+            stop.set()
+
+
+def play(hands: Hands, tasks: list[TrainTask], rounds: int) -> None:
+    for number in range(rounds):
+        for task in tasks:
+            hands.answer(task)
+        if number + 1 < rounds:
+            tasks = hands.take(3)
+
+
+def test_a_standby_gives_the_lead_back_to_a_server_that_has_lost_its_connection_and_not_its_life(
+    over: Over, tmp_path: Path, refusals: list[FolderInUse]
+) -> None:
+    undisturbed = Federation(blobs_recipe(), tmp_path / "undisturbed")
+    undisturbed.play()
+    federation = over(blobs_recipe())
+    with (
+        fence_before(federation.broker_url) as (fence, url),
+        dataclasses.replace(federation, broker_url=url) as cut_off,
+    ):
+        hands, server = Hands(federation), cut_off.serve()
+        tasks = hands.take(3)
+        with standby_of(federation) as (standby, diary):
+            fence.cut()
+            until(lambda: refusals, lambda: diary.notes)
+            fence.mend()
+            play(hands, tasks, 2)
+            last = hands.take(3)
+            assert not standby.done()
+        assert standby.result(SOON).stopped
+        play(hands, last, 1)
+        outcome = server.result(SOON)
+    assert (outcome.model_digest, outcome.ledger_digest) == undisturbed.digests()
+
+
+def test_a_standby_that_waits_until_the_run_is_over_finds_it_done(over: Over) -> None:
+    federation = over(blobs_recipe())
+    hands, server = Hands(federation), federation.serve()
+    tasks = hands.take(3)
+    with standby_of(federation) as (standby, _):
+        play(hands, tasks, 3)
+        outcome = server.result(SOON)
+        after = standby.result(SOON)
+    assert (after.rounds_done, after.model_digest) == (3, outcome.model_digest)
+    assert not after.stopped

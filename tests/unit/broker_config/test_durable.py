@@ -1,0 +1,25 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from broker_config.durable import append_line
+from broker_config.errors import BrokerUnavailable
+
+
+def test_a_line_that_does_not_reach_the_disk_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "history.jsonl"
+    append_line(path, b"one")
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(BrokerUnavailable, match=r"cannot use .*history\.jsonl: No space left on device"):
+            append_line(path, b"two")
+    assert path.read_bytes() == b"one\n"
+    append_line(path, b"three")
+    assert path.read_bytes() == b"one\nthree\n"

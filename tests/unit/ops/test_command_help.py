@@ -1,0 +1,50 @@
+"""What `--help` says, of every command."""
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ops.cli import make_parser
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_every_option_of_every_command_says_what_it_is_for() -> None:
+    for parser in parsers_under(make_parser()):
+        unsaid = [
+            action.dest for action in parser._actions if not action.help and action.nargs != argparse.PARSER
+        ]
+        assert unsaid == [], parser.prog
+
+
+def parsers_under(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    yield parser
+    for action in parser._actions:
+        if action.nargs == argparse.PARSER:
+            for below in dict(action.choices or {}).values():
+                yield from parsers_under(below)
+
+
+@pytest.mark.parametrize("module", ["server_worker", "client_worker"])
+def test_the_workers_own_help_says_what_each_option_is_for(module: str) -> None:
+    command = [sys.executable, "-m", module, "--help"]
+    wide = os.environ | {"COLUMNS": "400"}
+    said = subprocess.run(
+        command, capture_output=True, encoding="utf-8", env=wide, cwd=ROOT, check=True
+    ).stdout
+    described = [option.split() for option in said.partition("options:")[2].split("\n  -")[1:]]
+    assert len(described) > 5
+    assert [words for words in described if len(words) < 4] == []
+
+
+def test_one_style_for_defaults_and_for_what_need_not_be_given() -> None:
+    said = {parser.prog: " ".join(parser.format_help().split()) for parser in parsers_under(make_parser())}
+    told_otherwise = [prog for prog, text in said.items() if "(default: " in text]
+    assert [prog for prog in told_otherwise if not prog.startswith("fedil broker ")] == []
+    assert said["fedil recipes"].startswith("usage: fedil recipes [-h] [show NAME [--resolved]] List")
+    assert said["fedil ledger list"].count("--run ID") == 2
