@@ -15,6 +15,9 @@ from fedil_model.methods.interface import Folded, State
 from fedil_model.optimiser import decay_factor, learning_rate
 from fedil_model.parameters import Weights
 
+_BUSIEST = 4.0
+"""Times the effort of the middle client"""
+
 
 class FedILFold:
     """Eq. 24-26 for one version, and what is done when nobody is accepted."""
@@ -85,9 +88,14 @@ class FedILFold:
         if step is not None:
             self._apply(step)
         norm = float(torch.linalg.vector_norm(step.params)) if step is not None else 0.0
-        # The middle one: what a single client claims must not decide what the increments look like.
-        effort = statistics.median(self._efforts) if self._efforts else 0.0
-        return Folded(self._state, norm, self._fold.gauge.step_norm, effort, notes)
+        return Folded(self._state, norm, self._fold.gauge.step_norm, self._effort(), notes)
+
+    def _effort(self) -> float:
+        """A mean does not move further than the busiest of those it is made of; but what a single client claims must
+        not decide what the increments look like."""
+        if not self._efforts:
+            return 0.0
+        return min(max(self._efforts), _BUSIEST * statistics.median(self._efforts))
 
     def _with_the_servers_step_of_now(self, delta: Weights | None) -> Weights | None:
         """Clients that start from θ₀ bring the server's step of their version along. Steps that θ′ has long taken

@@ -270,15 +270,21 @@ def test_decay_is_taken_out_at_the_learning_rate_of_the_version_an_update_starte
     assert fold.add(update((c - 1.0) * theta), 40, 5).detail == "the client did not move"
 
 
-def test_the_effort_is_the_middle_one_of_those_that_count_at_their_own_learning_rate() -> None:
+def test_the_effort_is_that_of_the_busiest_update_that_counts_at_its_own_learning_rate() -> None:
     fold, bases, _ = opened()
     fold.add(update(step_of(bases, 7)), 30, 7)
     fold.add(update(step_of(bases, 4)), 29, 4)
-    fold.add(update(step_of(bases, 7)), 20, 7)
     fold.add(update(-step_of(bases, 4)), 1000, 4)
     rates = {v: learning_rate(LEARNING.client, v, LEARNING.rounds) for v in (4, 7)}
-    assert 20 * rates[7] < 30 * rates[7] < 29 * rates[4]
-    assert fold.close().effort == pytest.approx(30 * rates[7])
+    assert fold.close().effort == pytest.approx(max(30 * rates[7], 29 * rates[4]))
+
+
+def test_one_who_claims_a_thousand_times_the_steps_of_others_does_not_decide_the_effort() -> None:
+    fold, bases, _ = opened()
+    for num_steps in (29, 30, 30_000):
+        assert fold.add(update(step_of(bases, 7)), num_steps, 7).counts
+    rate = learning_rate(LEARNING.client, 7, LEARNING.rounds)
+    assert fold.close().effort == pytest.approx(4 * 30 * rate)
 
 
 def test_a_faded_step_is_noted_if_it_is_that_of_a_version_in_use() -> None:
