@@ -152,7 +152,8 @@ def _serve(
                 watcher.note,
             ),
             purity=purity(store, run, materials) if purity else lambda _: {},
-            away=lambda: transport.away_seconds,
+            away=lambda: transport.away_seconds + store.away_seconds,
+            look=lambda: connect_transport(deployment.broker),
         )
         stack.enter_context(Surveyor(run, recipe.sites, lambda: _for_the_survey(deployment), watch.survey))
         watch.leading(materials.dataset.class_names, lambda: (transport.bytes_sent, transport.bytes_received))
@@ -199,7 +200,17 @@ def run_id(where: RunDir, recipe: Recipe, asked: str | None) -> str:
         return known
     run = check_run("run", asked or f"{recipe.name}-{secrets.token_hex(3)}")
     where.root.mkdir(parents=True, exist_ok=True)
-    write_atomically(where.identity, [json.dumps({"run": run}).encode()])
+    # A standby may be started at the same time, and must not make up a name of its own.
+    mine = where.identity.with_name(f"{where.identity.name}.{secrets.token_hex(4)}")
+    write_atomically(mine, [json.dumps({"run": run}).encode()])
+    try:
+        os.link(mine, where.identity)
+    except FileExistsError:
+        return run_id(where, recipe, asked)
+    except OSError:
+        os.replace(mine, where.identity)  # a volume without hard links
+    finally:
+        mine.unlink(missing_ok=True)
     return run
 
 

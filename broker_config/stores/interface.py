@@ -16,6 +16,10 @@ from typing import Any, Protocol
 
 
 class Store(Protocol):
+    @property
+    def away_seconds(self) -> float:
+        """For how long it could not be reached by those who asked, in all"""
+
     def open_activation(self, run: str, client: int, activation: int) -> None:
         """The server is about to ask `client` to train for the `activation`-th time. Repeating it is
         harmless; going back is refused with LedgerFenced."""

@@ -18,6 +18,8 @@ class MemoryStore:
     """With a `directory`, what was committed survives kill -9 and power cuts, and the next store on that
     directory continues. One store per directory at a time."""
 
+    away_seconds = 0.0
+
     def __init__(self, directory: Path | None = None) -> None:
         self._shelf: Shelf = DictShelf() if directory is None else DirectoryShelf(directory)
         self._lock = threading.Lock()

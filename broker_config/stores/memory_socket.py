@@ -8,6 +8,9 @@ from broker_config.link import Link
 
 
 class SocketStore:
+    away_seconds = 0.0
+    """Who keeps it goes only with the run."""
+
     def __init__(self, path: Path) -> None:
         self._link = Link(path)
 

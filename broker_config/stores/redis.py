@@ -41,6 +41,10 @@ class RedisStore:
         self._link = RedisLink(url, patience)
         self._site_of = site_of or (lambda _: DEFAULT_SITE)
 
+    @property
+    def away_seconds(self) -> float:
+        return self._link.away_seconds
+
     def check(self) -> None:
         """Raises BrokerRefused if this Redis or our rights in it cannot keep ledgers."""
         self._link.check()

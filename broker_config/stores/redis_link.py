@@ -55,6 +55,8 @@ class RedisLink:
         self._patience = patience or Patience(seconds=10.0)
         self._closed = threading.Event()
         self._away, self._lock = False, threading.Lock()
+        self.away_seconds = 0.0
+        """For how long there was no Redis for somebody who asked, in all"""
         try:
             self._redis: Client = redis.Redis.from_url(
                 url,
@@ -82,7 +84,8 @@ class RedisLink:
         self._has_password = bool(options.get("password"))
 
     def ask(self, question: Callable[[Client], _T]) -> _T:
-        deadline = time.monotonic() + self._patience.seconds
+        began = time.monotonic()
+        deadline = began + self._patience.seconds
         tries = lost_races = 0
         while True:
             if self._closed.is_set():
@@ -99,6 +102,9 @@ class RedisLink:
                 tries += 1
                 self._pause(error, tries, deadline)
             else:
+                if tries:
+                    with self._lock:
+                        self.away_seconds += time.monotonic() - began
                 if self._away and self._changes_to(away=False):
                     _log.info("Redis at %s is back", self.where)
                 return answer

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from pika.adapters.blocking_connection import BlockingChannel
 
-from broker_config.errors import FedILError
+from broker_config.errors import FedILError, QueueMissing
 from broker_config.topology import lead_queue
 from broker_config.transports.rabbitmq_line import Line
 from broker_config.transports.rabbitmq_outlet import Outlet
@@ -48,7 +48,11 @@ class Lead:
             if left <= 0:
                 self.give_up()
                 return False
-            self._knock(min(left, _KNOCK_SECONDS))
+            try:
+                self._knock(min(left, _KNOCK_SECONDS))
+            except QueueMissing:  # the run was retired just now; who asks again makes another
+                self.give_up()
+                return False
         return True
 
     def give_up(self) -> None:

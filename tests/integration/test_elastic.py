@@ -6,16 +6,20 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 from torch import nn
 
+from broker_config.patient import LONGEST_PAUSE_SECONDS
 from client_worker.shards import write_shards
+from ops.services import Service
 from tests.deployment import ROOT
-from tests.federation import SOON, Federation, Hands, Over, OverBrokers, at_work, blobs_recipe
+from tests.federation import SOON, Federation, Hands, Over, OverBrokers, apart, at_work, blobs_recipe
 from tests.integration.gated_network import Gate, Gated
 from tests.serving import until
 
@@ -188,3 +192,22 @@ def test_the_task_of_a_frozen_worker_goes_to_another_and_its_late_answer_does_no
     assert any(
         note.startswith("round 1, client ") and note.endswith(": late") for note in federation.diary.notes
     )
+
+
+def test_time_in_which_the_store_was_away_does_not_count_for_a_rounds_deadline(
+    rabbitmq: Service, own_redis: Service, tmp_path: Path
+) -> None:
+    recipe = apart(blobs_recipe(rounds=1, federation={"deadline_seconds": 15.0}))
+    with OverBrokers(recipe, tmp_path, broker_url=rabbitmq.url, store_url=own_redis.url) as federation:
+        hands, server = Hands(federation), federation.serve()
+        updates = [hands.train(task) for task in hands.take(3)]
+        own_redis.kill()
+        time.sleep(16.0)  # longer than the deadline
+        own_redis.start()
+        assert federation.ledgers.latest(recipe.name)
+        time.sleep(
+            LONGEST_PAUSE_SECONDS + 1.0
+        )  # a server that counted all that time would have given up by now
+        for update in updates:
+            hands.send(update)
+        assert server.result(SOON).rounds_done == 1

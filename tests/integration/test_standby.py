@@ -126,3 +126,15 @@ def test_a_standby_gives_the_lead_back_to_a_server_that_has_lost_its_connection_
         play(hands, last, 1)
         outcome = server.result(SOON)
     assert (outcome.model_digest, outcome.ledger_digest) == undisturbed.digests()
+
+
+def test_a_standby_that_waits_until_the_run_is_over_finds_it_done(over: Over) -> None:
+    federation = over(blobs_recipe())
+    hands, server = Hands(federation), federation.serve()
+    tasks = hands.take(3)
+    with standby_of(federation) as (standby, _):
+        play(hands, tasks, 3)
+        outcome = server.result(SOON)
+        after = standby.result(SOON)
+    assert (after.rounds_done, after.model_digest) == (3, outcome.model_digest)
+    assert not after.stopped
