@@ -83,7 +83,14 @@ class ModelLog:
 
     def append(self, run: str, version: int, body: Buffers, kept: int) -> ModelAddress:
         self._open(run, size(body), kept)
-        return self._outlet.fitting(lambda chunk_bytes: self._append(run, version, body, kept, chunk_bytes))
+        try:
+            return self._outlet.fitting(
+                lambda chunk_bytes: self._append(run, version, body, kept, chunk_bytes)
+            )
+        except QueueMissing as error:
+            # It was declared: a broker that has just started can read a stream before it can write to it.
+            self._opened.discard(run)
+            raise BrokerUnavailable(f"RabbitMQ does not take models of run {run} yet: try again") from error
 
     def _append(self, run: str, version: int, body: Buffers, kept: int, chunk_bytes: int) -> ModelAddress:
         queue, lead = models_queue(run), self._lead_of(run)

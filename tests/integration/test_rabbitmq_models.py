@@ -11,7 +11,8 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from broker_config.chunks import Assembler
-from broker_config.errors import BrokerUnavailable, MessageRejected, ModelMissing
+from broker_config.errors import BrokerUnavailable, MessageRejected, ModelMissing, QueueMissing
+from broker_config.patient import Patience, PatientTransport
 from broker_config.topology import lead_queue, models_queue, updates_queue
 from broker_config.transports.rabbitmq import RabbitTransport
 from broker_config.transports.rabbitmq_models import _Tap
@@ -253,3 +254,23 @@ print((kib("VmHWM") - before) * 1024)
 transport.close()
 """
     assert int(in_another_process(code)) < num_bytes + spare
+
+
+def test_a_stream_that_cannot_be_written_to_yet_is_tried_again(
+    rabbitmq: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, put, failures = uuid.uuid4().hex, Outlet.put, ["once"]
+
+    def not_yet(outlet: Outlet, queue: str, *about: Any) -> None:
+        if queue == models_queue(run) and failures:
+            failures.pop()
+            raise QueueMissing("no leader")
+        put(outlet, queue, *about)
+
+    with closing(PatientTransport(lambda: RabbitTransport(rabbitmq.url), Patience())) as transport:
+        transport.append_model(run, 1, [b"one"])
+        monkeypatch.setattr(Outlet, "put", not_yet)
+        address = transport.append_model(run, 2, [b"two"])
+        assert failures == []
+        assert bytes(transport.read_model(address)) == b"two"
+        transport.retire(run)
