@@ -103,7 +103,8 @@ TASKS = QueueKind(
 # from RabbitMQ 4.0 on its default limit of 20 must then be lifted: {"x-delivery-limit": -1}.
 # Expires only when no server has looked into it for so long; what it held is then asked for again.
 UPDATES = QueueKind("update", "fedil.updates.", UPDATES_EXCHANGE, "classic", {"x-expires": _MONTH_MS})
-# How much is retained depends on the model; the transport adds it.
+# How much is retained depends on the model; the transport adds it. RabbitMQ refuses x-expires for streams: the log of
+# a run that nobody goes on with stays until somebody retires it.
 MODELS = QueueKind("model", "fedil.models.", MODELS_EXCHANGE, "stream")
 LEAD = QueueKind(
     "lead",
@@ -116,6 +117,8 @@ LEAD = QueueKind(
 BODIES = QueueKind("body", "fedil.body.", BODIES_EXCHANGE, "classic", {"x-expires": 2 * _WEEK_MS})
 
 QUEUE_KINDS = (TASKS, UPDATES, MODELS, LEAD, BODIES, DEAD)
+RUN_KINDS = (UPDATES, MODELS, LEAD)
+"""Of which every run has a queue of its own, named after it"""
 EXCHANGES = tuple(kind.exchange for kind in QUEUE_KINDS if not kind.exchange.is_family)
 
 
@@ -153,6 +156,12 @@ def body_queue(user: str, body_id: str) -> str:
     """Where a body waits that is too big for one message. Users write only under their own name; the random id
     keeps others from naming it."""
     return f"{BODIES.prefix}{user}.{body_id}"
+
+
+def run_of(queue: str) -> str | None:
+    """The run whose queue this is."""
+    kind = kind_of(queue)
+    return kind.routing_key(queue) if kind in RUN_KINDS else None
 
 
 RUNS_TOPIC = "runs"

@@ -24,6 +24,7 @@ from broker_config.durable import make_directory, write_atomically
 from broker_config.stores.redis_admin import AclUser, RedisAdmin, administering
 from broker_config.transports.rabbitmq_outlet import SETTLE_SECONDS
 from ops.broker_accounts import Account, Addresses, new_password, remembered, write_environment
+from ops.broker_check import made_otherwise
 from ops.broker_management import Management
 
 Say = Callable[[str], None]
@@ -77,12 +78,17 @@ def apply(wish: Wish, management: Management, store_url: str, say: Say, warn: Sa
         addresses = _addresses_of_running(wish, management, overview, store_url)
         _hand_out(accounts, addresses, wish.out, say)
         version = tuple(int(part) for part in str(overview["rabbitmq_version"]).split("-")[0].split("."))
-        _apply_to_rabbitmq(wish, management, accounts, addresses.vhost, version)
+        _apply_to_rabbitmq(wish, management, accounts, addresses.vhost, version, warn)
         _apply_to_redis(redis, accounts, warn)
 
 
 def _apply_to_rabbitmq(
-    wish: Wish, management: Management, accounts: Mapping[str, Account], vhost: str, version: tuple[int, ...]
+    wish: Wish,
+    management: Management,
+    accounts: Mapping[str, Account],
+    vhost: str,
+    version: tuple[int, ...],
+    warn: Say,
 ) -> None:
     definitions = rabbitmq_definitions(wish.sites, _broker_hashes(accounts), vhost)
     definitions["policies"] = deadline_policies(wish.deadline_seconds, version, vhost)
@@ -90,6 +96,8 @@ def _apply_to_rabbitmq(
     management.post("definitions", definitions | {"exchanges": [], "bindings": []})
     time.sleep(SETTLE_SECONDS)
     management.post("definitions", definitions)
+    for text in made_otherwise(definitions, management.get("definitions")):
+        warn(f"RabbitMQ at {management.where}: {text}")
 
 
 def _apply_to_redis(redis: RedisAdmin, accounts: Mapping[str, Account], warn: Say) -> None:

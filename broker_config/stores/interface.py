@@ -45,6 +45,7 @@ class Store(Protocol):
         """Name → facts of what has not faded."""
 
     def health(self) -> Mapping[str, float]:
-        """For people who watch: used_memory_bytes, evicted_keys; empty where nothing is known."""
+        """For people who watch: used_memory_bytes, evicted_keys, keys (of all who use it); empty where nothing is
+        known, or where this user may not ask."""
 
     def close(self) -> None: ...

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from broker_config.errors import LedgerFenced, LedgerMissing, MessageRejected
+from broker_config.errors import BrokerRefused, LedgerFenced, LedgerMissing, MessageRejected
 from broker_config.patient import Patience
 from broker_config.schema import bad_field, check_count, check_run
 from broker_config.stores.memory import KEPT_GENERATIONS
@@ -162,9 +162,17 @@ class RedisStore:
         return {name: facts for name, facts in sorted(found.items()) if facts is not None}
 
     def health(self) -> Mapping[str, float]:
-        """Needs no more rights than `check` does."""
-        info = self._link.ask(lambda redis: redis.info())
-        known = {"used_memory_bytes": info.get("used_memory"), "evicted_keys": info.get("evicted_keys")}
+        """Needs no more rights than `check` does; who has not even those learns nothing."""
+        try:
+            info: dict[str, Any] = self._link.ask(lambda redis: redis.info())
+        except BrokerRefused:
+            return {}
+        databases = [facts for facts in info.values() if isinstance(facts, dict) and "keys" in facts]
+        known = {
+            "used_memory_bytes": info.get("used_memory"),
+            "evicted_keys": info.get("evicted_keys"),
+            "keys": sum(facts["keys"] for facts in databases),
+        }
         return {name: float(value) for name, value in known.items() if value is not None}
 
     def close(self) -> None:

@@ -32,6 +32,11 @@ def site_in(clients_key: str) -> str:
     return clients_key.partition("{")[2].partition("/")[0]
 
 
+def run_in(clients_key: str) -> str:
+    """The run that it speaks of."""
+    return clients_key.partition("/")[2].partition("}")[0]
+
+
 def board_key(topic: str) -> str:
     return f"fedil:board:{{{topic}}}"
 

@@ -16,7 +16,7 @@ from broker_config.errors import BrokerUnavailable, FedILError
 from broker_config.topology import DEAD, DEAD_LETTERS, lead_queue, models_queue, updates_queue
 from broker_config.transports import rabbitmq_bodies as bodies
 from broker_config.transports.interface import Buffers, ModelAddress
-from broker_config.transports.rabbitmq_inlet import Inlet, Letter
+from broker_config.transports.rabbitmq_inlet import Inlet, Letter, Plumb
 from broker_config.transports.rabbitmq_lead import Lead
 from broker_config.transports.rabbitmq_line import Line, Pump
 from broker_config.transports.rabbitmq_models import ModelLog
@@ -126,6 +126,7 @@ class RabbitTransport:
         self._outlet = Outlet(Line(account, "publishing", heals=True), self._line)
         # Others' queues of bodies: a trap among them may cost this connection, and nothing else.
         self._fetching = Line(account, "fetching", heals=True)
+        self._plumb = Plumb(self._fetching)
         self._models = ModelLog(self._line, self._outlet, self._lead_of)
         self.max_body_bytes = MAX_BYTES
         """A delivery with a larger body is rejected before there is memory for it."""
@@ -155,7 +156,7 @@ class RabbitTransport:
         return None if letter is None else self._delivery(inlet, letter)
 
     def depth(self, queue: str) -> int | None:
-        return self._outlet.depth(queue)
+        return self._plumb.depth(queue)
 
     def append_model(self, run: str, version: int, body: Buffers, kept: int = 2) -> ModelAddress:
         return self._models.append(run, version, body, kept)

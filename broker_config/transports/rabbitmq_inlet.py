@@ -9,7 +9,7 @@ import pika
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.spec import Basic, BasicProperties
 
-from broker_config.errors import BrokerUnavailable, FedILError
+from broker_config.errors import BrokerUnavailable, FedILError, QueueMissing
 from broker_config.transports.rabbitmq_line import Line
 
 _LONGEST_SLICE_SECONDS = 1.0
@@ -158,3 +158,23 @@ class Inlet:
 
     def _on_cancel(self, _frame: object) -> None:
         self._cancelled = True
+
+
+class Plumb:
+    """How many messages wait. A channel for this alone, since the broker closes it over every missing queue; and on a
+    connection that publishes nothing, which answers also while an alarm blocks the others."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self._channel: BlockingChannel | None = None
+
+    def depth(self, queue: str) -> int | None:
+        with suppress(QueueMissing), self._line.talk() as connection:
+            if (
+                self._channel is None
+                or self._channel.connection is not connection
+                or not self._channel.is_open
+            ):
+                self._channel = connection.channel()
+            return int(self._channel.queue_declare(queue, passive=True).method.message_count)
+        return None

@@ -150,7 +150,12 @@ class Outlet:
         try:
             self._do(lambda channel: channel.queue_declare(queue, durable=True, arguments=arguments))
         except _Inequivalent as error:
-            _log.warning("the queue %s is used as it is, with other arguments than ours: %s", queue, error)
+            _log.warning(
+                "the queue %s was made by an earlier version or by its operator, and is used as it is (%s). To have it "
+                "as we make it: delete it when it is empty",
+                queue,
+                error,
+            )
             return False
         return True
 
@@ -185,18 +190,6 @@ class Outlet:
         except QueueMissing:
             return False
         return True
-
-    def depth(self, queue: str) -> int | None:
-        found: list[int] = []
-
-        def count(channel: BlockingChannel) -> None:
-            found.append(channel.queue_declare(queue, durable=True, passive=True).method.message_count)
-
-        try:
-            self._do(count)
-        except QueueMissing:
-            return None
-        return found[0]
 
     def delete(self, queue: str) -> None:
         """Harmless if it is not there."""

@@ -2,6 +2,7 @@
 their processes need and no others."""
 
 import argparse
+import json
 import os
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from ops.recipe_files import add_override_argument
 if TYPE_CHECKING:
     from ops.broker_setup import Wish
 
-HELP = "set up RabbitMQ and Redis: queues, users, rights; or check them"
+HELP = "set up RabbitMQ and Redis: queues, users, rights; check them; see and retire runs"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,6 +68,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     check.add_argument("--store", metavar="URL", help=f"likewise; default: {STORE_URL}")
     _add_management_argument(check, "to see users and rights, too")
+    _add_run_actions(actions)
+
+
+def _add_run_actions(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    runs = actions.add_parser("runs", help="list the runs that the brokers know of", allow_abbrev=False)
+    _add_management_argument(runs, "of an administrator, to see queues and who leads")
+    runs.add_argument(
+        "--broker",
+        metavar="URL",
+        help=f"only its path is used, which names the virtual host; default: {BROKER_URL} from the environment",
+    )
+    runs.add_argument("--json", action="store_true", help="JSON instead of a table")
+    retire = actions.add_parser(
+        "retire", help="remove a run that nobody goes on with from the brokers", allow_abbrev=False
+    )
+    retire.add_argument("run_id", metavar="RUN", help="its name at the brokers (see: fedil broker runs)")
+    retire.add_argument(
+        "--broker", metavar="URL", help=f"as the server uses it; default: {BROKER_URL} from the environment"
+    )
+    retire.add_argument(
+        "--ledgers", action="store_true", help="also what is remembered of its clients, in Redis"
+    )
+    for action in (runs, retire):
+        action.add_argument(
+            "--store",
+            metavar="URL",
+            help=f"redis(s):// as the server uses it; default: {STORE_URL} from the environment",
+        )
 
 
 def _add_account_arguments(parser: argparse.ArgumentParser) -> None:
@@ -88,7 +117,14 @@ def _add_management_argument(parser: argparse.ArgumentParser, purpose: str) -> N
 
 
 def run(args: argparse.Namespace) -> int:
-    return {"init": run_init, "files": run_files, "check": run_check}[args.action](args)
+    actions = {
+        "init": run_init,
+        "files": run_files,
+        "check": run_check,
+        "runs": run_runs,
+        "retire": run_retire,
+    }
+    return actions[args.action](args)
 
 
 def run_init(args: argparse.Namespace) -> int:
@@ -124,6 +160,44 @@ def run_check(args: argparse.Namespace) -> int:
     return 1 if any(finding.is_wrong for finding in findings) else 0
 
 
+def run_runs(args: argparse.Namespace) -> int:
+    management = args.management or os.environ.get(MANAGEMENT_URL)
+    store = args.store or os.environ.get(STORE_URL)
+    if not (management or store):
+        raise SettingError(
+            "whom to ask? Give --management (queues, leads) or --store (ledgers, servers), or both"
+        )
+    _check_scheme("--store", store, "redis", "rediss")
+    from ops.broker_accounts import Addresses
+    from ops.broker_runs import as_json, known_runs, print_runs
+
+    vhost = Addresses(args.broker or os.environ.get(BROKER_URL, ""), "").vhost
+    runs = known_runs(management, vhost, store)
+    if args.json:
+        print(json.dumps(as_json(runs)))
+    elif runs:
+        print_runs(runs)
+    else:
+        print("no runs")
+    return 0
+
+
+def run_retire(args: argparse.Namespace) -> int:
+    broker = args.broker or os.environ.get(BROKER_URL)
+    if not broker:
+        raise SettingError(f"no broker: give --broker URL, or set {BROKER_URL}")
+    _check_scheme("--broker", broker, "amqp", "amqps")
+    store = args.store or os.environ.get(STORE_URL)
+    if args.ledgers and not store:
+        raise SettingError(f"--ledgers needs the store: give --store URL, or set {STORE_URL}")
+    if args.ledgers:
+        _check_scheme("--store", store, "redis", "rediss")
+    from ops.broker_runs import retire
+
+    retire(args.run_id, broker, store, print, ledgers=args.ledgers)
+    return 0
+
+
 def _wish(args: argparse.Namespace) -> "Wish":
     sites, deadline_seconds = _sites_and_deadline(args)
     if not sites:
@@ -141,6 +215,12 @@ def _check_address(option: str, url: str | None, *schemes: str) -> None:
         raise SettingError(
             f"{option}: write {schemes[0]}://host or {schemes[1]}://host, without a user or password"
         )
+
+
+def _check_scheme(option: str, url: str | None, *schemes: str) -> None:
+    """Says nothing else of the URL, since there may be a password in it."""
+    if url is not None and urlsplit(url).scheme not in schemes:
+        raise SettingError(f"{option} must begin with {schemes[0]}:// or {schemes[1]}://")
 
 
 def _sites_and_deadline(args: argparse.Namespace) -> tuple[tuple[str, ...], float]:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from broker_config.addresses import BROKER_URL, STORE_URL
-from broker_config.definitions import rabbitmq_definitions, users_of
+from broker_config.definitions import VHOST, rabbitmq_definitions, users_of
 from broker_config.errors import BrokerRefused
 from broker_config.stores import connect_store
-from broker_config.topology import DEAD_LETTERS, site_user, tasks_queue, updates_queue
+from broker_config.topology import DEAD_LETTERS, TASKS, site_user, tasks_queue, updates_queue
 from broker_config.transports import connect_transport
 from ops.broker_accounts import ADMIN_STORE_URL, MANAGEMENT_URL
 from ops.broker_management import Management
@@ -195,6 +195,51 @@ def test_sites_and_deadline_come_from_a_recipe(
     assert main(["broker", "files", "--recipe", str(recipe), "--out", str(tmp_path)]) == 0
     assert "site-up.env" in capsys.readouterr().out
     assert read_settings((tmp_path / "rabbitmq.conf").read_text())["consumer_timeout"] == str(180_000_000)
+
+
+def test_a_queue_of_an_earlier_version_is_named_with_what_to_do_and_works_meanwhile(
+    rabbitmq: RabbitMQ,
+    redis: Redis,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    name = tasks_queue("grown")
+    earlier = {key: value for key, value in TASKS.arguments.items() if key != "x-message-ttl"}
+    management = Management(management_url(rabbitmq))
+    management.post("definitions", {"vhosts": [{"name": VHOST}]})
+    management.post(
+        "definitions",
+        {
+            "queues": [
+                {"name": name, "vhost": VHOST, "durable": True, "auto_delete": False, "arguments": earlier}
+            ],
+        },
+    )
+    assert init(rabbitmq, redis, "--sites", "grown", "--rotate") == 0
+    captured = capsys.readouterr()
+    users = shown(captured.out)
+    (line,) = captured.err.splitlines()
+    assert f"x-message-ttl is not set, should be {TASKS.arguments['x-message-ttl']}" in line
+    assert line.endswith(f"rabbitmqctl delete_queue --vhost {VHOST} {name}, then fedil broker init")
+    exchange_a_task(users["server"], users["site-grown"], "grown")
+    with (
+        caplog.at_level(logging.WARNING),
+        closing(connect_transport(users["server"]["FEDIL_BROKER_URL"])) as transport,
+    ):
+        transport.declare(name)
+    (said,) = caplog.messages
+    assert "made by an earlier version or by its operator" in said
+    assert "x-message-ttl" in said
+    check = ["broker", "check", "--management", management_url(rabbitmq), "--sites", "grown"]
+    assert main(check) == 1
+    wrong = [text for text in capsys.readouterr().out.splitlines() if text.startswith("wrong")]
+    assert [text for text in wrong if name in text and "delete_queue" in text and "run fedil" not in text]
+    # What it says to do is all that is needed.
+    rabbitmq.ctl("delete_queue", "--vhost", VHOST, name)
+    assert init(rabbitmq, redis, "--sites", "grown") == 0
+    assert capsys.readouterr().err == ""
+    main(check)
+    assert not [text for text in capsys.readouterr().out.splitlines() if name in text]
 
 
 def complaint(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

@@ -94,6 +94,9 @@ def test_a_broker_in_alarm_is_named_and_still_gives_what_it_has(tmp_path: Path) 
             with pytest.raises(BrokerBlocked, match=r"blocked publishing \(memory or disk alarm\)"):
                 transport.publish(UPDATES, [b"update"])
             assert transport.receive(UPDATES, 0.0) is None
+            # Who watches sees something also now, and does not wait for the end of the alarm.
+            assert transport.depth(UPDATES) == 0
+            assert transport.depth(TASKS) is None
 
 
 def test_losing_only_the_publishing_connection_keeps_what_is_held(

@@ -347,6 +347,26 @@ def test_a_ledger_takes_little_more_than_its_two_bytes_a_sample(admin: Any, stor
     assert admin.memory_usage(ledger_key("default", RUN, 1), samples=0) / (samples * generations) < 3.5
 
 
+def test_health_counts_memory_keys_and_what_was_evicted(
+    admin: Any, own_redis: Service, store: RedisStore
+) -> None:
+    before = store.health()
+    assert before["used_memory_bytes"] > 0
+    assert (before["keys"], before["evicted_keys"]) == (0.0, 0.0)
+    store.commit(RUN, 7, 1, bytes(1_000_000))
+    with Client.from_url(own_redis.url, db=3) as another:
+        another.set("elsewhere", "counts too: it is the same memory")
+    after = store.health()
+    assert after["used_memory_bytes"] > before["used_memory_bytes"] + 1_000_000
+    assert after["keys"] == 3.0  # the ledger, the list of clients, and the other
+    admin.set("fades", bytes(5_000_000), ex=3600)
+    admin.config_set("maxmemory-policy", "volatile-lru")
+    admin.config_set("maxmemory", int(after["used_memory_bytes"]))
+    with suppress(RedisError):
+        admin.set("pushes it out", "value")
+    assert store.health()["evicted_keys"] == 1.0
+
+
 def test_tls_with_certificates_of_both_sides(tmp_path: Path) -> None:
     ours, strangers = (make_certificate(tmp_path / f"{name}.pem") for name in ("ours", "strangers"))
     port = free_ports(["tls"])["tls"]

@@ -119,6 +119,19 @@ def test_too_few_rights_are_named_at_the_start(own_redis: Service, admin: Any) -
         connect_store(own_redis.url.replace("//", "//north:word@"))
 
 
+def test_the_rights_that_there_are_suffice_for_health_and_without_them_nothing_is_known(
+    admin: Any, login: Login
+) -> None:
+    server, north = login("server"), login("north")
+    assert server.health()["keys"] == north.health()["keys"] == 0.0
+    assert admin.acl_log() == []
+    for user, store in (("server", server), ("north", north)):
+        admin.execute_command("ACL", "SETUSER", user, "-info")
+        assert store.health() == {}
+    north.commit(RUN, 7, 1, b"and goes on")
+    assert server.latest(RUN) == {7: (1, b"and goes on")}
+
+
 def test_the_server_believes_no_site_about_clients_of_another(login: Login) -> None:
     north, server = login("north"), login("server")
     north.commit(RUN, 7, 1, b"its own")

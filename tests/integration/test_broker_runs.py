@@ -1,0 +1,280 @@
+"""`fedil broker runs` and `fedil broker retire`, on real brokers with the rights that FedIL gives."""
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+from redis import Redis as Client
+
+from broker_config.addresses import BROKER_URL, STORE_URL
+from broker_config.definitions import ADMIN_USER
+from broker_config.errors import ModelMissing
+from broker_config.stores import connect_store
+from broker_config.stores.redis_keys import clients_key, ledger_key
+from broker_config.topology import DEAD_LETTERS, RUN_KINDS, RUNS_TOPIC, tasks_queue, updates_queue
+from broker_config.transports import connect_transport
+from broker_config.transports.interface import Transport
+from ops.broker_accounts import MANAGEMENT_URL
+from ops.cli import main
+from ops.services.process import wait_until
+from tests.integration.configured_brokers import Brokers, configured_brokers, password_of
+
+SOON = 60.0
+BIG = bytes(10_000_000)
+
+
+@pytest.fixture(scope="module")
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
+    with configured_brokers(tmp_path_factory.mktemp("brokers"), "north", "south") as brokers:
+        yield brokers
+
+
+@pytest.fixture(autouse=True)
+def _addresses(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """In the environment, as an operator has them; and nothing of another test in Redis."""
+    login = f"//{ADMIN_USER}:{password_of(ADMIN_USER)}@"
+    monkeypatch.setenv(BROKER_URL, brokers.broker_url("server"))
+    monkeypatch.setenv(STORE_URL, brokers.store_url("server"))
+    monkeypatch.setenv(MANAGEMENT_URL, brokers.rabbitmq.management_url.replace("//", login))
+    yield
+    with Client.from_url(brokers.store_url(ADMIN_USER)) as admin:
+        admin.flushall()
+
+
+@pytest.fixture
+def server(brokers: Brokers) -> Iterator[Transport]:
+    with closing(connect_transport(brokers.broker_url("server"))) as transport:
+        yield transport
+
+
+def begin(server: Transport, brokers: Brokers, run: str, clients: dict[str, list[int]]) -> None:
+    """What a server leaves at the brokers when it is killed in the middle of a round."""
+    server.declare(updates_queue(run), DEAD_LETTERS)
+    server.append_model(run, 1, [b"weights"])
+    for body in (b"update", BIG):
+        server.publish(updates_queue(run), [body])
+    for site, numbers in clients.items():
+        with closing(
+            connect_store(brokers.store_url("server"), site_of=dict.fromkeys(numbers, site).__getitem__)
+        ) as store:
+            for client in numbers:
+                store.open_activation(run, client, 1)
+                store.commit(run, client, 1, b"ledger")
+
+
+def runs(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, dict[str, Any]]:
+    assert main(["broker", "runs", "--json", *arguments]) == 0
+    return {known["run"]: known for known in json.loads(capsys.readouterr().out)}
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["broker", *arguments]) != 0
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    return line
+
+
+def queues_of(brokers: Brokers, run: str) -> set[str]:
+    return {
+        queue["name"]
+        for queue in brokers.management.get("queues/fedil?columns=name")
+        if queue["name"] in {kind.prefix + run for kind in RUN_KINDS}
+    }
+
+
+def bodies(brokers: Brokers) -> list[str]:
+    names = [queue["name"] for queue in brokers.management.get("queues/fedil?columns=name")]
+    return [name for name in names if name.startswith("fedil.body.")]
+
+
+# runs
+
+
+def test_runs_are_listed_with_who_leads_them_and_what_they_left(
+    brokers: Brokers, server: Transport, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin(server, brokers, "left", {"north": [1, 2], "south": [3]})
+    begin(server, brokers, "led", {})
+    assert server.take_lead("led", SOON)
+    # RabbitMQ counts every five seconds.
+    assert wait_until(lambda: runs(capsys)["left"]["updates"] == 2, SOON)
+    assert wait_until(lambda: runs(capsys)["led"]["led"] is True, SOON)
+    found = runs(capsys)
+    assert (found["left"]["led"], found["left"]["ledgers"], found["left"]["has_models"]) == (False, 3, True)
+    assert found["left"]["last_sign"].startswith("20")
+    assert (found["led"]["last_sign"], found["led"]["ledgers"]) == ("now", 0)
+    assert main(["broker", "runs"]) == 0
+    table = capsys.readouterr().out
+    heading, *rows = table.splitlines()
+    assert heading.split()[:3] == ["run", "led", "by"]
+    assert ["led", "yes"] in [row.split()[:2] for row in rows]
+    for run in ("left", "led"):
+        server.retire(run)
+
+
+def test_a_server_that_says_that_it_is_there_leads(
+    brokers: Brokers, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with closing(connect_store(brokers.store_url("server"))) as store:
+        store.announce(RUNS_TOPIC, "announced", {"state": "running", "host": "gpu-7"}, 60.0)
+    known = runs(capsys)["announced"]
+    assert (known["led"], known["leader"], known["state"]) == (True, "gpu-7", "running")
+    assert (known["ledgers"], known["has_models"]) == (0, False)
+
+
+def test_whoever_has_only_one_of_the_brokers_sees_what_that_knows(
+    brokers: Brokers,
+    server: Transport,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begin(server, brokers, "half", {"north": [1]})
+    with monkeypatch.context() as patch:
+        patch.delenv(MANAGEMENT_URL)
+        known = runs(capsys)["half"]
+        assert (known["ledgers"], known["led"], known["has_models"]) == (1, None, None)
+    monkeypatch.delenv(STORE_URL)
+    known = runs(capsys)["half"]
+    assert (known["ledgers"], known["has_models"]) == (None, True)
+    server.retire("half")
+    monkeypatch.delenv(MANAGEMENT_URL)
+    assert "--management" in complaint(capsys, "runs")
+
+
+def test_what_a_site_writes_is_not_shown_as_a_run(
+    brokers: Brokers, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Client.from_url(brokers.store_url("site-north")) as north:
+        north.sadd(clients_key("north", "\x1b[2Jgone"), 1)
+        north.set(clients_key("north", "odd"), "text")
+    assert {name: known["ledgers"] for name, known in runs(capsys).items()} == {"odd": 0}
+
+
+def test_no_runs_are_said_to_be_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["broker", "runs"]) == 0
+    assert capsys.readouterr().out == "no runs\n"
+
+
+# retire
+
+
+def test_a_retired_run_leaves_nothing_and_the_others_all(
+    brokers: Brokers, server: Transport, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin(server, brokers, "old", {"north": [1, 2], "south": [3]})
+    begin(server, brokers, "old-2", {"north": [1]})
+    assert len(bodies(brokers)) == 2
+    assert main(["broker", "retire", "old", "--ledgers"]) == 0
+    said = capsys.readouterr().out
+    assert "fedil.updates.old, fedil.models.old" in said
+    assert "2 updates" in said
+    assert "removed 3 ledgers" in said
+    assert queues_of(brokers, "old") == set()
+    assert len(queues_of(brokers, "old-2")) == 2
+    assert len(bodies(brokers)) == 1
+    with Client.from_url(brokers.store_url(ADMIN_USER)) as admin:
+        kept = {key.decode() for key in admin.keys("fedil:*")}
+    assert kept == {clients_key("north", "old-2"), ledger_key("north", "old-2", 1)}
+    assert "knows" not in said
+    assert "know of no run 'old'" in complaint(capsys, "retire", "old", "--ledgers")
+    server.retire("old-2")
+
+
+def test_ledgers_stay_unless_they_are_named(
+    brokers: Brokers, server: Transport, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin(server, brokers, "kept", {"north": [1]})
+    assert main(["broker", "retire", "kept"]) == 0
+    assert "--ledgers" in capsys.readouterr().out
+    assert queues_of(brokers, "kept") == set()
+    with closing(connect_store(brokers.store_url("server"), site_of=lambda _: "north")) as store:
+        assert store.latest("kept") == {1: (1, b"ledger")}
+    # And can be removed later, when there is nothing else of it.
+    assert main(["broker", "retire", "kept", "--ledgers"]) == 0
+    assert "removed 1 ledgers" in capsys.readouterr().out
+
+
+def test_a_run_that_somebody_leads_is_not_retired(
+    brokers: Brokers, server: Transport, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin(server, brokers, "busy", {"north": [1]})
+    assert server.take_lead("busy", SOON)
+    assert "a server leads run busy: stop it first" in complaint(capsys, "retire", "busy", "--ledgers")
+    assert len(queues_of(brokers, "busy")) == 3
+    assert server.take_lead("busy", 0.0)
+    address = server.append_model("busy", 2, [b"later"])
+    assert bytes(server.read_model(address)) == b"later"
+    with closing(connect_store(brokers.store_url("server"), site_of=lambda _: "north")) as store:
+        assert store.latest("busy") == {1: (1, b"ledger")}
+    server.retire("busy")
+
+
+def test_a_retired_run_may_begin_anew(
+    brokers: Brokers, server: Transport, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin(server, brokers, "again", {})
+    assert main(["broker", "retire", "again"]) == 0
+    capsys.readouterr()
+    with closing(connect_transport(brokers.broker_url("server"))) as successor:
+        assert successor.take_lead("again", SOON)
+        successor.declare(updates_queue("again"))
+        assert successor.receive(updates_queue("again"), 0.0) is None
+        address = successor.append_model("again", 1, [b"anew"])
+        assert bytes(successor.read_model(address)) == b"anew"
+        successor.retire("again")
+
+
+def test_a_worker_of_a_retired_run_drops_its_task(
+    brokers: Brokers, server: Transport, capsys: pytest.CaptureFixture[str]
+) -> None:
+    address = server.append_model("gone", 1, [b"weights"])
+    server.publish(tasks_queue("north"), [b"task"])
+    assert main(["broker", "retire", "gone"]) == 0
+    capsys.readouterr()
+    with closing(connect_transport(brokers.broker_url("site-north"))) as worker:
+        task = worker.receive(tasks_queue("north"), SOON)
+        assert task is not None
+        with pytest.raises(ModelMissing):
+            worker.read_model(address)
+        task.acknowledge()
+
+
+def test_a_site_can_retire_nothing(
+    brokers: Brokers, server: Transport, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin(server, brokers, "theirs", {"north": [1]})
+    said = complaint(capsys, "retire", "theirs", "--broker", brokers.broker_url("site-north"))
+    assert "'site-north'" in said
+    assert len(queues_of(brokers, "theirs")) == 2
+    said = complaint(capsys, "retire", "theirs", "--ledgers", "--store", brokers.store_url("site-north"))
+    assert "'site-north' has too few rights" in said
+    assert len(queues_of(brokers, "theirs")) == 2
+    server.retire("theirs")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["retire", "a/b"], "beginning with a letter or digit"),
+        (["retire", "nobody"], "know of no run 'nobody'"),
+        (["retire", "x", "--broker", "redis://h"], "--broker must begin with amqp://"),
+        (["retire", "x", "--ledgers", "--store", "amqp://h"], "--store must begin with redis://"),
+        (["runs", "--store", "memory:///x"], "--store must begin with redis://"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said in complaint(capsys, *arguments)
+
+
+def test_what_is_missing_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(STORE_URL)
+    assert "--ledgers needs the store: give --store URL" in complaint(capsys, "retire", "x", "--ledgers")
+    monkeypatch.delenv(BROKER_URL)
+    assert "no broker: give --broker URL" in complaint(capsys, "retire", "x")
