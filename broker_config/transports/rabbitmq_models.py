@@ -160,7 +160,10 @@ class ModelLog:
         queue = models_queue(run)
         if run in self._opened:
             return
-        if not self._outlet.exists(queue):
+        if self._outlet.exists(queue):
+            # A broker that was killed may have its stream back, and not the way to it.
+            self._outlet.bind(queue)
+        else:
             stored = num_bytes + num_bytes // 64 + (1 << 16)
             segment = min(max(stored, _SMALLEST_SEGMENT), _LARGEST_SEGMENT)
             # Whole segments are dropped, as soon as the others exceed the length.

@@ -120,11 +120,10 @@ class Outlet:
             time.sleep(SETTLE_SECONDS)
         for queue in queues:
             family = family_of(queue)
-            exchange, key = family.exchange_of(queue), family.routing_key(queue)
             self._make(queue, extra)
             if family.exchange.is_family:
-                self._declare_exchange(exchange)
-            self._bind(queue, exchange, key)
+                self._declare_exchange(family.exchange_of(queue))
+            self.bind(queue)
 
     def _is_unfinished(self, queue: str) -> bool:
         """A broker forgets the members of a quorum queue that it made just before it was killed, and then waits for
@@ -174,8 +173,11 @@ class Outlet:
     def _declare_exchange(self, exchange: Exchange) -> None:
         self._do(lambda channel: channel.exchange_declare(exchange.name, exchange.type, durable=True))
 
-    def _bind(self, queue: str, exchange: Exchange, key: str) -> None:
-        self._do(lambda channel: channel.queue_bind(queue, exchange.name, key))
+    def bind(self, queue: str) -> None:
+        """To where `put` sends; harmless if it is bound."""
+        family = family_of(queue)
+        exchange, key = family.exchange_of(queue).name, family.routing_key(queue)
+        self._do(lambda channel: channel.queue_bind(queue, exchange, key))
 
     def _exchange_exists(self, exchange: Exchange) -> bool:
         try:

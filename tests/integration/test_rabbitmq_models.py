@@ -16,7 +16,7 @@ from broker_config.patient import Patience, PatientTransport
 from broker_config.topology import lead_queue, models_queue, updates_queue
 from broker_config.transports.rabbitmq import RabbitTransport
 from broker_config.transports.rabbitmq_models import _Tap
-from broker_config.transports.rabbitmq_outlet import Headers, Outlet
+from broker_config.transports.rabbitmq_outlet import Headers, Outlet, family_of
 from ops.services import Service
 from ops.services.process import wait_until
 from tests.integration.rabbitmq_peeking import SOON, delete_queue, in_another_process, killed_in_the_middle
@@ -55,6 +55,27 @@ def test_every_version_is_found_across_segments_and_after_old_ones_were_dropped(
         transport.read_model(addresses[0])
     assert transport.bytes_sent["model"] >= 12 * MODEL
     assert transport.bytes_received["model"] >= 12 * MODEL
+
+
+def test_a_stream_whose_binding_the_broker_lost_is_bound_again(
+    rabbitmq: Service, transport: RabbitTransport, run: str
+) -> None:
+    """As after a kill: RabbitMQ restores streams late, and sometimes without their routes."""
+    transport.append_model(run, 1, [weights(1)])
+    queue = models_queue(run)
+    family = family_of(queue)
+
+    def unbind() -> None:
+        with pika.BlockingConnection(pika.URLParameters(rabbitmq.url)) as connection:
+            connection.channel().queue_unbind(queue, family.exchange_of(queue).name, family.routing_key(queue))
+
+    unbind()
+    with pytest.raises(BrokerUnavailable):
+        transport.append_model(run, 2, [weights(2)])
+    assert transport.read_model(transport.append_model(run, 2, [weights(2)])) == weights(2)
+    unbind()
+    with closing(RabbitTransport(rabbitmq.url)) as successor:
+        assert successor.read_model(successor.append_model(run, 3, [weights(3)])) == weights(3)
 
 
 def test_a_version_that_the_stream_dropped_is_missing_though_it_was_to_be_kept(
