@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import xxhash
 
+from broker_config.errors import MessageRejected
 from broker_config.transports.interface import Buffers
 
 DIGEST_BYTES = 16
@@ -11,6 +12,11 @@ DIGEST_BYTES = 16
 
 def size(buffers: Buffers) -> int:
     return sum(memoryview(piece).nbytes for piece in buffers)
+
+
+def check_size(num_bytes: int, max_bytes: int) -> None:
+    if num_bytes > max_bytes:
+        raise MessageRejected("too_large", f"a body of {num_bytes} bytes; at most {max_bytes}")
 
 
 def digest(buffers: Buffers) -> str:

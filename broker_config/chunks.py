@@ -15,14 +15,14 @@ import numpy as np
 
 from broker_config.buffers import DIGEST_BYTES, digest, raw_digest, recut, size
 from broker_config.errors import MessageRejected
-from broker_config.transports.interface import Buffers
+from broker_config.transports.interface import MAX_BODY_BYTES, Buffers
 
 _MAGIC = b"FedILc"
 _VERSION = 1
 _HEAD = struct.Struct("<6sH16sIIQQ")
 OVERHEAD_BYTES = _HEAD.size + DIGEST_BYTES
 MAX_CHUNKS = 1 << 16
-MAX_BYTES = 8 << 30
+MAX_BYTES = MAX_BODY_BYTES
 
 
 def split(buffers: Buffers, max_bytes: int, body_id: bytes | None = None) -> Iterator[bytes]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from broker_config.errors import BrokerBlocked, BrokerUnavailable
-from broker_config.transports.interface import Buffers, Delivery, ModelAddress, Transport
+from broker_config.transports.interface import MAX_BODY_BYTES, Buffers, Delivery, ModelAddress, Transport
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -41,6 +41,7 @@ class PatientTransport:
         self._connect, self._patience = connect, patience
         self._closed = threading.Event()
         self._transport: Transport | None = None
+        self._max_body_bytes = MAX_BODY_BYTES
         self._sent: Counter[str] = Counter()
         self._received: Counter[str] = Counter()
         """Of connections that are gone"""
@@ -48,6 +49,17 @@ class PatientTransport:
         self.away_seconds = 0.0
         """For how long there was no broker, in all"""
         self._call(lambda _: None)
+
+    @property
+    def max_body_bytes(self) -> int:
+        return self._max_body_bytes
+
+    @max_body_bytes.setter
+    def max_body_bytes(self, num_bytes: int) -> None:
+        """Holds for all connections from now on."""
+        self._max_body_bytes = num_bytes
+        if self._transport is not None:
+            self._transport.max_body_bytes = num_bytes
 
     def declare(self, *queues: str) -> None:
         self._call(lambda transport: transport.declare(*queues))
@@ -119,6 +131,7 @@ class PatientTransport:
     def _connected(self) -> Transport:
         if self._transport is None:
             self._transport = self._connect()
+            self._transport.max_body_bytes = self._max_body_bytes
         return self._transport
 
     def _drop(self) -> None:
@@ -149,6 +162,7 @@ class PatientDelivery:
         self.redelivered = delivery.redelivered
         self.reason = delivery.reason
         self.sender = delivery.sender
+        self.is_at_hand = delivery.is_at_hand
 
     @property
     def body(self) -> memoryview:

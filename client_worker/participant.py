@@ -17,7 +17,7 @@ from broker_config.logs import about
 from broker_config.messages import Refusal, TrainTask, Update
 from broker_config.topology import tasks_queue, updates_queue
 from broker_config.transports.interface import Delivery, Transport
-from broker_config.wire import decode_message, encode_message
+from broker_config.wire import MAX_HEADER_BYTES, decode_message, encode_message
 from client_worker import metrics
 from client_worker.stopping import Interrupted, Stopping
 from client_worker.training import ModelRewritten, OutOfMemory, Trainer
@@ -25,6 +25,8 @@ from fedil_model.errors import LearningError
 
 _log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2
+_MOST_TASK_BYTES = MAX_HEADER_BYTES + (1 << 16)
+"""A task has no arrays: whatever is larger is none, and gets no memory."""
 _REST_SECONDS = 60.0
 """Without a task for so long, a worker gives its device's memory back."""
 
@@ -41,6 +43,7 @@ class Participant:
     ) -> None:
         """`tell` hears what this worker is doing, as keywords: state, run, round, client and so on."""
         self._transport, self._trainer, self._tell = transport, trainer, tell
+        transport.max_body_bytes = _MOST_TASK_BYTES
         self._counts = counts or metrics.WorkerMetrics(site, "")
         self._queue = tasks_queue(site)
         self._stopping = stopping or Stopping()

@@ -96,6 +96,10 @@ class FlatModel:
             offset = end
 
 
+def num_bytes(tensors: Mapping[str, Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
 def to_arrays(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
     return {name: tensor.detach().cpu().contiguous().numpy() for name, tensor in tensors.items()}
 

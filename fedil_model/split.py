@@ -29,12 +29,18 @@ class Split:
 
     def deal(self) -> tuple[np.ndarray, ...]:
         """The clients' shards; raises DataError where they are not here to be dealt out."""
-        if not any(len(held) for held in self.clients):
+        if not self.held:
             raise DataError(
                 'split.partition = "elsewhere": the clients\' data are at their sites, which write their own shards '
                 "(see client_worker/shards.py); start fedil server here"
             )
         return self.clients
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """How many samples each client has; empty where their data are elsewhere."""
+        counts = tuple(map(len, self.clients))
+        return counts if any(counts) else ()
 
     @cached_property
     def digest(self) -> str:

@@ -17,7 +17,7 @@ from client_worker.pool import WorkerPool
 from fedil_model.plugins import is_plugin
 from ops.monitoring import Places, prometheus_files, write_monitoring
 from ops.services import RabbitMQ, ServiceMissing, private_prometheus, private_rabbitmq, private_redis
-from ops.services.process import LOOPBACK, Guard, PrivateService, free_ports, is_free
+from ops.services.process import LOOPBACK, Guard, PrivateService, free_ports
 from server_worker.run_dir import RunDir
 from server_worker.run_lock import sole_use
 
@@ -137,8 +137,9 @@ def watch_if_possible(
 
 
 def with_a_port(address: WebAddress | None) -> WebAddress | None:
-    """One that is decided now, so that others can be told of it; before the server has it, it may get lost."""
-    if address is None or (address.port and (address.fixed or is_free(address.port))):
+    """One that is decided now, so that others can be told of it. Not the usual one, unless it was asked for: before
+    the server has it, any other run on this machine might take that."""
+    if address is None or (address.port and address.fixed):
         return address
     return replace(address, port=free_ports(["web"])["web"])
 

@@ -100,6 +100,7 @@ def simulate(
             purity=LedgerDiagnostics(
                 store, recipe.name, materials.train.labels.numpy(), split.clients
             ).purity,
+            held=split.held,
         )
         everybody = {_SITE: range(recipe.split.clients)}
         stack.enter_context(

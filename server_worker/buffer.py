@@ -114,8 +114,9 @@ class OpenBuffer:
 
     @property
     def answered(self) -> int:
-        """Given-up clients do not fill a buffer: a site that dies would else make an aggregation of nothing."""
-        return self._count(frozenset({MISSING}))
+        """Only updates fill a buffer: a site that dies, refuses or sends nonsense would else make an aggregation of
+        little or nothing."""
+        return self._count(NOT_LEARNED | {"invalid"})
 
     @property
     def expected(self) -> int:
@@ -129,9 +130,10 @@ class OpenBuffer:
 
     def all_refuse(self, candidates: Iterable[int]) -> bool:
         """As many as may be at work, or all that there are, and nobody else has answered: it will not get better."""
-        if self.answered == 0 or self._count(NOT_LEARNED) > 0:
+        heard = self._count(frozenset({MISSING}))
+        if heard == 0 or self._count(NOT_LEARNED) > 0:
             return False
-        if self.answered >= self.rules.in_flight:
+        if heard >= self.rules.in_flight:
             return True
         candidates = tuple(candidates)
         return self._nobody_is_left(candidates) and not any(map(self._may_answer, candidates))

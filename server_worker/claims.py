@@ -2,6 +2,7 @@
 checkpoints, nor bend what is computed from it."""
 
 import re
+from collections.abc import Sequence
 
 from broker_config.logs import one_line as escaped
 from broker_config.messages import Update
@@ -21,10 +22,12 @@ def one_line(text: str) -> str:
     return escaped(" ".join(text[:_LONGEST_TEXT].split()))
 
 
-def impossible(update: Update, settings: OptimiserSettings) -> str:
-    """What cannot be, in words; empty if all of it can. Steps tell how much weight decay there was and how far a
-    round could move the model."""
+def impossible(update: Update, settings: OptimiserSettings, held: Sequence[int] = ()) -> str:
+    """What cannot be, in words; empty if all of it can. Steps tell how much weight decay there was and how much the
+    clients have done for a round. `held` is how many samples each client has, where the server knows."""
     samples, steps = update.num_samples, update.num_steps
+    if update.client < len(held) and samples != held[update.client]:
+        return f"num_samples is {samples}, where the split gave this client {held[update.client]}"
     if not 1 <= samples <= MOST_SAMPLES:
         return f"num_samples is {samples}, not from 1 to {MOST_SAMPLES}"
     most = settings.epochs * -(-samples // settings.batch_size)

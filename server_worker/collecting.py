@@ -5,9 +5,10 @@ from dataclasses import replace
 from typing import Protocol, Self, TypeVar
 
 from broker_config.messages import Refusal, TrainTask, Update
+from broker_config.transports.interface import MAX_BODY_BYTES
 from fedil_model.datasets.interface import Samples
 from fedil_model.methods.interface import Fold, Method, ServerStep
-from fedil_model.parameters import from_arrays
+from fedil_model.parameters import from_arrays, num_bytes
 from server_worker.asking import Asking
 from server_worker.claims import impossible, kept_metrics, one_line
 from server_worker.closing import close_round
@@ -25,6 +26,8 @@ DEAD_TASK_SECONDS = 2.0
 """How long nothing may arrive before the dead letters are looked through."""
 _OF_NO_USE = ("late", "stale")
 """Objections to answers that are good and came too late"""
+_MOST_MODELS, _SPARE_BYTES = 4, 16 << 20
+"""A method may send more than one set of tensors, and words beside them."""
 
 
 class Open(Protocol):
@@ -82,6 +85,9 @@ class Collecting:
         step = named(
             "the server's step", lambda: self._method.server_step(progress.state, self._labelled, number)
         )
+        # Before anything is received: a client that says it has sent a terabyte gets no memory for it.
+        most = _MOST_MODELS * num_bytes(step.broadcast) + _SPARE_BYTES
+        self._around.transport.max_body_bytes = min(most, MAX_BODY_BYTES)
         stamps.lap("server_step")
         return step
 
@@ -140,7 +146,7 @@ class Collecting:
         if isinstance(answer, Refusal):
             detail = one_line(f"{answer.reason}: {answer.detail}")
             return ClientOutcome(answer.client, "refused", detail=detail)
-        if wrong := impossible(answer, self._recipe.client):
+        if wrong := impossible(answer, self._recipe.client, self._around.held):
             return ClientOutcome(answer.client, "invalid", detail=wrong)
         verdict = fold.add(from_arrays(answer.tensors), answer.num_steps, answer.base_version, weight)
         return ClientOutcome(

@@ -152,6 +152,7 @@ def _serve(
                 watcher.note,
             ),
             purity=purity(store, run, materials) if purity else lambda _: {},
+            held=materials.split.held,
             away=lambda: transport.away_seconds + store.away_seconds,
             look=lambda: connect_transport(deployment.broker),
         )

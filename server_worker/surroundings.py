@@ -1,7 +1,7 @@
 """What a coordinator works with, handed in: brokers, disk, clock, people who watch."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from broker_config.stores.interface import Store
@@ -32,6 +32,8 @@ class Surroundings:
     purity: Purity = lambda _: {}
     """Share of right pseudo-labels, where somebody offline knows the truth."""
 
+    held: Sequence[int] = ()
+    """How many samples each client has; empty where only their sites know"""
     away: Callable[[], float] = lambda: 0.0
     """For how many seconds the broker could not be reached, in all; nobody could answer then"""
     look: Callable[[], Transport] | None = None

@@ -170,6 +170,7 @@ class Federation:
             clock=self.clock,
             stop=self.stop,
             sites=self.sites,
+            held=self.split.held,
             away=self.away,
             look=self.look,
         )

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 DELIVERY_LIMIT = 4
+MAX_BODY_BYTES = 8 << 30
+"""Of deliveries, unless somebody who knows what to expect says less"""
 
 Buffers = Sequence[bytes | memoryview]
 """A body in pieces, so that nobody has to join 26 MB to send it."""
@@ -21,7 +23,12 @@ Buffers = Sequence[bytes | memoryview]
 class Delivery(Protocol):
     @property
     def body(self) -> memoryview:
-        """May be fetched only now. Raises MessageRejected where a part of it is lost for good."""
+        """May be fetched only now. Raises MessageRejected where a part of it is lost for good, or where it is larger
+        than the transport's `max_body_bytes`."""
+
+    @property
+    def is_at_hand(self) -> bool:
+        """The body has come along. Otherwise asking for it fetches it, which takes time and memory."""
 
     @property
     def redelivered(self) -> bool: ...
@@ -56,6 +63,10 @@ class ModelAddress:
 
 
 class Transport(Protocol):
+    max_body_bytes: int
+    """Larger bodies of deliveries are rejected before there is memory for them. May be set at any time, and holds for
+    what is received from then on."""
+
     @property
     def bytes_sent(self) -> Mapping[str, int]:
         """Of bodies, until now, by kind: task, update, model, dead …"""

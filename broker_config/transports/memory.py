@@ -6,10 +6,11 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from broker_config.chunks import Assembler, split
+from broker_config.buffers import check_size
+from broker_config.chunks import OVERHEAD_BYTES, Assembler, split
 from broker_config.errors import BrokerUnavailable, MessageRejected, ModelMissing, QueueMissing
 from broker_config.topology import DEAD_LETTERS, MODELS, kind_name, updates_queue
-from broker_config.transports.interface import DELIVERY_LIMIT, Buffers, ModelAddress
+from broker_config.transports.interface import DELIVERY_LIMIT, MAX_BODY_BYTES, Buffers, ModelAddress
 
 Pieces = Sequence[bytes | memoryview]
 """What the broker stores for one body: the body itself, or the chunk frames that it was split into."""
@@ -195,15 +196,32 @@ def _let_go(session: Session, entry: Entry) -> None:
 
 
 class MemoryDelivery:
-    def __init__(self, broker: EmbeddedBroker, session: Session, entry: Entry) -> None:
+    def __init__(
+        self, broker: EmbeddedBroker, session: Session, entry: Entry, max_body_bytes: int = MAX_BODY_BYTES
+    ) -> None:
         self._broker, self._session, self._entry = broker, session, entry
-        self.body = whole(entry.pieces, broker.max_message_bytes)
+        self._max_body_bytes = max_body_bytes
+        self._body: memoryview | None = None
+        self.is_at_hand = True
         self.redelivered = entry.redelivered
         self.reason = entry.reason
         self.sender: str | None = None
 
+    @property
+    def body(self) -> memoryview:
+        if self._body is None:
+            check_size(self.size, self._max_body_bytes)
+            self._body = whole(self._entry.pieces, self._broker.max_message_bytes)
+        return self._body
+
+    @property
+    def size(self) -> int:
+        """Of the body, without what its chunks take for themselves"""
+        frames = 0 if self._broker.max_message_bytes is None else len(self._entry.pieces)
+        return length(self._entry.pieces) - frames * OVERHEAD_BYTES
+
     def release_body(self) -> None:
-        self.body = memoryview(b"")
+        self._body = memoryview(b"")
 
     def acknowledge(self) -> None:
         self._broker.acknowledge(self._session, self._entry)
@@ -221,6 +239,7 @@ class MemoryTransport:
     def __init__(self, broker: EmbeddedBroker) -> None:
         self._broker = broker
         self._session = Session()
+        self.max_body_bytes = MAX_BODY_BYTES
         self.bytes_sent: Counter[str] = Counter()
         self.bytes_received: Counter[str] = Counter()
 
@@ -238,8 +257,8 @@ class MemoryTransport:
         entry = self._broker.take(self._session, queue, timeout_seconds)
         if entry is None:
             return None
-        delivery = MemoryDelivery(self._broker, self._session, entry)
-        self.bytes_received[kind_name(queue)] += len(delivery.body)
+        delivery = MemoryDelivery(self._broker, self._session, entry, self.max_body_bytes)
+        self.bytes_received[kind_name(queue)] += delivery.size
         return delivery
 
     def depth(self, queue: str) -> int | None:

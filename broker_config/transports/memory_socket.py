@@ -6,10 +6,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from broker_config.buffers import check_size
 from broker_config.errors import BrokerUnavailable
 from broker_config.link import Link
 from broker_config.topology import MODELS, kind_name
-from broker_config.transports.interface import Buffers, ModelAddress
+from broker_config.transports.interface import MAX_BODY_BYTES, Buffers, ModelAddress
 from broker_config.transports.memory import length
 
 _LONGEST_WAIT_SECONDS = 1.0
@@ -17,16 +18,21 @@ _LONGEST_WAIT_SECONDS = 1.0
 
 
 class SocketDelivery:
-    def __init__(self, link: Link, about: dict[str, Any], body: memoryview) -> None:
-        self._link = link
+    def __init__(self, link: Link, about: dict[str, Any], body: memoryview, max_body_bytes: int) -> None:
+        self._link, self._body, self._max_body_bytes = link, body, max_body_bytes
         self._tag: int = about["tag"]
         self.redelivered: bool = about["redelivered"]
         self.reason: str | None = about["reason"]
         self.sender: str | None = None
-        self.body = body
+        self.is_at_hand = True
+
+    @property
+    def body(self) -> memoryview:
+        check_size(len(self._body), self._max_body_bytes)
+        return self._body
 
     def release_body(self) -> None:
-        self.body = memoryview(b"")
+        self._body = memoryview(b"")
 
     def acknowledge(self) -> None:
         self._settle("acknowledge")
@@ -44,6 +50,7 @@ class SocketDelivery:
 class SocketTransport:
     def __init__(self, path: Path) -> None:
         self._link = Link(path)
+        self.max_body_bytes = MAX_BODY_BYTES
         self.bytes_sent: Counter[str] = Counter()
         self.bytes_received: Counter[str] = Counter()
 
@@ -62,7 +69,7 @@ class SocketTransport:
             about, body = self._link.ask("receive", {"queue": queue, "timeout_seconds": wait_seconds})
             if about["tag"] is not None:
                 self.bytes_received[kind_name(queue)] += len(body)
-                return SocketDelivery(self._link, about, body)
+                return SocketDelivery(self._link, about, body, self.max_body_bytes)
             if left <= _LONGEST_WAIT_SECONDS:
                 return None
 

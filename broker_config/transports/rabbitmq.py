@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from broker_config.chunks import MAX_BYTES
+from broker_config.buffers import check_size
 from broker_config.definitions import DEFAULT_CONSUMER_TIMEOUT_SECONDS, consumer_timeout_seconds
 from broker_config.errors import BrokerUnavailable, FedILError
 from broker_config.topology import DEAD, DEAD_LETTERS, lead_queue, models_queue, updates_queue
 from broker_config.transports import rabbitmq_bodies as bodies
-from broker_config.transports.interface import Buffers, ModelAddress
+from broker_config.transports.interface import MAX_BODY_BYTES, Buffers, ModelAddress
 from broker_config.transports.rabbitmq_inlet import Inlet, Letter, Plumb
 from broker_config.transports.rabbitmq_lead import Lead
 from broker_config.transports.rabbitmq_line import Line, Pump
@@ -53,6 +53,7 @@ class RabbitDelivery:
         self._settled = False
         self.redelivered: bool = letter.redelivered or bool(headers.get(_REDELIVERED))
         self.sender: str | None = letter.properties.user_id or ""
+        self.is_at_hand = self._place is None
         self.reason: str | None = None
         if self._kind is DEAD:
             self.reason = str(headers.get(_REASON) or headers.get("x-first-death-reason") or "unknown")
@@ -61,6 +62,7 @@ class RabbitDelivery:
     @property
     def body(self) -> memoryview:
         if self._place is None:
+            check_size(len(self._inline or b""), self._max_body_bytes)
             return memoryview(self._inline or b"")
         if self._fetched is None:
             try:
@@ -128,8 +130,7 @@ class RabbitTransport:
         self._fetching = Line(account, "fetching", heals=True)
         self._plumb = Plumb(self._fetching)
         self._models = ModelLog(self._line, self._outlet, self._lead_of)
-        self.max_body_bytes = MAX_BYTES
-        """A delivery with a larger body is rejected before there is memory for it."""
+        self.max_body_bytes = MAX_BODY_BYTES
         self._inlets: dict[str, Inlet] = {}
         self._leads: dict[str, Lead] = {}
         self.bytes_received: Counter[str] = self._models.bytes_received

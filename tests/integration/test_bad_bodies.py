@@ -60,6 +60,10 @@ def under_the_same_id(frames: Sequence[bytes], others: Sequence[bytes]) -> list[
     return [first[0], second[1]]
 
 
+def beginning_of(num_bytes: int) -> list[bytes]:
+    return [next(split([bytes(num_bytes)], CHUNK_BYTES, uuid.uuid4().bytes))]
+
+
 BROKEN: dict[str, tuple[str, Callable[[Sequence[bytes], Sequence[bytes]], Iterable[bytes]]]] = {
     "a chunk cut short": ("digest", lambda f, _: [f[0], f[1][:-10], *f[2:]]),
     "a chunk with a flipped bit": ("digest", lambda f, _: [flipped(f[0]), *f[1:]]),
@@ -68,6 +72,7 @@ BROKEN: dict[str, tuple[str, Callable[[Sequence[bytes], Sequence[bytes]], Iterab
     "a chunk of another body": ("body_missing", lambda f, others: [f[0], others[1], *f[2:]]),
     "no chunk at all": ("body_missing", lambda *_: []),
     "chunks that contradict each other": ("contradiction", under_the_same_id),
+    "the beginning of more than an update can be": ("too_large", lambda *_: beginning_of(100_000_000)),
 }
 
 

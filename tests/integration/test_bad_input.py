@@ -273,7 +273,8 @@ def test_many_clients_that_say_as_much_as_they_may_fit_into_a_checkpoint(over: O
     metrics |= {f"loss_{number}": 1.0 for number in range(128)}
     tensors = {f"{number}" + "x" * 200: np.zeros(0, np.float32) for number in range(200)}
     for number, task in enumerate(hands.take(many)):
-        update = Update(task.run, 1, task.client, 1, 1, 1, 1, tensors, metrics)
+        held = federation.split.held[task.client]
+        update = Update(task.run, 1, task.client, 1, 1, held, 1, tensors, metrics)
         hands.send(hands.train(task) if number == 0 else update)
         hands.settle(task)
     assert server.result(SOON).rounds_done == 1

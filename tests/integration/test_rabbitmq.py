@@ -301,6 +301,25 @@ def test_a_body_above_the_limit_is_rejected_and_dead_lettered(connect: Connect, 
     assert reader.receive(queue, NOTHING) is None
 
 
+def test_what_lies_elsewhere_can_be_passed_over_without_fetching_it(
+    rabbitmq: Service, connect: Connect, transport: RabbitTransport, queue: str
+) -> None:
+    """As the server looks through dead letters: only small ones can be tasks."""
+    transport.publish(queue, [body_of(BIG)])
+    take(transport, queue).reject("schema")
+    small = uuid.uuid4().bytes
+    transport.publish(queue, [small])
+    take(transport, queue).reject("schema")
+    looking = connect()
+    seen = []
+    while (letter := looking.receive(DEAD_LETTERS, 0.0)) is not None:
+        if letter.is_at_hand:
+            seen.append(bytes(letter.body))
+    assert small in seen
+    assert looking.bytes_received["dead"] < BIG
+    looking.close()
+
+
 def test_a_notice_cannot_make_us_read_or_delete_a_queue_that_holds_no_body(
     rabbitmq: Service, transport: RabbitTransport, tasks: str, queue: str
 ) -> None:

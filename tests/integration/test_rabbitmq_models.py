@@ -67,7 +67,9 @@ def test_a_stream_whose_binding_the_broker_lost_is_bound_again(
 
     def unbind() -> None:
         with pika.BlockingConnection(pika.URLParameters(rabbitmq.url)) as connection:
-            connection.channel().queue_unbind(queue, family.exchange_of(queue).name, family.routing_key(queue))
+            connection.channel().queue_unbind(
+                queue, family.exchange_of(queue).name, family.routing_key(queue)
+            )
 
     unbind()
     with pytest.raises(BrokerUnavailable):

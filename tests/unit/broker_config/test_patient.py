@@ -5,7 +5,13 @@ from collections.abc import Callable
 
 import pytest
 
-from broker_config.errors import BrokerBlocked, BrokerRefused, BrokerUnavailable, QueueMissing
+from broker_config.errors import (
+    BrokerBlocked,
+    BrokerRefused,
+    BrokerUnavailable,
+    MessageRejected,
+    QueueMissing,
+)
 from broker_config.patient import GivenUp, Patience, PatientTransport
 from broker_config.transports.interface import Buffers, Transport
 from broker_config.transports.memory import EmbeddedBroker, MemoryTransport
@@ -123,6 +129,26 @@ def test_a_broker_that_takes_no_messages_for_now_costs_no_connection_and_nothing
     answer = transport.receive(QUEUE, 5.0)
     assert answer is not None
     assert (bytes(answer.body), len(outage.connections)) == (b"answer", 1)
+
+
+def test_the_limit_of_bodies_holds_on_every_connection(outage: Outage) -> None:
+    transport = patient(outage)
+    assert transport.max_body_bytes == outage.connections[0].max_body_bytes
+    transport.max_body_bytes = 4
+    transport.publish(QUEUE, [b"12345"])
+    for _ in range(2):
+        delivery = transport.receive(QUEUE, 5.0)
+        assert delivery is not None
+        assert delivery.is_at_hand
+        with pytest.raises(MessageRejected, match="too_large"):
+            _ = delivery.body
+        delivery.requeue()
+        outage.cut()
+    assert (transport.max_body_bytes, len(outage.connections)) == (4, 2)
+    transport.max_body_bytes = 5
+    delivery = transport.receive(QUEUE, 5.0)
+    assert delivery is not None
+    assert bytes(delivery.body) == b"12345"
 
 
 def test_bytes_of_lost_connections_still_count(outage: Outage) -> None:

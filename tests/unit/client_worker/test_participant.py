@@ -111,13 +111,14 @@ def test_a_task_with_settings_that_are_none_is_dead_lettered(tmp_path: Path) -> 
     assert letter.reason == "schema"
 
 
-def test_garbage_in_the_task_queue_is_dead_lettered(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("num_bytes", "reason"), [(50, "not_fedil"), (5 << 20, "too_large")])
+def test_garbage_in_the_task_queue_is_dead_lettered(tmp_path: Path, num_bytes: int, reason: str) -> None:
     bench = Bench(tmp_path)
-    bench.transport.publish(TASKS, [b"\x00" * 50])
+    bench.transport.publish(TASKS, [bytes(num_bytes)])
     serve_one(bench)
     letter = bench.receive(DEAD_LETTERS)
     assert letter is not None
-    assert letter.reason == "not_fedil"
+    assert letter.reason == reason
 
 
 def test_training_that_diverges_is_refused_with_the_setting_to_change(tmp_path: Path) -> None:

@@ -95,17 +95,33 @@ def test_a_task_has_one_outcome_and_a_stranger_none() -> None:
     assert once.outcomes() == (accepted(2),)
 
 
-def test_it_aggregates_when_enough_have_answered_and_refusals_are_answers() -> None:
-    one = OPEN.record(ClientOutcome(1, "refused"))
+@pytest.mark.parametrize("bad", ["refused", "invalid"])
+def test_it_aggregates_when_there_are_enough_updates_whatever_else_has_come(bad: str) -> None:
+    one = OPEN.record(ClientOutcome(1, bad)).record(accepted(2))
+    assert (one.answered, one.expected) == (1, 2)
     assert not one.may_aggregate(CLIENTS)
     assert one.record(ClientOutcome(3, "rejected_cosine")).may_aggregate(CLIENTS)
+    # Others can be asked as long as there are some.
+    only_one = one.record(ClientOutcome(3, bad))
+    assert not only_one.may_aggregate(CLIENTS)
+    assert only_one.may_aggregate([1, 2, 3])
+
+
+def test_a_version_is_made_though_all_that_came_is_invalid() -> None:
+    """Whoever watches sees that nobody is accepted; waiting would not help."""
+    nonsense = OPEN
+    for client in (1, 2, 3):
+        nonsense = nonsense.record(ClientOutcome(client, "invalid"))
+    assert not nonsense.may_aggregate(CLIENTS)
+    assert nonsense.may_aggregate([1, 2, 3])
+    assert not nonsense.all_refuse([1, 2, 3])
 
 
 def test_when_all_refuse_there_is_nothing_to_aggregate_and_no_end_of_it() -> None:
     some = OPEN.record(ClientOutcome(1, "refused")).record(ClientOutcome(2, "refused"))
     assert not some.may_aggregate(CLIENTS)
     assert not some.all_refuse(CLIENTS)  # 3 may still answer
-    assert some.record(accepted(3)).may_aggregate(CLIENTS)
+    assert some.record(accepted(3)).may_aggregate([1, 2, 3])
     everybody = some.record(ClientOutcome(3, "refused"))
     assert not everybody.all_refuse(CLIENTS)  # others can be asked
     assert everybody.all_refuse([1, 2, 3])

@@ -35,6 +35,15 @@ def test_numbers_that_cannot_be_are_named(num_samples: int, num_steps: int, says
     assert impossible(update, SETTINGS).startswith(says)
 
 
+def test_where_the_server_knows_how_many_samples_a_client_has_it_believes_nothing_else() -> None:
+    assert impossible(HONEST, SETTINGS, held=(41, 7)) == ""
+    boast = dataclasses.replace(HONEST, num_samples=10**6, num_steps=10**5)
+    assert impossible(boast, SETTINGS) == ""
+    assert impossible(boast, SETTINGS, held=(41, 7)) == (
+        "num_samples is 1000000, where the split gave this client 41"
+    )
+
+
 def kept(**metrics: float) -> dict[str, float]:
     return kept_metrics(dataclasses.replace(HONEST, metrics=metrics))
 

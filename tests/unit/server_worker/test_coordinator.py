@@ -137,7 +137,8 @@ def test_an_update_that_does_not_fit_is_invalid_and_says_why(
 ) -> None:
     federation = Federation(blobs_recipe(rounds=1), tmp_path)
     client = federation.coordinator()._asking.select(1)[0]
-    publish(federation, encode_message(fake_update(client=client, tensors=tensors)))
+    bad = fake_update(client=client, num_samples=federation.split.held[client], tensors=tensors)
+    publish(federation, encode_message(bad))
     federation.play()
     outcome = next(o for o in federation.diary.records[0].outcomes if o.client == client)
     assert outcome.outcome == "invalid"
@@ -152,11 +153,14 @@ def test_poison_never_reaches_the_global_model(tmp_path: Path, poison: float) ->
     size = coordinator._method.initial_state(coordinator._labelled)["global.params"].numel()
     delta = np.full(size, poison, np.float32)
     tensors = {"delta.params": delta, "delta.buffers": np.zeros(0, np.float32)}
-    publish(federation, encode_message(fake_update(client=client, tensors=tensors)))
+    bad = fake_update(client=client, num_samples=federation.split.held[client], tensors=tensors)
+    publish(federation, encode_message(bad))
     progress = federation.play()
     assert progress is not None
     assert bool(torch.isfinite(progress.state["global.params"]).all())
-    assert federation.diary.records[0].outcomes[0].outcome == "invalid"
+    outcome = next(o for o in federation.diary.records[0].outcomes if o.client == client)
+    assert outcome.outcome == "invalid"
+    assert "num_samples" not in outcome.detail
 
 
 def answer_by_hand(federation: Federation, answers: Sequence[Update | Refusal]) -> None:
