@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from broker_config.errors import AddressMissing, FedILError
+from broker_config.errors import AddressMissing, AddressWrong
 from broker_config.stores import STORES
 from broker_config.transports import TRANSPORTS
 
@@ -15,10 +15,6 @@ LOOPBACK = "127.0.0.1"
 _VARIABLES = {"broker": BROKER_URL, "store": STORE_URL}
 _SCHEMES = {"broker": tuple(TRANSPORTS), "store": tuple(STORES)}
 _LAST_PORT = 65535
-
-
-class AddressWrong(FedILError):
-    """No broker that we know has such an address."""
 
 
 def add_address_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,5 +1,8 @@
 """FedILError
-├── AddressMissing      nobody said where a broker is
+├── WronglyAsked        other arguments or settings put it right
+│   ├── AddressMissing  nobody said where a broker is
+│   ├── AddressWrong    no broker that we know has such an address
+│   └── PortTaken       others serve pages where ours shall be
 ├── BrokerUnavailable   try again later
 │   └── BrokerBlocked   it takes no messages for now, and the connection is still good
 ├── BrokerRefused       wrong credentials, no permission, a setting that would lose data: put it right, then start again
@@ -16,7 +19,19 @@ class FedILError(Exception):
     """Anything that the moving and keeping of bytes refuses; its text says what to do."""
 
 
-class AddressMissing(FedILError):
+class WronglyAsked(FedILError):
+    pass
+
+
+class AddressMissing(WronglyAsked):
+    pass
+
+
+class AddressWrong(WronglyAsked):
+    pass
+
+
+class PortTaken(WronglyAsked):
     pass
 
 

@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote, urlsplit
 import numpy as np
 
 from broker_config import errors
-from broker_config.errors import BrokerUnavailable, FedILError, MessageRejected
+from broker_config.errors import AddressWrong, BrokerUnavailable, FedILError, MessageRejected
 from broker_config.transports.interface import Buffers
 from broker_config.wire import MAX_HEADER_BYTES, pack_fields, size, unpack_fields
 
@@ -32,7 +32,7 @@ def url_of(socket_path: Path) -> str:
 def path_of(url: str) -> Path:
     parts = urlsplit(url)
     if parts.netloc or not parts.path:
-        raise FedILError(
+        raise AddressWrong(
             f"{url!r} names no socket: write memory:///path/to.sock for a broker in another process; "
             "plain memory:// needs the broker object of this process"
         )

@@ -8,7 +8,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from importlib import metadata
 from itertools import accumulate
 from typing import Generic, TypeVar
 
@@ -225,10 +224,3 @@ class Traffic:
             # A copy, since another thread goes on counting.
             for kind, count in dict(kinds).items():
                 self._total.follow(count, direction, kind)
-
-
-def software_version() -> str:
-    try:
-        return metadata.version("fedil")
-    except metadata.PackageNotFoundError:
-        return "source tree"

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from broker_config.addresses import WebAddress
-from broker_config.errors import FedILError
+from broker_config.errors import PortTaken
 
 _log = logging.getLogger(__name__)
 _ANYWHERE = ("0.0.0.0", "::", "")
@@ -34,10 +34,6 @@ _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
 }
-
-
-class PortTaken(FedILError):
-    pass
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ import threading
 from types import FrameType
 
 from broker_config.addresses import fill_from_environment
-from broker_config.errors import FedILError
+from broker_config.errors import FedILError, WronglyAsked
 from broker_config.logs import Logs, one_line, set_up_logs
-from client_worker.options import add_arguments, for_children, web_address
+from client_worker.options import add_arguments, check_shards, for_children, web_address
 from client_worker.placement import Slot
 from client_worker.pool import WorkerPool
 from client_worker.stopping import LAST_SECONDS, SIGNALS, Stopping
@@ -28,7 +28,12 @@ def main() -> int:
         return run(options)
     except (FedILError, LearningError, OSError) as error:
         print(one_line(f"client_worker: {error}"), file=sys.stderr)
-        return 1
+        return exit_code(error)
+
+
+def exit_code(error: Exception) -> int:
+    """2, as for wrong arguments, where other arguments or settings would put it right."""
+    return 2 if isinstance(error, SettingError | WronglyAsked) else 1
 
 
 def run(options: argparse.Namespace) -> int:
@@ -41,6 +46,7 @@ def run(options: argparse.Namespace) -> int:
             if options.log_format == "text":
                 raise  # whoever called says it as it says all errors
             logs.end("client_worker", error)
+            return exit_code(error)
         except Exception as error:
             logs.end("client_worker", error, traceback=True)
         return 1
@@ -48,10 +54,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace, logs: Logs) -> int:
     fill_from_environment(options, os.environ)
-    if not options.shards.is_dir():
-        raise SettingError(
-            f"there is no folder {options.shards}: make the shards first, see fedil shards --help"
-        )
+    check_shards(options.shards)
     check_ports(options)
     # For cuBLAS, which reads it when it is first used; see fedil_model.precision.repeatable_on.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

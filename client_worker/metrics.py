@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 from broker_config.messages import Update
-from broker_config.metrics import Bytes, Metrics, Traffic, software_version
+from broker_config.metrics import Bytes, Metrics, Traffic
+from broker_config.version import software_version
 
 ANSWERED, REPEATED, REFUSED = "answered", "repeated", "refused"
 RETURNED, DROPPED, REJECTED, OUT_OF_MEMORY = "returned", "dropped", "rejected", "out_of_memory"

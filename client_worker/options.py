@@ -14,11 +14,12 @@ from broker_config.addresses import (
 )
 from broker_config.logs import add_log_arguments
 from client_worker.placement import Slot
+from fedil_model.device_argument import add_device_argument
 from fedil_model.errors import SettingError
 
 _LAST_PORT = 65535
 _WRITTEN_LAST = "offsets.npy"
-"""As client_worker.shards does, which needs torch"""
+"""As client_worker.shards does, which needs numpy"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,13 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shards", required=True, type=Path, metavar="DIR", help="folder with the site's unlabelled samples"
     )
-    parser.add_argument(
-        "--device",
-        type=device,
-        default="auto",
-        metavar="auto|cpu|cuda:N",
-        help="where to train; default: auto, a GPU if there is one",
-    )
+    add_device_argument(parser)
     parser.add_argument(
         "--processes",
         type=at_least_one,
@@ -96,17 +91,15 @@ def web_address(options: argparse.Namespace, slot: Slot) -> WebAddress | None:
 
 
 def check_shards(folder: Path) -> None:
-    """Before torch is loaded, and before a pool starts processes that would die of it one after the other."""
+    """Before torch is loaded, and before a pool starts processes that would die of it one after the other. Raises
+    DataError for shards that are damaged."""
     if not folder.is_dir():
         raise SettingError(f"there is no folder {folder}: make the shards first, see fedil shards --help")
     if not (folder / _WRITTEN_LAST).exists():
         raise SettingError(f"there are no shards in {folder}: make them first, see fedil shards --help")
+    from client_worker.shards import ShardFolder
 
-
-def device(text: str) -> str:
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", text):
-        raise argparse.ArgumentTypeError(f"wants auto, cpu or cuda:N, got {text!r}")
-    return text
+    ShardFolder(folder)
 
 
 def at_least_one(text: str) -> int:

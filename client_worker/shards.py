@@ -6,7 +6,7 @@
 | offsets.npy | where each client begins, and at the end the number of samples |
 | clients.npy | which clients of the federation these are; without this file 0, 1, 2, … |
 
-A site writes its own data in this form with a few lines of its own:
+A site writes its own pictures in this form with `fedil shards --images`, any other data with a few lines of its own:
 
     import numpy as np
     from client_worker.shards import write_shards
@@ -16,26 +16,29 @@ A site writes its own data in this form with a few lines of its own:
 
 The order of a client's samples must stay: its ledger counts on it. To add samples, make a folder anew for the
 next run. The array is memory-mapped: any number of workers on a machine share one copy.
+
+Torch is loaded only for tensors: who starts workers looks at their folder without it.
 """
 
 import io
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from broker_config.durable import make_directory, write_atomically
 from fedil_model.errors import DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _INPUTS, _OFFSETS, _CLIENTS = "inputs.npy", "offsets.npy", "clients.npy"
 
 
 class Shards(Protocol):
-    def inputs(self, client: int) -> Tensor:
+    def inputs(self, client: int) -> "Tensor":
         """One client's samples, always in the same order: the ledger counts on it."""
 
 
@@ -78,12 +81,14 @@ class ShardFolder:
     def clients(self) -> tuple[int, ...]:
         return tuple(self._places)
 
-    def inputs(self, client: int) -> Tensor:
+    def inputs(self, client: int) -> "Tensor":
         if client not in self._places:
             raise DataError(
                 f"client {client} is not in {self._directory}, which has {brief(self.clients)}: "
                 "is this the right site's folder?"
             )
+        import torch
+
         place = self._places[client]
         return torch.from_numpy(np.array(self._inputs[self._offsets[place] : self._offsets[place + 1]]))
 
@@ -99,12 +104,16 @@ def has_shards(directory: Path) -> bool:
     return (directory / _OFFSETS).exists()
 
 
-def write_shards(directory: str | os.PathLike[str], samples: Mapping[int, np.ndarray | Tensor]) -> None:
+def check_unwritten(directory: Path) -> None:
+    if has_shards(directory):
+        raise DataError(f"{directory} has shards already: choose another folder, or delete this one first")
+
+
+def write_shards(directory: str | os.PathLike[str], samples: Mapping[int, "np.ndarray | Tensor"]) -> None:
     """`samples`: the federation's number of each client → its samples, the first axis counting them. All have the
     shape and type that the recipe's dataset gives its inputs. Shards that exist are never overwritten."""
     folder = Path(directory)
-    if has_shards(folder):
-        raise DataError(f"{folder} has shards already: choose another folder, or delete this one first")
+    check_unwritten(folder)
     clients = sorted(samples)
     parts = [np.ascontiguousarray(samples[client]) for client in clients]
     _check_alike(clients, parts)
@@ -120,6 +129,8 @@ def _check_alike(clients: Sequence[int], parts: Sequence[np.ndarray]) -> None:
         raise DataError("there are no shards to write: name at least one client")
     if clients[0] < 0:
         raise DataError(f"client {clients[0]}: clients are numbered from 0 up")
+    import torch
+
     try:
         torch.from_numpy(np.empty(0, parts[0].dtype))
     except (TypeError, ValueError) as error:

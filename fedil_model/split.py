@@ -32,7 +32,7 @@ class Split:
         if not self.held:
             raise DataError(
                 'split.partition = "elsewhere": the clients\' data are at their sites, which write their own shards '
-                "(see client_worker/shards.py); start fedil server here"
+                "(see fedil shards --help); start fedil server here"
             )
         return self.clients
 

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from broker_config.addresses import AddressWrong
-from broker_config.errors import AddressMissing, FedILError
+from broker_config.errors import FedILError, WronglyAsked
+from broker_config.version import software_version
 from fedil_model.errors import LearningError, SettingError
 from ops.commands import (
     broker,
@@ -75,13 +75,7 @@ class Parser(argparse.ArgumentParser):
 
 class Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        from importlib import metadata
-
-        try:
-            version = metadata.version("fedil")
-        except metadata.PackageNotFoundError:
-            version = "(source tree, not installed)"
-        print(f"fedil {version}")
+        print(f"fedil {software_version()}")
         parser.exit()
 
 
@@ -130,9 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def is_misuse(error: Exception) -> bool:
     """Other arguments or settings would put it right."""
-    from broker_config.web import PortTaken
-
-    return isinstance(error, SettingError | AddressMissing | AddressWrong | PortTaken)
+    return isinstance(error, SettingError | WronglyAsked)
 
 
 def explain(error: Exception) -> str:

@@ -1,6 +1,5 @@
 """From what a person typed to a recipe: built-in names, .toml paths, and FEDIL_DATA."""
 
-import argparse
 import difflib
 import os
 from collections.abc import Sequence
@@ -14,17 +13,6 @@ if TYPE_CHECKING:
     from server_worker.recipe import Recipe
 
 RECIPES = Path(__file__).parent / "recipes"
-
-
-def add_override_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        dest="overrides",
-        help="override one setting of the recipe, such as client.lr=0.1; repeatable",
-    )
 
 
 def built_in_names() -> list[str]:

@@ -9,23 +9,16 @@ from pathlib import Path
 from types import FrameType
 
 from broker_config.addresses import fill_from_environment
-from broker_config.errors import FedILError
+from broker_config.errors import FedILError, WronglyAsked
 from broker_config.logs import Logs, set_up_logs
-from fedil_model.errors import LearningError
-from server_worker.options import add_arguments
+from fedil_model.errors import LearningError, SettingError
+from server_worker.options import add_arguments, add_override_argument
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="server_worker", description="Lead one federated run.")
     parser.add_argument("--recipe", required=True, type=Path, metavar="FILE", help="a .toml file")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        dest="overrides",
-        help="override one setting of the recipe, such as client.lr=0.1; repeatable",
-    )
+    add_override_argument(parser)
     add_arguments(parser)
     options = parser.parse_args()
     with set_up_logs(options.log_format, options.log_level) as logs:
@@ -33,9 +26,15 @@ def main() -> int:
             return _serve(options, logs)
         except (FedILError, LearningError, OSError) as error:
             logs.end("server_worker", error)
+            return exit_code(error)
         except Exception as error:
             logs.end("server_worker", error, traceback=True)
         return 1
+
+
+def exit_code(error: Exception) -> int:
+    """2, as for wrong arguments, where other arguments or settings would put it right."""
+    return 2 if isinstance(error, SettingError | WronglyAsked) else 1
 
 
 def _serve(options: argparse.Namespace, logs: Logs) -> int:

@@ -4,10 +4,10 @@ Counters begin at 0 with the process. Gauges show the last round, after a restar
 
 import math
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from broker_config.metrics import Bytes, Metrics, Traffic, software_version
+from broker_config.metrics import Bytes, Metrics, Traffic
+from broker_config.version import software_version
 from fedil_model.convergence import VERDICTS
 from server_worker.events import ClientOutcome, RoundRecord
 from server_worker.recipe import Recipe
@@ -219,7 +219,7 @@ class _Learning:
         self._credible.set(record.credible)
         for which in ("pseudo_labels", "credible"):
             self._purity.set(record.purity.get(which), which)
-        self._loss.show({name.removeprefix(_LOSS): loss for name, loss in agreed_losses(record).items()})
+        self._loss.show({name.removeprefix(_LOSS): loss for name, loss in record.losses.items()})
 
     def count(self, record: RoundRecord) -> None:
         self._promoted.add(record.promoted)
@@ -311,17 +311,3 @@ def _over_selected(recipe: Recipe) -> float:
     if federation.mode == "buffered":
         return 0.0
     return federation.over_select / (federation.clients_per_round + federation.over_select)
-
-
-def agreed_losses(record: RoundRecord) -> Mapping[str, float]:
-    """The server's own, and those that most of the clients tell of which tell any: a client may call a loss what it
-    likes."""
-    told = [
-        names for outcome in record.outcomes if (names := [n for n in outcome.metrics if n.startswith(_LOSS)])
-    ]
-    tellers = Counter(name for names in told for name in names)
-    return {
-        name: loss
-        for name, loss in record.losses.items()
-        if not tellers[name] or 2 * tellers[name] > len(told)
-    }

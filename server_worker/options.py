@@ -1,11 +1,11 @@
 """The command line of a server, without anything heavy: wrong arguments are answered before torch is loaded."""
 
 import argparse
-import re
 from pathlib import Path
 
 from broker_config.addresses import WebAddress, add_address_arguments, add_web_argument
 from broker_config.logs import add_log_arguments
+from fedil_model.device_argument import add_device_argument
 
 LIVE_PAGE = WebAddress(port=8265, fixed=False)
 
@@ -29,13 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="wait while another server leads this run, and take over when it goes; both share --run-dir",
     )
-    parser.add_argument(
-        "--device",
-        type=_device,
-        default="auto",
-        metavar="auto|cpu|cuda:N",
-        help="where to train on the labels and evaluate; default: auto, a GPU if there is one",
-    )
+    add_device_argument(parser, "where to train on the labels and evaluate")
     add_watching_arguments(parser)
     add_log_arguments(parser)
 
@@ -49,7 +43,12 @@ def add_watching_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _device(text: str) -> str:
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", text):
-        raise argparse.ArgumentTypeError(f"wants auto, cpu or cuda:N, got {text!r}")
-    return text
+def add_override_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="overrides",
+        help="override one setting of the recipe, such as client.lr=0.1; repeatable",
+    )

@@ -89,7 +89,7 @@ def make_record(
         verdict=convergence.verdict,
         convergence={k: v for k, v in dataclasses.asdict(convergence).items() if k != "verdict"},
         accuracy={},
-        losses=dict(step.losses) | _mean_losses(outcomes),
+        losses=dict(step.losses) | mean_losses(outcomes),
         pseudo_labels=sum(pseudo for pseudo, _ in labelled),
         credible=sum(credible for _, credible in labelled),
         purity={},
@@ -100,10 +100,10 @@ def make_record(
     )
 
 
-def _mean_losses(outcomes: tuple[ClientOutcome, ...]) -> dict[str, float]:
+def mean_losses(outcomes: tuple[ClientOutcome, ...]) -> dict[str, float]:
+    """Of the terms that most of the clients tell of which tell any: a client may call a loss what it likes."""
     told = [{n: v for n, v in o.metrics.items() if n.startswith("loss_")} for o in outcomes]
     tellers = Counter(name for losses in told for name in losses)
-    # A term that only a few speak of is made up.
     most = sum(1 for losses in told if losses) / 2
     by_name = {
         name: [losses[name] for losses in told if name in losses]

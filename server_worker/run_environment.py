@@ -7,12 +7,12 @@ import os
 import platform
 import time
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from broker_config.durable import write_atomically
 from broker_config.errors import FedILError
+from broker_config.version import software_version
 from server_worker.run_dir import RunDir
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _facts(device: "torch.device") -> dict[str, str | int]:
     import torch
 
     facts: dict[str, str | int] = {
-        "fedil": fedil_version(),
+        "fedil": software_version(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,
@@ -77,13 +77,6 @@ def _facts(device: "torch.device") -> dict[str, str | int]:
         facts["gpu"] = torch.cuda.get_device_name(device)
         facts["cuda"] = str(torch.version.cuda)
     return facts
-
-
-def fedil_version() -> str:
-    try:
-        return metadata.version("fedil")
-    except metadata.PackageNotFoundError:
-        return "source tree, not installed"
 
 
 def _processor() -> str:

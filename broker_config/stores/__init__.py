@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from broker_config.errors import FedILError
+from broker_config.errors import AddressWrong
 from broker_config.patient import Patience
 from broker_config.stores.interface import Store
 
@@ -54,5 +54,5 @@ def connect_store(
     scheme = urlsplit(url).scheme
     if scheme not in STORES:
         # Not the whole URL: there may be a password in it.
-        raise FedILError(f"no store for {scheme!r} URLs: the scheme must be one of {', '.join(STORES)}")
+        raise AddressWrong(f"no store for {scheme!r} URLs: the scheme must be one of {', '.join(STORES)}")
     return STORES[scheme](url, site_of, patience)

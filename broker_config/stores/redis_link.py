@@ -28,7 +28,7 @@ from redis.exceptions import (
 )
 from redis.retry import Retry
 
-from broker_config.errors import BrokerRefused, BrokerUnavailable, FedILError
+from broker_config.errors import AddressWrong, BrokerRefused, BrokerUnavailable, FedILError
 from broker_config.patient import LONGEST_PAUSE_SECONDS, GivenUp, Patience
 
 _log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class RedisLink:
             # What else a ValueError says may be a piece of a password with a "/" in it.
             tells = isinstance(error, TypeError) or "Invalid value for" in str(error)
             why = f" ({error})" if tells else ""
-            raise FedILError(
+            raise AddressWrong(
                 f"the store's URL cannot be read{why}: write redis://user:password@host:6379/0, or rediss:// "
                 "for TLS, with %2F for a / in the password"
             ) from None

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from broker_config.addresses import BROKER_URL, STORE_URL
 from fedil_model.errors import SettingError
 from ops.broker_accounts import ADMIN_STORE_URL, MANAGEMENT_URL
-from ops.recipe_files import add_override_argument
+from server_worker.options import add_override_argument
 
 if TYPE_CHECKING:
     from ops.broker_setup import Wish

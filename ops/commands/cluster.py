@@ -5,11 +5,13 @@ The same command goes on with a run that was stopped or killed."""
 import argparse
 from pathlib import Path
 
-from ops.commands.simulate import DEFAULT_RECIPE, at_least_one, default_workers, device
+from client_worker.options import at_least_one
+from fedil_model.device_argument import add_device_argument
+from ops.commands.simulate import DEFAULT_RECIPE, default_workers
 from ops.interruption import interruptible
 from ops.invocation import shell_line
-from ops.recipe_files import add_override_argument, find_recipe, read_recipe
-from server_worker.options import add_watching_arguments
+from ops.recipe_files import find_recipe, read_recipe
+from server_worker.options import add_override_argument, add_watching_arguments
 
 HELP = "train on this machine over RabbitMQ and Redis, as a deployment does"
 
@@ -30,13 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="processes, dealt out over the sites; default: one per core",
     )
-    parser.add_argument(
-        "--device",
-        type=device,
-        default="auto",
-        metavar="auto|cpu|cuda:N",
-        help="where to train; default: auto, a GPU if there is one",
-    )
+    add_device_argument(parser)
     add_watching_arguments(parser)
 
 

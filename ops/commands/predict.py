@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedil_model.errors import DataError, SettingError
 from ops.commands.model_choice import add_model_arguments, load_trained
+from ops.picture_files import files_in
 
 if TYPE_CHECKING:
     from ops.predict import Prediction
@@ -25,13 +25,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     files = files_in(args.folder)
     trained = load_trained(args)
-    from ops.predict import Unreadable, predict_files, write_csv
+    from fedil_model.datasets.pictures import UnreadablePicture
+    from ops.predict import predict_files, write_csv
 
     predictions: list[Prediction] = []
     unreadable = 0
     label_width = max(map(len, trained.dataset.class_names))
     for answer in predict_files(trained.network, trained.dataset, files):
-        if isinstance(answer, Unreadable):
+        if isinstance(answer, UnreadablePicture):
             unreadable += 1
             print(f"fedil: skipped {answer.file}: {answer.reason}", file=sys.stderr)
         else:
@@ -40,15 +41,6 @@ def run(args: argparse.Namespace) -> int:
     if args.csv is not None:
         write_csv(args.csv, predictions)
     return 1 if unreadable else 0
-
-
-def files_in(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        raise SettingError(f"{folder} is not a folder")
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
-    if not files:
-        raise DataError(f"there are no files in {folder}")
-    return files
 
 
 def text_line(prediction: "Prediction", label_width: int) -> str:

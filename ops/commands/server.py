@@ -17,7 +17,7 @@ from broker_config.logs import set_up_logs
 from fedil_model.errors import SettingError
 from ops.interruption import interruptible
 from ops.invocation import shell_line
-from ops.recipe_files import add_override_argument, differences, read_recipe
+from ops.recipe_files import differences, read_recipe
 from ops.run_place import is_run
 from server_worker import options
 
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--recipe", required=True, metavar="R", help="a built-in name (see: fedil recipes) or a .toml file"
     )
-    add_override_argument(parser)
+    options.add_override_argument(parser)
     options.add_arguments(parser)
     parser.add_argument(
         "--json", action="store_true", help="one JSON line per round, and one for the summary"

@@ -2,19 +2,20 @@
 
 import argparse
 import os
-import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from broker_config.errors import FedILError
 from broker_config.logs import set_up_logs
+from client_worker.options import at_least_one
+from fedil_model.device_argument import add_device_argument
 from fedil_model.errors import LearningError, SettingError
 from ops.interruption import interruptible
 from ops.invocation import resume_words, shell_line
-from ops.recipe_files import add_override_argument, differences, read_recipe
+from ops.recipe_files import differences, read_recipe
 from ops.run_place import has_checkpoint, is_run, refuse_if_taken, replacing
-from server_worker.options import add_watching_arguments
+from server_worker.options import add_override_argument, add_watching_arguments
 from server_worker.run_lock import sole_use
 
 if TYPE_CHECKING:
@@ -37,30 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     again.add_argument("--resume", action="store_true", help="go on where the run in DIR was stopped")
     again.add_argument("--overwrite", action="store_true", help="replace the run in DIR by a new one")
     parser.add_argument("--workers", type=at_least_one, metavar="N", help="processes; default: one per core")
-    parser.add_argument(
-        "--device",
-        type=device,
-        default="auto",
-        metavar="auto|cpu|cuda:N",
-        help="where to train; default: auto, a GPU if there is one",
-    )
+    add_device_argument(parser)
     add_watching_arguments(parser)
     parser.add_argument(
         "--json", action="store_true", help="one JSON line per round, and one for the summary"
     )
     parser.add_argument("--quiet", action="store_true", help="only the summary at the end")
-
-
-def at_least_one(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"wants a number from 1 up, got {text!r}")
-    return int(text)
-
-
-def device(text: str) -> str:
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", text):
-        raise argparse.ArgumentTypeError(f"wants auto, cpu or cuda:N, got {text!r}")
-    return text
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,7 +9,8 @@ from pathlib import Path
 from broker_config.addresses import fill_from_environment
 from client_worker import options
 from ops.commands.shards import write_site_shards
-from ops.recipe_files import add_override_argument, read_recipe
+from ops.recipe_files import read_recipe
+from server_worker.options import add_override_argument
 
 HELP = "train one site's clients, for a server elsewhere"
 
@@ -32,7 +33,6 @@ def run(args: argparse.Namespace) -> int:
     check_ports(args)
     if args.recipe is not None:
         prepare(args)
-    options.check_shards(args.shards)
     return serve(args)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import resources
 
+from broker_config.version import software_version
 from ops.report.curves import curves
 from ops.report.drawing import Plot, panel
 from ops.report.evidence import Evidence
@@ -15,7 +16,6 @@ from ops.report.sections.headline import beginning
 from ops.report.sections.quality import quality_section
 from ops.report.sections.samples import samples_section
 from ops.report.sections.setup import digests_section, environment_section, settings_section, split_section
-from server_worker.run_environment import fedil_version
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 
@@ -51,6 +51,6 @@ def page(title: str, content: Sequence[Content]) -> str:
         element("title", title),
         element("style", Markup((resources.files("ops.report") / "page.css").read_text(encoding="utf-8"))),
     )
-    written = f"Written by FedIL {fedil_version()} on {datetime.now(UTC):%Y-%m-%d at %H:%M} UTC."
+    written = f"Written by FedIL {software_version()} on {datetime.now(UTC):%Y-%m-%d at %H:%M} UTC."
     body = element("body", element("main", content), element("footer", written))
     return "<!doctype html>\n" + join(element("html", head, body, lang="en"))

@@ -197,6 +197,14 @@ def test_a_folder_without_shards_is_named_before_anything_heavy_is_loaded(tmp_pa
     assert heavy_modules_loaded_by(*words, "--shards", tmp_path) == set()
 
 
+def test_damaged_shards_are_named_without_torch(tmp_path: Path) -> None:
+    words = ["worker", "--site", "s", "--broker", NOWHERE[1], "--store", NOWHERE[0], "--processes", "2"]
+    (tmp_path / "offsets.npy").write_bytes(b"")
+    line = complaint(fedil(*words, "--shards", tmp_path), 1)
+    assert line.startswith(f"fedil: no shards in {tmp_path} (it has no inputs.npy): make them")
+    assert heavy_modules_loaded_by(*words, "--shards", tmp_path) == {"numpy"}
+
+
 def test_a_port_that_is_taken_is_a_wrong_setting(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         place = f"127.0.0.1:{taken.getsockname()[1]}"

@@ -289,17 +289,15 @@ def test_what_happens_to_a_broker_is_told_with_the_task_at_hand(site: Site) -> N
     assert told["stopped as asked"].where == (None, None, None)
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
-def test_a_bad_start_is_json_too(site: Site, processes: str) -> None:
+@pytest.mark.parametrize(("processes", "code"), [("1", 2), ("2", 1)])
+def test_a_bad_start_is_json_too(site: Site, processes: str, code: int) -> None:
     site.server.close()
-    (site.shards / "meta.json").unlink(missing_ok=True)
-    for file in site.shards.iterdir():
-        file.unlink()
-    worker = site.start("--log-format", "json", "--web", "off", "--processes", processes)
-    assert worker.wait(PATIENCE) == 1
+    words = ["--log-format", "json", "--web", "off", "--device", "cuda:99"]
+    worker = site.start(*words, "--processes", processes)
+    assert worker.wait(PATIENCE) == code
     last = events(site.said(), "json")[-1]
     assert (last.level, last.more["logger"]) == ("ERROR", "client_worker")
-    assert str(site.shards) in last.message
+    assert "cuda:99" in last.message
     assert '"' not in last.message, "a child's words, and not its line"
 
 

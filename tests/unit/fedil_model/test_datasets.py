@@ -219,8 +219,28 @@ def test_a_folder_without_pictures_or_without_a_root_is_refused(tmp_path: Path) 
         (tmp_path / name).mkdir()
     with pytest.raises(DataError, match="no pictures"):
         open_dataset(DataSettings(name="folder", root=tmp_path)).load_train()
-    with pytest.raises(DataError, match=r"data\.root"):
+    with pytest.raises(DataError, match=r"data\.root .*, not None \(sites .* data\.options\.classes\)"):
         open_dataset(DataSettings(name="folder"))
+
+
+def test_a_folder_whose_classes_are_named_is_opened_where_it_is_not(parted_folder: Path) -> None:
+    options = {"size": 16, "classes": ["dog", "cat"]}
+    away = open_dataset(DataSettings(name="folder", root=Path("nowhere"), options=options))
+    assert (away.class_names, away.input_shape) == (("dog", "cat"), (3, 16, 16))
+    with pytest.raises(DataError, match=r"data\.root must be a folder .*, not nowhere"):
+        away.load_train()
+    here = open_dataset(DataSettings(name="folder", root=parted_folder, options=options))
+    assert here.load_train().inputs[:, 0, 0, 0].tolist() == [10, 11, 12, 0, 1, 2]
+    assert here.load_train().labels.tolist() == [0, 0, 0, 1, 1, 1]
+    more = DataSettings(name="folder", root=parted_folder, options={"classes": ["cat", "dig", "dog"]})
+    with pytest.raises(DataError, match=r"data\.options\.classes and the folders in .* differ in dig$"):
+        open_dataset(more).load_test()
+
+
+@pytest.mark.parametrize("classes", ["cat", 5, ["cat"], ["cat", "cat"], ["cat", 3], ["cat", ""]])
+def test_classes_that_cannot_be_are_refused(classes: object) -> None:
+    with pytest.raises(SettingError, match=r"data\.options\.classes"):
+        open_dataset(DataSettings(name="folder", options={"classes": classes}))
 
 
 USERS_DATASET = """

@@ -8,9 +8,11 @@ from torch import Tensor, nn
 
 from fedil_model.augment import ImageViews
 from fedil_model.datasets.interface import Dataset, Samples
+from fedil_model.datasets.pictures import UnreadablePicture
 from fedil_model.errors import DataError, SettingError
-from ops.commands.predict import files_in, text_line
-from ops.predict import BATCH, Prediction, Unreadable, predict_files, read_picture, write_csv
+from ops.commands.predict import text_line
+from ops.picture_files import files_in
+from ops.predict import BATCH, Prediction, predict_files, write_csv
 
 GRAY = (1, 8, 8)
 
@@ -57,41 +59,15 @@ def test_pictures_of_every_mode_and_size_are_read(
     assert labels_of(files, bright_or_dark(shape)) == {"dark.tif": "dark", "bright.tif": "bright"}
 
 
-def test_a_picture_of_the_right_size_reaches_the_network_unchanged(tmp_path: Path) -> None:
-    pixels = np.arange(64, dtype=np.uint8).reshape(8, 8)
-    Image.fromarray(pixels).save(tmp_path / "a.png")
-    picture = read_picture(tmp_path / "a.png", GRAY)
-    assert isinstance(picture, Tensor)
-    assert torch.equal(picture, torch.from_numpy(pixels)[None])
-
-
-def test_colours_reach_their_own_channels(tmp_path: Path) -> None:
-    Image.new("RGB", (5, 5), (255, 100, 7)).save(tmp_path / "a.png")
-    picture = read_picture(tmp_path / "a.png", (3, 2, 4))
-    assert isinstance(picture, Tensor)
-    assert picture.shape == (3, 2, 4)
-    assert picture[:, 0, 0].tolist() == [255, 100, 7]
-
-
-def test_a_photograph_is_turned_upright(tmp_path: Path) -> None:
-    pixels = np.zeros((8, 8), dtype=np.uint8)
-    pixels[:4] = 255
-    upside_down = Image.Exif()
-    upside_down[0x0112] = 3
-    Image.fromarray(pixels).save(tmp_path / "a.png", exif=upside_down)
-    picture = read_picture(tmp_path / "a.png", GRAY)
-    assert isinstance(picture, Tensor)
-    assert picture[0, :4].max() == 0
-    assert picture[0, 4:].min() == 255
-
-
 def test_what_cannot_be_read_is_named_with_its_reason_and_the_rest_is_labelled(tmp_path: Path) -> None:
     Image.effect_noise((64, 64), 90).save(tmp_path / "good.png")
     (tmp_path / "half.png").write_bytes((tmp_path / "good.png").read_bytes()[:500])
     (tmp_path / "notes.txt").write_text("not a picture")
     (tmp_path / "empty.jpg").write_bytes(b"")
     answers = list(predict_files(Brightness(), bright_or_dark(), files_in(tmp_path)))
-    unreadable = {answer.file.name: answer.reason for answer in answers if isinstance(answer, Unreadable)}
+    unreadable = {
+        answer.file.name: answer.reason for answer in answers if isinstance(answer, UnreadablePicture)
+    }
     assert sorted(unreadable) == ["empty.jpg", "half.png", "notes.txt"]
     assert unreadable["notes.txt"] == "not an image"
     assert "truncated" in unreadable["half.png"]
@@ -114,19 +90,20 @@ def test_confidence_is_the_probability_of_the_label(tmp_path: Path) -> None:
 
 
 def test_a_model_of_something_else_than_pictures_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match="trained on samples of 13"):
+    with pytest.raises(SettingError, match="this dataset has samples of 13: pictures have 1 or 3 channels"):
         list(predict_files(Brightness(), bright_or_dark((13,)), [tmp_path]))
 
 
-def test_a_folder_is_searched_with_its_subfolders_but_not_hidden_files(tmp_path: Path) -> None:
-    (tmp_path / "sub").mkdir()
-    for name in ("b.png", "sub/a.png", ".DS_Store"):
+def test_a_folder_is_searched_with_its_subfolders_but_not_hidden_ones(tmp_path: Path) -> None:
+    for folder in ("sub", ".git"):
+        (tmp_path / folder).mkdir()
+    for name in ("b.png", "sub/a.png", ".DS_Store", ".git/c.png"):
         (tmp_path / name).touch()
     assert files_in(tmp_path) == [tmp_path / "b.png", tmp_path / "sub" / "a.png"]
 
 
 def test_an_empty_or_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no files in"):
+    with pytest.raises(DataError, match="no pictures in"):
         files_in(tmp_path)
     with pytest.raises(SettingError, match="is not a folder"):
         files_in(tmp_path / "missing")

@@ -44,7 +44,7 @@ def test_the_same_again_only_counts_another_start(tmp_path: Path) -> None:
 def test_another_version_adds_an_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     where = RunDir(tmp_path)
     record_environment(where, CPU)
-    monkeypatch.setattr(run_environment, "fedil_version", lambda: "99.0")
+    monkeypatch.setattr(run_environment, "software_version", lambda: "99.0")
     record_environment(where, CPU)
     before, after = read_environment(where)
     assert before["fedil"] != after["fedil"] == "99.0"

@@ -11,7 +11,7 @@ import pytest
 
 import server_worker.watching
 from broker_config.addresses import LOOPBACK, WebAddress
-from broker_config.web import PortTaken
+from broker_config.errors import PortTaken
 from server_worker.run_dir import RunDir
 from server_worker.survey import Survey
 from server_worker.watching import Watching, watching
