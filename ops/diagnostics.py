@@ -1,12 +1,13 @@
 """How right the pseudo-labels are, where the truth is known. Offline only: neither server nor clients see it."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from broker_config.errors import FedILError, LedgerMissing
+from broker_config.messages import LEDGER_KIND
 from broker_config.stores.interface import Store
 from broker_config.wire import decode_arrays
 from fedil_model.credibility import Ledger
@@ -25,46 +26,55 @@ class LedgerDiagnostics:
     def __init__(self, store: Store, run: str, labels: np.ndarray, clients: Sequence[np.ndarray]) -> None:
         self._store, self._run, self._labels, self._clients = store, run, labels, clients
         self._began = False
-        self._counted: dict[int, Counter[str]] = {}
-        """What each client's ledger held when it was last read"""
+        self._counted: dict[int, tuple[int, np.ndarray]] = {}
+        """Client → activation, and what its ledger held then"""
+        self._total = np.zeros(2 * len(_SETS), np.int64)
 
     def purity(self, answered: Mapping[int, int]) -> Mapping[str, float | None]:
         """Share of right labels among all pseudo-labelled samples, and among the credible ones. Only the ledgers of
-        those who have `answered` (client → activation) are read again; the first time, all of them."""
+        those who have `answered` (client → activation) since are read again; the first time, all of them."""
         try:
-            self._read(answered)
+            ledgers = self._newest(self._since(answered) if self._began else None)
         except FedILError:
             return dict.fromkeys(_SETS)
-        total: Counter[str] = Counter()
-        for counts in self._counted.values():
-            total += counts
-        return {name: total[f"right {name}"] / total[name] if total[name] else None for name in _SETS}
+        self._began = True
+        for client, (activation, body) in ledgers.items():
+            self._hold(client, activation, self._count(client, body))
+        held, right = self._total[: len(_SETS)].tolist(), self._total[len(_SETS) :].tolist()
+        return {name: right[i] / held[i] if held[i] else None for i, name in enumerate(_SETS)}
 
-    def _read(self, answered: Mapping[int, int]) -> None:
-        if not self._began:
-            ledgers = self._store.latest(self._run)
-            self._counted = {client: self._count(client, body) for client, (_, body) in ledgers.items()}
-            self._began = True
-            return
-        for client, activation in answered.items():
-            try:
-                body = self._store.read(self._run, client, activation + 1)
-            except LedgerMissing:
-                continue
-            if body is not None:
-                self._counted[client] = self._count(client, body)
+    def _newest(self, clients: Sequence[int] | None) -> dict[int, tuple[int, bytes]]:
+        try:
+            return self._store.latest(self._run, clients)
+        except LedgerMissing:
+            found: dict[int, tuple[int, bytes]] = {}
+            # One by one: who has spoilt a ledger hides no other.
+            for client in range(len(self._clients)) if clients is None else clients:
+                with suppress(LedgerMissing):
+                    found |= self._store.latest(self._run, [client])
+            return found
 
-    def _count(self, client: int, body: bytes) -> Counter[str]:
+    def _since(self, answered: Mapping[int, int]) -> list[int]:
+        """Without those who were asked and have not trained"""
+        never = (0, None)
+        return [client for client, last in answered.items() if self._counted.get(client, never)[0] < last]
+
+    def _hold(self, client: int, activation: int, counts: np.ndarray) -> None:
+        if client in self._counted:
+            self._total -= self._counted[client][1]
+        self._total += counts
+        self._counted[client] = (activation, counts)
+
+    def _count(self, client: int, body: bytes) -> np.ndarray:
+        """How many are in each of the sets, and how many right ones"""
         truth_N = self._labels[self._clients[client]]
         try:
-            ledger = Ledger.from_arrays(decode_arrays(body, "ledger")[1], len(truth_N))
+            ledger = Ledger.from_arrays(decode_arrays(body, LEDGER_KIND)[1], len(truth_N))
         except (FedILError, LearningError):
-            return Counter()
-        counts: Counter[str] = Counter()
-        for name, members_N in zip(_SETS, (ledger.labels_N >= 0, ledger.credible_N), strict=True):
-            counts[name] = int(members_N.sum())
-            counts[f"right {name}"] = int((members_N & (ledger.labels_N == truth_N)).sum())
-        return counts
+            return np.zeros_like(self._total)
+        right_N = ledger.labels_N == truth_N
+        sets = (ledger.labels_N >= 0, ledger.credible_N)
+        return np.array([np.count_nonzero(of) for of in (*sets, *(held_N & right_N for held_N in sets))])
 
 
 def purity_where_known(store: Store, run: str, materials: "Materials") -> "Purity":

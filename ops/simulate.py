@@ -37,6 +37,7 @@ from server_worker.progress import Progress
 from server_worker.recipe import Recipe
 from server_worker.run_dir import RunDir
 from server_worker.run_environment import record_environment
+from server_worker.run_name import run_id, simulation_id
 from server_worker.sites import OneSite
 from server_worker.survey import Surveyor
 from server_worker.tensorboard import TensorBoardWatcher
@@ -63,8 +64,9 @@ def simulate(
     # For cuBLAS here and in the workers, which inherit it; see repeatable_on.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     repeatable_on(chosen)
+    run = simulation_id(where, recipe)
     with ExitStack() as stack:
-        watch = stack.enter_context(watching(recipe.name, recipe, where, web, stop))
+        watch = stack.enter_context(watching(run, recipe, where, web, stop))
         if watch.url:
             watcher.note(f"watch it at {watch.url}")
         watcher = Watchers(watch.watcher, watcher)
@@ -74,6 +76,7 @@ def simulate(
             )
         watcher.phase(0, "load_data")
         materials = gather(where, recipe, chosen, resume=resume)
+        run_id(where, recipe, run)
         record_environment(where, chosen, workers=workers)
         split = materials.split
         _write_missing_shards(where, materials)
@@ -97,25 +100,21 @@ def simulate(
             clock=time.monotonic,
             stop=stop,
             sites=OneSite(_SITE),
-            purity=LedgerDiagnostics(
-                store, recipe.name, materials.train.labels.numpy(), split.clients
-            ).purity,
+            purity=LedgerDiagnostics(store, run, materials.train.labels.numpy(), split.clients).purity,
             held=split.held,
         )
         everybody = {_SITE: range(recipe.split.clients)}
-        stack.enter_context(
-            Surveyor(recipe.name, everybody, lambda: (MemoryTransport(broker), store), watch.survey)
-        )
+        stack.enter_context(Surveyor(run, everybody, lambda: (MemoryTransport(broker), store), watch.survey))
         watch.leading(materials.dataset.class_names, lambda: (transport.bytes_sent, transport.bytes_received))
         method = make_method(recipe.learning(), materials.dataset, chosen)
-        progress = _run(Coordinator(recipe.name, recipe, method, materials.labelled, around))
+        progress = _run(Coordinator(run, recipe, method, materials.labelled, around))
         if pool.failure:
             raise pool.failure
         watch.ended("done" if progress else "stopped")
     return summarise(
         where,
         recipe,
-        ledger_digest=ledger_digest(store, recipe.name),
+        ledger_digest=ledger_digest(store, run),
         split_digest=split.digest,
         baseline=baseline,
         seconds=time.monotonic() - began,

@@ -45,9 +45,10 @@ def _serve(options: argparse.Namespace, logs: Logs) -> int:
     recipe = load_recipe(options.recipe, options.overrides)
     run_dir: Path = options.run_dir or Path("runs") / recipe.name
     # Here, not above: they load torch, and wrong arguments are answered before.
-    from server_worker.deployment import Deployment, run_id, serve
+    from server_worker.deployment import Deployment, serve
     from server_worker.log import LogWatcher, log_outcome
     from server_worker.run_dir import RunDir
+    from server_worker.run_name import run_id
 
     deployment = Deployment(
         recipe,

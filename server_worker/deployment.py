@@ -1,9 +1,7 @@
 """One server process, put together: brokers, data, device, the lead of its run, the loop."""
 
 import ctypes
-import json
 import os
-import secrets
 import socket
 import threading
 import time
@@ -15,11 +13,9 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from broker_config.addresses import WebAddress
-from broker_config.durable import write_atomically
-from broker_config.errors import BrokerUnavailable, FedILError, LedgerMissing
+from broker_config.errors import BrokerUnavailable, LedgerMissing
 from broker_config.patient import Patience, PatientTransport
 from broker_config.presence import Presence
-from broker_config.schema import check_run
 from broker_config.stores import connect_store
 from broker_config.stores.interface import Store
 from broker_config.topology import RUNS_TOPIC
@@ -38,6 +34,7 @@ from server_worker.recipe import Recipe
 from server_worker.run_dir import RunDir
 from server_worker.run_environment import record_environment
 from server_worker.run_lock import FolderInUse, sole_use
+from server_worker.run_name import run_id
 from server_worker.sites import WatchedSites
 from server_worker.status import StatusTeller
 from server_worker.surroundings import Purity, Stopped, Surroundings
@@ -187,34 +184,6 @@ def _ledger_digest(store: Store, run: str, watcher: Watcher) -> str:
         return ""
 
 
-def run_id(where: RunDir, recipe: Recipe, asked: str | None) -> str:
-    """Two runs of one recipe must not meet at the brokers, so each gets a name of its own, kept in its folder."""
-    if where.identity.exists():
-        try:
-            known = check_run("run", json.loads(where.identity.read_text(encoding="utf-8"))["run"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise FedILError(
-                f"{where.identity} is damaged ({error}): write the run's name into it"
-            ) from error
-        if asked not in (None, known):
-            raise FedILError(f"{where.root} belongs to run {known}, not {asked}: use another --run-dir")
-        return known
-    run = check_run("run", asked or f"{recipe.name}-{secrets.token_hex(3)}")
-    where.root.mkdir(parents=True, exist_ok=True)
-    # A standby may be started at the same time, and must not make up a name of its own.
-    mine = where.identity.with_name(f"{where.identity.name}.{secrets.token_hex(4)}")
-    write_atomically(mine, [json.dumps({"run": run}).encode()])
-    try:
-        os.link(mine, where.identity)
-    except FileExistsError:
-        return run_id(where, recipe, asked)
-    except OSError:
-        os.replace(mine, where.identity)  # a volume without hard links
-    finally:
-        mine.unlink(missing_ok=True)
-    return run
-
-
 def _give_memory_back() -> None:
     """glibc raises its thresholds after the first large block is freed, and then keeps models in its heap that
     nobody uses: fixed, large blocks always go back to the system."""
@@ -238,6 +207,8 @@ def _take_charge(
     def waiting() -> None:
         watch.standing_by()
         note(f"another server leads run {run}: waiting")
+        if watch.url:
+            note(f"watch it at {watch.url}")
 
     ways = (waiting, watch.leading_again)
     while True:

@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,33 @@ def read_records(path: Path) -> Iterator[RoundRecord]:
             yield record_from_fields(fields)
         except (KeyError, TypeError) as error:
             raise FedILError(f"{path}, line {number} is no round ({error}): take it out") from error
+
+
+class HistoryTail:
+    """What is new in a history that another process writes: its whole lines, each of them once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: int | None = None
+        with suppress(OSError):
+            self._file = path.stat().st_ino
+        self.offset = 0
+        """Up to which it has been read"""
+
+    def new_lines(self, on_another_file: Callable[[], None]) -> Iterator[tuple[int, bytes]]:
+        """Each with where it begins. A server that resumes writes the history anew: it is read from its beginning
+        then, and what was known of it is no longer true."""
+        with suppress(OSError), self._path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            if found.st_ino != self._file or found.st_size < self.offset:
+                self._file, self.offset = found.st_ino, 0
+                on_another_file()
+            file.seek(self.offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return  # the rest of it is yet to come
+                begin, self.offset = self.offset, self.offset + len(line)
+                yield begin, line
 
 
 class HistoryWriter:

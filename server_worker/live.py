@@ -2,6 +2,8 @@
 
 Rounds are kept as encoded rows and handed out in pages. A page that shows them says which it has already; the token
 `life` tells it when those are no longer true, after a restart, or when rounds are played again.
+
+A standby is told of no rounds: it looks into the history that the leader writes whenever somebody asks.
 """
 
 import json
@@ -18,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from server_worker import live_rows as rows
-from server_worker.events import ClientOutcome, RoundRecord
-from server_worker.history import read_records
+from server_worker.events import ClientOutcome, RoundRecord, record_from_fields
+from server_worker.history import HistoryTail, read_records
 from server_worker.recipe import Recipe
 from server_worker.run_dir import RunDir
 from server_worker.survey import Survey
@@ -122,6 +124,9 @@ class LiveRun:
             self._notes.append((self._noted, self._clock(), rows.cut(text, rows.LONGEST_TEXT)))
 
     def _restore(self, below: int | None) -> None:
+        tail = HistoryTail(
+            self._history
+        )  # before it is read: what comes meanwhile is read again and not missed
         records = (r for r in read_records(self._history) if below is None or r.round < below)
         kept = {record.round: rows.encode_row(record) for record in records}
         baseline = _read_baseline(self._history)
@@ -131,12 +136,28 @@ class LiveRun:
             self._rows = [kept[number] for number in self._numbers]
             self._open = {}
             self._lines, self._end = {}, _size(self._history)
+            self._tail = tail
             if baseline is not None:
                 self._learn({"baseline": baseline})
 
     def _learn(self, facts: Mapping[str, Any]) -> None:
         self._about = {**self._about, **facts}  # a new one: somebody may be encoding the old one
         self._abouts += 1
+
+    def _follow(self) -> None:
+        for begin, line in self._tail.new_lines(lambda: self._forget_from(0)):
+            last = self._numbers[-1] if self._numbers else 0
+            numbered = _NUMBERED_LINE.match(line)
+            if numbered and int(numbered[1]) <= last:
+                continue
+            # A damaged line is named by who is to lead: here it is only left out.
+            with suppress(ValueError, KeyError, TypeError, AttributeError):
+                record = record_from_fields(json.loads(line))
+                if record.round > last:
+                    self._rows.append(rows.encode_row(record))
+                    self._numbers.append(record.round)
+                    self._lines[record.round] = begin
+        self._end = self._tail.offset
 
     def _forget_from(self, number: int) -> None:
         index = bisect_left(self._numbers, number)
@@ -150,6 +171,8 @@ class LiveRun:
         None of them counts if it was another `life` that told them. Raises ValueError."""
         known = {name: _number(query, name) for name in ("after", "about", "fleet", "note")}
         with self._lock:
+            if self._state["state"] == "standby":
+                self._follow()
             if query.get("life", self._life) != self._life:
                 known = dict.fromkeys(known, 0)
             begin = bisect_right(self._numbers, known["after"])

@@ -94,8 +94,9 @@ class ServerMetrics:
         with self._metrics.at_once():
             self._show(record)
 
-    def ended(self) -> None:
-        self._running.set(0)
+    def working(self, is_working: bool) -> None:
+        """Events say that it is."""
+        self._running.set(is_working)
 
     def run_started(self, first_round: int, rounds: int) -> None:
         with self._metrics.at_once():

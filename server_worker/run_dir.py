@@ -14,7 +14,7 @@ class RunDir:
 
     @property
     def identity(self) -> Path:
-        """Under which name the brokers know the run"""
+        """The name of the run, for brokers and those who watch"""
         return self.root / "run.json"
 
     @property

@@ -51,6 +51,7 @@ class Watching:
     def standing_by(self) -> None:
         self._unready = "standby: another server leads this run"
         self.live.tell(state="standby")
+        self.metrics.working(False)
 
     def leading(self, class_names: tuple[str, ...], traffic: Bytes) -> None:
         self._led, self._unready = True, ""
@@ -63,6 +64,7 @@ class Watching:
         if self._led:
             self._unready = ""
             self.live.tell(state="running")
+            self.metrics.working(True)
 
     def _show_again(self) -> None:
         """What an earlier life of this server did, back to the last round whose accuracy was measured."""
@@ -80,7 +82,7 @@ class Watching:
         self._unready = state
         self.live.tell(state=state, reason=reason)
         if state != "failed":  # such a server is to be missed
-            self.metrics.ended()
+            self.metrics.working(False)
 
     def linger(self, stop: threading.Event) -> None:
         """Whoever was watching lately gets to see the end: Prometheus and the page ask only now and then. A page is not

@@ -11,7 +11,7 @@ The board tells who is there and what they are doing: workers by site, servers b
 Calls may come from several threads at a time.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 
@@ -33,8 +33,9 @@ class Store(Protocol):
         """True if this call wrote it, False if that generation is already there, whatever was opened since.
         Raises LedgerFenced if it is not and a later activation is open or committed."""
 
-    def latest(self, run: str) -> dict[int, tuple[int, bytes]]:
-        """client → (activation, ledger) of the newest generations: for digests, reports and people."""
+    def latest(self, run: str, clients: Sequence[int] | None = None) -> dict[int, tuple[int, bytes]]:
+        """client → (activation, ledger) of the newest generations, of these clients or of all: for digests, reports
+        and people."""
 
     def announce(self, topic: str, name: str, facts: Mapping[str, object], seconds: float) -> None:
         """Put a notice on the board, in place of the one with that name; it fades after `seconds`."""

@@ -1,7 +1,7 @@
 """The store in small: generations and fences behind one lock, in a dict or (with a directory) in files."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,11 +72,12 @@ class MemoryStore:
                 self._shelf.drop_ledger(run, client, dropped)
             return True
 
-    def latest(self, run: str) -> dict[int, tuple[int, bytes]]:
+    def latest(self, run: str, clients: Sequence[int] | None = None) -> dict[int, tuple[int, bytes]]:
         check_run("run", run)
         newest: dict[int, tuple[int, bytes]] = {}
         with self._lock:
-            for client in sorted(self._shelf.clients(run)):
+            for client in sorted(self._shelf.clients(run) if clients is None else clients):
+                check_count("client", client)
                 if kept := self._shelf.record(run, client).kept:
                     newest[client] = (kept[-1], self._shelf.ledger(run, client, kept[-1]))
         return newest

@@ -1,6 +1,6 @@
 """The memory store for other processes than the one that keeps it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,9 @@ class SocketStore:
         answer, _ = self._link.ask("commit", fields, [ledger])
         return bool(answer["written"])
 
-    def latest(self, run: str) -> dict[int, tuple[int, bytes]]:
-        answer, body = self._link.ask("latest", {"run": run})
+    def latest(self, run: str, clients: Sequence[int] | None = None) -> dict[int, tuple[int, bytes]]:
+        asked = None if clients is None else list(clients)
+        answer, body = self._link.ask("latest", {"run": run, "clients": asked})
         newest: dict[int, tuple[int, bytes]] = {}
         start = 0
         for client, activation, num_bytes in answer["ledgers"]:

@@ -93,8 +93,9 @@ class RedisStore:
 
         return self._rewrite(run, client, committed, {activation: ledger})
 
-    def latest(self, run: str) -> dict[int, tuple[int, bytes]]:
-        clients = self.clients(run)
+    def latest(self, run: str, clients: Sequence[int] | None = None) -> dict[int, tuple[int, bytes]]:
+        if clients is None:
+            clients = self.clients(run)
         newest: dict[int, tuple[int, bytes]] = {}
         for start in range(0, len(clients), _CLIENTS_AT_ONCE):
             newest |= self._latest_of(run, clients[start : start + _CLIENTS_AT_ONCE])

@@ -68,8 +68,11 @@ def find_ledgers(args: argparse.Namespace) -> "tuple[str, AbstractContextManager
         from ops.ledgers import shelves_in_folder
         from ops.run_dir import load_run
         from server_worker.run_dir import RunDir
+        from server_worker.run_name import known_run
 
-        return args.run_id or load_run(args.run_dir).name, shelves_in_folder(RunDir(args.run_dir).ledgers)
+        where = RunDir(args.run_dir)
+        run_id = args.run_id or known_run(where) or load_run(args.run_dir).name
+        return run_id, shelves_in_folder(where.ledgers)
     url = args.store or os.environ.get(STORE_URL, "")
     if not url:
         raise SettingError(f"where are the ledgers? Set {STORE_URL}, or give --store URL or --run-dir DIR")

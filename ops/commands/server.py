@@ -109,10 +109,11 @@ def serve_logged(
     """With --log-file a log beside the view. Warnings that only logs tell of, such as a broker that is away, are for
     people too."""
     from ops.diagnostics import purity_where_known
-    from server_worker.deployment import run_id, serve
+    from server_worker.deployment import serve
     from server_worker.events import Watchers
     from server_worker.log import LOGGER, LogWatcher, log_outcome
     from server_worker.run_dir import RunDir
+    from server_worker.run_name import run_id
 
     with set_up_logs(level="warning") as shown:
         shown.handler.addFilter(lambda record: record.name != LOGGER)  # the view says that

@@ -1,9 +1,9 @@
 """Write the unlabelled samples of one site's clients, as its workers read them.
 
 Without --images they are dealt out of the recipe's dataset, the same on every machine. With --images they are the
-site's own pictures, of any size and mode, and the dataset's files are not needed: a folder for each client, named by
-its number, or a flat folder whose pictures are dealt out to the clients one by one, in the order of their names. Data
-of other kinds is written with client_worker.shards.write_shards."""
+site's own pictures, of any size and mode, and the dataset's files are not needed (split.partition = "elsewhere"): a
+folder for each client, named by its number, or a flat folder whose pictures are dealt out to the clients one by one, in
+the order of their names. Data of other kinds is written with client_worker.shards.write_shards."""
 
 import argparse
 import sys
@@ -78,6 +78,11 @@ def write_site_shards(recipe: "Recipe", site: str, out: Path) -> tuple[range, in
 def write_picture_shards(recipe: "Recipe", site: str, out: Path, folder: Path) -> tuple[range, int]:
     """As `write_site_shards`, from files of the site's own; of the dataset only the shape of its samples counts."""
     clients = clients_of(recipe, site)
+    if recipe.split.partition != "elsewhere":
+        raise SettingError(
+            f'split.partition = "{recipe.split.partition}" deals the recipe\'s own data out to the clients; with pictures '
+            'of their sites it must be "elsewhere"'
+        )
     files = pictures_of_clients(folder, site, clients)
     from client_worker.shards import check_unwritten, write_shards
     from fedil_model.datasets import open_dataset

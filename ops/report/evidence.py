@@ -120,10 +120,9 @@ def _ledgers(run: Run, store_url: str | None) -> Ledgers | Missing:
 
     def read() -> Ledgers:
         store: Store = MemoryStore(run.where.ledgers)
-        name = run.recipe.name  # as a simulation calls itself
+        name = run.run_id or run.recipe.name  # as simulations once called themselves
         if url is not None:
             store = RedisStore(url, run.recipe.site_of, Patience(seconds=0.0))
-            name = run.run_id or name
         try:
             newest = {client: body for client, (_, body) in store.latest(name).items()}
             return Ledgers(newest, ledger_digest(store, name) if newest else "")

@@ -5,12 +5,15 @@ while a browser polls the live page and Prometheus scrapes server and workers ev
 
 * the run's thread, inside the calls that tell watchers of an event (history, metrics, live page, the board's status):
   its processor time, and all the time that it waits for the history's fsync,
+* the run's thread, while it reads the ledgers of those who answered to tell how pure the pseudo-labels are: its
+  processor time,
 * the processor time of the threads that serve pages, and of the survey with its connection,
 * a worker (they work at the same time, so one's time is a round's): the processor time of counting a task and of
   answering a scrape, measured here with the same code, times its tasks and scrapes,
 
 all of it together, as if nothing of it ran beside the run, as a share of the time that the rounds took. How long the
-calls took in all is told beside it: on a busy machine that is mostly waiting for a processor, which rounds do as well.
+calls took in all is told beside it: on a busy machine that is mostly waiting for a processor, which rounds do as well,
+and for Redis, which has to give the ledgers.
 """
 
 import os
@@ -18,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,16 +34,20 @@ from broker_config import web
 from broker_config.addresses import BROKER_URL, STORE_URL, WebAddress
 from broker_config.messages import Update
 from broker_config.metrics import EXPOSITION
+from broker_config.stores.interface import Store
 from broker_config.topology import DEFAULT_SITE
 from client_worker.metrics import ANSWERED, WorkerMetrics
 from ops.commands.shards import write_site_shards
+from ops.diagnostics import purity_where_known
 from ops.recipe_files import read_recipe
 from ops.services import private_rabbitmq, private_redis
 from server_worker import deployment
 from server_worker.deployment import Deployment
 from server_worker.events import ClientOutcome, RoundRecord
 from server_worker.history import HistoryWriter
+from server_worker.materials import Materials
 from server_worker.recipe import Recipe
+from server_worker.surroundings import Purity
 from tests.benchmarks._processes import started
 from tests.benchmarks._watchers_at_work import EVERY_SECONDS, Connection
 from tests.benchmarks.simulate_scaling import busy_seconds_of_others
@@ -60,6 +67,7 @@ class Costs:
 
     telling: float = 0.0
     fsync: float = 0.0
+    purity: float = 0.0
     pages: float = 0.0
     survey: float = 0.0
 
@@ -69,8 +77,8 @@ class Costs:
 
 class Meter:
     def __init__(self) -> None:
-        self._telling = self._fsync = 0.0
-        self.telling_in_all = 0.0
+        self._telling = self._fsync = self._purity = 0.0
+        self.telling_in_all = self.purity_in_all = 0.0
         self._told_in: int | None = None
         """The thread that is in a watcher's call just now"""
         self._lock = threading.Lock()
@@ -94,7 +102,20 @@ class Meter:
                     spent[thread.name] += time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
             pages = self._ended + spent[_PAGES] + spent["fedil-web"]
             survey = spent["fedil-survey"] + spent["rabbitmq-heartbeats"]
-            return Costs(self._telling, self._fsync, pages, survey)
+            return Costs(self._telling, self._fsync, self._purity, pages, survey)
+
+    def purity(self, store: Store, run: str, materials: Materials) -> Purity:
+        """As `fedil server` has it."""
+        find = purity_where_known(store, run, materials)
+
+        def measured(answered: Mapping[int, int]) -> Mapping[str, float | None]:
+            began, worked = time.perf_counter(), time.thread_time()
+            found = find(answered)
+            self._purity += time.thread_time() - worked
+            self.purity_in_all += time.perf_counter() - began
+            return found
+
+        return measured
 
     def _history_writer(self) -> type[HistoryWriter]:
         """It is told of all events, and hands them on to all who watch."""
@@ -154,14 +175,15 @@ class Window:
     last: int
     stack: ExitStack
     log: Path
-    began: dict[int, tuple[float, Costs, float]] = field(default_factory=dict)
+    began: dict[int, tuple[float, Costs, float, float]] = field(default_factory=dict)
     records: list[RoundRecord] = field(default_factory=list)
 
     def run_started(self, first_round: int, rounds: int) -> None: ...
 
     def phase(self, round_number: int, name: str) -> None:
         if name == "server_step" and round_number in (self.first, self.last):
-            self.began[round_number] = (time.perf_counter(), self.meter.now(), self.meter.telling_in_all)
+            in_all = (self.meter.telling_in_all, self.meter.purity_in_all)
+            self.began[round_number] = (time.perf_counter(), self.meter.now(), *in_all)
 
     def update_arrived(
         self, round_number: int, outcome: ClientOutcome, answered: int, selected: int
@@ -188,6 +210,10 @@ class Window:
     @property
     def telling_in_all(self) -> float:
         return self.began[self.last][2] - self.began[self.first][2]
+
+    @property
+    def purity_in_all(self) -> float:
+        return self.began[self.last][3] - self.began[self.first][3]
 
     @property
     def tasks(self) -> int:
@@ -217,7 +243,8 @@ def run() -> dict[str, Any]:
         f"{MANY_CLIENTS}_clients_a_round": many,
         "worker_us_a_task": round(1e6 * hooks, 1),
         "worker_ms_a_scrape": round(1e3 * scrape, 2),
-        "counted": "processor time in watcher calls, in page and survey threads, in a worker's metrics; fsync in full",
+        "counted": "processor time in watcher calls, in finding purity, in page and survey threads and in a worker's "
+        "metrics; fsync in full",
     }
 
 
@@ -248,7 +275,8 @@ def _measure(
             deployed = Deployment(
                 recipe, folder / "run", urls[BROKER_URL], urls[STORE_URL], device="cpu", web=WebAddress()
             )
-            deployment.serve(deployed, window, threading.Event())
+            deployment.serve(deployed, window, threading.Event(), meter.purity)
+    assert window.records[-1].purity, "nobody has told how pure the pseudo-labels are"
     others = (busy_seconds_of_others() - busy) / (time.monotonic() - began)
     rounds, seconds = recipe.rounds - FIRST, window.seconds
     costs = window.costs | {
@@ -260,6 +288,7 @@ def _measure(
         "shares": {name: round(value / seconds, 5) for name, value in costs.items()},
         "ms_a_round": {name: round(1000 * value / rounds, 2) for name, value in costs.items()},
         "share_telling_with_waiting_for_a_processor": round(window.telling_in_all / seconds, 5),
+        "share_purity_with_waiting_for_redis": round(window.purity_in_all / seconds, 5),
         "seconds_a_round": round(seconds / rounds, 3),
         "rounds": rounds,
         "history_bytes_a_round": (folder / "run" / "history.jsonl").stat().st_size // recipe.rounds,

@@ -243,6 +243,17 @@ def test_latest_gives_the_newest_generation_of_each_client_of_the_run(store: Sto
     assert store.latest(run) == {7: (4, b"new"), 12: (2, b"")}
 
 
+def test_latest_of_some_clients_reads_only_theirs(store: Store, run: str) -> None:
+    for client in (7, 8, 12):
+        store.commit(run, client, 1, b"old")
+    store.commit(run, 12, 2, b"new")
+    store.open_activation(run, 99, 1)
+    assert store.latest(run, [12, 7, 99, 100]) == {7: (1, b"old"), 12: (2, b"new")}
+    assert store.latest(run, []) == {}
+    with pytest.raises(MessageRejected, match="client"):
+        store.latest(run, [7, -1])
+
+
 def test_latest_of_an_unknown_run_is_empty(store: Store, run: str) -> None:
     assert store.latest(run) == {}
 

@@ -112,10 +112,13 @@ def test_a_client_with_ledgers_at_two_sites_must_be_told_apart(
     )
 
 
-@pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
+@pytest.fixture(params=[RUN, "recipe"])
+def run_dir(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """Of a simulation that was called by its recipe, and of one with a name of its own"""
     where = RunDir(tmp_path)
-    where.recipe.write_text(json.dumps({"name": RUN}), encoding="utf-8")
+    where.recipe.write_text(json.dumps({"name": request.param}), encoding="utf-8")
+    if request.param != RUN:
+        where.identity.write_text(json.dumps({"run": RUN}), encoding="utf-8")
     store: Store = MemoryStore(where.ledgers)
     store.commit(RUN, 4, 1, ledger_bytes())
     store.open_activation(RUN, 5, 1)

@@ -1,6 +1,7 @@
 """A standby server beside one that has lost its connection and not its life, over real RabbitMQ and Redis."""
 
 import dataclasses
+import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -8,9 +9,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 import pytest
 
+from broker_config.addresses import LOOPBACK, WebAddress
 from broker_config.messages import TrainTask
 from server_worker.deployment import Deployment, Outcome, serve
 from server_worker.run_lock import FolderInUse, sole_use
@@ -84,12 +87,14 @@ def refusals(monkeypatch: pytest.MonkeyPatch) -> list[FolderInUse]:
 def standby_of(federation: OverBrokers) -> Iterator[tuple["Future[Outcome]", Diary]]:
     """Another server of the same run and folder, once it waits for the first."""
     words = (federation.recipe, federation.directory, federation.broker_url, federation.store_url)
-    standing_by = Deployment(*words, federation.recipe.name, "cpu", standby=True)
+    web = WebAddress(LOOPBACK, 0)
+    standing_by = Deployment(*words, federation.recipe.name, "cpu", standby=True, web=web)
     stop, diary = threading.Event(), Diary()
     with ThreadPoolExecutor(1) as thread:
         try:
             standby = thread.submit(serve, standing_by, diary, stop)
             until(lambda: any("another server leads run" in note for note in diary.notes))
+            until(lambda: diary.notes[-1].startswith("watch it at"))
             yield standby, diary
         finally:
             stop.set()
@@ -101,6 +106,36 @@ def play(hands: Hands, tasks: list[TrainTask], rounds: int) -> None:
             hands.answer(task)
         if number + 1 < rounds:
             tasks = hands.take(3)
+
+
+def shown_at(diary: Diary) -> tuple[str, list[int]]:
+    """By the live page of a server: its state, and the rounds"""
+    places = [note.removeprefix("watch it at ") for note in diary.notes if note.startswith("watch it at ")]
+    (url,) = set(places)
+    with urlopen(f"{url}api/state", timeout=SOON) as reply:
+        told = json.load(reply)
+    return told["state"], [row["round"] for row in told["rounds"]]
+
+
+def test_the_page_of_a_standby_shows_rounds_that_closed_while_it_waits_and_each_once_when_it_leads(
+    over: Over,
+) -> None:
+    federation = over(blobs_recipe())
+    hands, server = Hands(federation), federation.serve()
+    tasks = hands.take(3)
+    with standby_of(federation) as (standby, diary):
+        assert shown_at(diary) == ("standby", [])
+        play(hands, tasks, 1)
+        tasks = hands.take(3)
+        until(lambda: shown_at(diary) == ("standby", [1]), lambda: shown_at(diary))
+        federation.stop.set()
+        assert server.result(SOON).rounds_done == 1
+        until(lambda: shown_at(diary)[0] == "running", lambda: diary.notes)
+        play(hands, tasks, 1)
+        hands.take(3)
+        until(lambda: len(shown_at(diary)[1]) > 1)
+        assert shown_at(diary) == ("running", [1, 2])
+    assert standby.result(SOON).stopped
 
 
 def test_a_standby_gives_the_lead_back_to_a_server_that_has_lost_its_connection_and_not_its_life(

@@ -40,12 +40,16 @@ def test_a_ledger_that_makes_no_sense_is_left_out(damaged: bytes) -> None:
     assert diagnostics.purity({}) == {"pseudo_labels": 1 / 2, "credible": 1.0}
 
 
-def test_a_damaged_file_costs_the_purity_and_not_the_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["1.ledger", "record"])
+def test_a_damaged_file_costs_the_purity_of_its_client_and_not_the_run(tmp_path: Path, name: str) -> None:
     store = MemoryStore(tmp_path)
-    store.commit("run", 0, 1, ONE_RIGHT_OF_TWO)
-    (tmp_path / "run" / "0" / "1.ledger").write_bytes(b"nonsense")
+    store.commit("run", 0, 1, ALL_RIGHT)
+    store.commit("run", 1, 1, ONE_RIGHT_OF_TWO)
+    (tmp_path / "run" / "0" / name).write_bytes(b"nonsense")
     diagnostics = LedgerDiagnostics(store, "run", LABELS, CLIENTS)
-    assert diagnostics.purity({}) == {"pseudo_labels": None, "credible": None}
+    assert diagnostics.purity({}) == {"pseudo_labels": 1 / 2, "credible": 1.0}
+    store.commit("run", 1, 2, ALL_RIGHT)
+    assert diagnostics.purity({0: 2, 1: 2}) == {"pseudo_labels": 1.0, "credible": 1.0}
 
 
 def test_only_the_ledgers_of_clients_that_trained_are_decoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,5 +66,6 @@ def test_only_the_ledgers_of_clients_that_trained_are_decoded_again(monkeypatch:
     diagnostics = LedgerDiagnostics(store, "run", LABELS, CLIENTS)
     diagnostics.purity({})
     store.commit("run", 1, 2, ALL_RIGHT)
-    assert diagnostics.purity({1: 2})["pseudo_labels"] == 4 / 5
+    for _ in range(2):  # the second time nobody has trained
+        assert diagnostics.purity({0: 1, 1: 2})["pseudo_labels"] == 4 / 5
     assert decoded == [ONE_RIGHT_OF_TWO, ONE_RIGHT_OF_TWO, ALL_RIGHT]

@@ -15,12 +15,13 @@ from ops.commands.shards import tell_now_and_then
 from tests.unit.ops.test_worker_command import RECIPE
 
 SOUTH = (2, 3, 4)
+ELSEWHERE = RECIPE.replace("labelled = 50", 'partition = "elsewhere"')
 
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> str:
     path = tmp_path / "two-sites.toml"
-    path.write_text(RECIPE)
+    path.write_text(ELSEWHERE)
     return str(path)
 
 
@@ -92,7 +93,7 @@ def test_the_servers_data_are_not_needed(
     tmp_path: Path, images: Path, settings: list[str], shape: tuple[int, ...]
 ) -> None:
     path = tmp_path / "elsewhere.toml"
-    path.write_text(RECIPE.replace("labelled = 50", 'partition = "elsewhere"'))
+    path.write_text(ELSEWHERE)
     for client in SOUTH:
         save(images / f"{client}" / "a.png", 100)
     assert shards(str(path), images, *(word for setting in settings for word in ("--set", setting))) == 0
@@ -187,10 +188,18 @@ def test_where_nothing_is_dealt_out_a_site_is_told_how_to_write_its_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "elsewhere.toml"
-    path.write_text(RECIPE.replace("labelled = 50", 'partition = "elsewhere"'))
+    path.write_text(ELSEWHERE)
     words = ["shards", str(path), "--site", "south", "--out", str(tmp_path / "out")]
     assert main([*words, "--set", "data.name=mnist"]) == 2
     assert "Write them with fedil shards --images FOLDER" in capsys.readouterr().err
+
+
+def test_a_recipe_that_deals_its_own_data_out_takes_no_pictures(
+    tmp_path: Path, images: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "dealt.toml").write_text(RECIPE)
+    assert shards(str(tmp_path / "dealt.toml"), images) == 2
+    assert 'with pictures of their sites it must be "elsewhere"' in capsys.readouterr().err
 
 
 def test_long_work_says_now_and_then_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:

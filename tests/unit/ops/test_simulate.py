@@ -14,10 +14,14 @@ from broker_config.errors import FedILError
 from fedil_model.datasets.digits import digits
 from fedil_model.datasets.interface import Dataset, Samples
 from fedil_model.errors import DataError
+from ops.run_place import replacing
 from ops.simulate import simulate
+from ops.summary import Summary
 from ops.view import QuietView
 from ops.workers import WorkerPool
 from server_worker.recipe import Recipe
+from server_worker.run_dir import RunDir
+from server_worker.run_name import known_run
 
 test_set_read_in: list[threading.Thread] = []
 
@@ -48,10 +52,10 @@ def tiny(data: str = "digits", **more: Any) -> Recipe:
     return Recipe.model_validate(fields | more)
 
 
-def run(recipe: Recipe, run_dir: Path, watcher: QuietView | None = None) -> None:
+def run(recipe: Recipe, run_dir: Path, watcher: QuietView | None = None, *, resume: bool = False) -> Summary:
     stop = threading.Event()
-    simulate(
-        recipe, run_dir, workers=1, device="cpu", resume=False, watcher=watcher or QuietView(), stop=stop
+    return simulate(
+        recipe, run_dir, workers=1, device="cpu", resume=resume, watcher=watcher or QuietView(), stop=stop
     )
 
 
@@ -111,3 +115,19 @@ def test_a_baseline_is_measured_again_only_if_it_is_another(tmp_path: Path, epoc
     found = json.loads((tmp_path / "baseline.json").read_text())
     assert (found != known) == again
     assert found["epochs"] == epochs
+
+
+def test_a_simulation_has_a_name_of_its_own_until_another_takes_its_place(tmp_path: Path) -> None:
+    recipe, where = tiny(rounds=1, federation={"clients_per_round": 2}), RunDir(tmp_path / "run")
+    first = run(recipe, where.root)
+    name = known_run(where)
+    assert name
+    assert name != recipe.name
+    assert [path.name for path in where.ledgers.iterdir()] == [name]
+    again = run(recipe, where.root, resume=True)
+    assert known_run(where) == name
+    with replacing(where.root):
+        other = run(recipe, where.root)
+    assert known_run(where) not in (None, name)
+    digests = {(done.model_digest, done.ledger_digest) for done in (first, again, other)}
+    assert len(digests) == 1

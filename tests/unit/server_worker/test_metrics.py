@@ -334,7 +334,7 @@ def test_a_run_that_gets_on_says_when_it_did() -> None:
         assert at() == (now[0], 1)
     now[0] += 1.0
     metrics.note("nothing new")
-    metrics.ended()
+    metrics.working(False)
     assert at() == (104.0, 0)
 
 

@@ -2,8 +2,11 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from server_worker.deployment import run_id
+import pytest
+
+from broker_config.errors import FedILError
 from server_worker.run_dir import RunDir
+from server_worker.run_name import known_run, run_id, simulation_id
 from tests.federation import blobs_recipe
 
 
@@ -20,3 +23,36 @@ def test_servers_that_start_at_the_same_time_in_a_new_folder_agree_on_the_runs_n
             names = set(threads.map(name_in, [where] * 8))
             assert names == {run_id(where, recipe, None)}
             assert [path.name for path in where.root.iterdir()] == [where.identity.name]
+
+
+def test_a_new_simulation_has_a_name_of_its_own_and_nothing_is_written_yet(tmp_path: Path) -> None:
+    recipe, where = blobs_recipe(), RunDir(tmp_path / "new")
+    names = {simulation_id(where, recipe) for _ in range(5)}
+    assert len(names) == 5
+    assert all(name.startswith(f"{recipe.name}-") for name in names)
+    assert not where.root.exists()
+
+
+def test_a_simulation_keeps_the_name_that_its_folder_has(tmp_path: Path) -> None:
+    recipe, where = blobs_recipe(), RunDir(tmp_path)
+    name = run_id(where, recipe, simulation_id(where, recipe))
+    assert simulation_id(where, recipe) == known_run(where) == name
+
+
+def test_a_simulation_that_was_called_by_its_recipe_finds_its_ledgers_again(tmp_path: Path) -> None:
+    recipe, where = blobs_recipe(), RunDir(tmp_path)
+    (where.ledgers / recipe.name).mkdir(parents=True)
+    assert simulation_id(where, recipe) == recipe.name
+
+
+def test_the_longest_name_of_a_recipe_makes_a_name_that_brokers_take(tmp_path: Path) -> None:
+    recipe, where = blobs_recipe(name="x" * 80), RunDir(tmp_path)
+    assert len(run_id(where, recipe, None)) == 80
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"run": "../elsewhere"}', '{"run": 7}'])
+def test_a_damaged_name_is_told_with_its_file(tmp_path: Path, text: str) -> None:
+    where = RunDir(tmp_path)
+    where.identity.write_text(text)
+    with pytest.raises(FedILError, match=r"run\.json is damaged"):
+        simulation_id(where, blobs_recipe())

@@ -48,6 +48,18 @@ def test_a_server_is_ready_only_while_it_leads(tmp_path: Path) -> None:
         assert json.loads(ask(watch, "api/state")[1])["state"] == "done"
 
 
+def test_a_server_that_has_lost_the_lead_no_longer_says_that_it_works(tmp_path: Path) -> None:
+    with watching("r", blobs_recipe(), RunDir(tmp_path), ANY, threading.Event()) as watch:
+        watch.leading(("a", "b"), lambda: ({}, {}))
+        watch.watcher.run_started(1, 3)
+        works = 'fedil_running{run="r"} 1'
+        assert works in ask(watch, "metrics")[1]
+        watch.standing_by()
+        assert works not in ask(watch, "metrics")[1]
+        watch.leading_again()
+        assert works in ask(watch, "metrics")[1]
+
+
 def test_prometheus_finds_the_workers_that_say_where_they_are(tmp_path: Path) -> None:
     hostile: list[object] = [None, 7, "nonsense", "host:port", "a b:1", "x:1/../", "host:1\n", ["a:1"]]
     good = {"site": "north", "name": "n", "metrics": "gpu-3.example:9000"}

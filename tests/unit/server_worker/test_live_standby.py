@@ -1,0 +1,110 @@
+"""What the live page of a standby is told: what the leader writes into the history that they share."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ops.view import QuietView
+from server_worker.events import RoundRecord, record_from_fields
+from server_worker.history import HistoryWriter
+from server_worker.live import LiveRun
+from tests.federation import blobs_recipe
+from tests.unit.ops.records import make_record
+
+
+def numbers(answer: dict[str, Any]) -> list[int]:
+    return [row["round"] for row in answer["rounds"]]
+
+
+def standby(tmp_path: Path) -> LiveRun:
+    live = LiveRun("blobs-1a2b3c", blobs_recipe(), tmp_path / "history.jsonl")
+    live.tell(state="standby")
+    return live
+
+
+def append(tmp_path: Path, text: str) -> None:
+    with (tmp_path / "history.jsonl").open("a", encoding="utf-8") as file:
+        file.write(text)
+
+
+def line(number: int, **changes: Any) -> str:
+    return json.dumps(dataclasses.asdict(make_record(number, **changes))) + "\n"
+
+
+def test_a_standby_shows_what_the_leader_writes_once_a_line_is_whole(tmp_path: Path) -> None:
+    append(tmp_path, line(1))
+    live = standby(tmp_path)
+    before = live.state({})
+    assert numbers(before) == [1]
+    append(tmp_path, line(2) + line(3)[:50])
+    known = {"life": before["life"], "after": "1"}
+    assert numbers(live.state(known)) == [2]
+    append(tmp_path, line(3)[50:])
+    assert numbers(live.state({**known, "after": "2"})) == [3]
+    assert numbers(live.state({})) == [1, 2, 3]
+    assert live.round({"number": "3"})["round"] == 3
+
+
+def test_a_standby_that_is_there_before_the_first_round_shows_it_too(tmp_path: Path) -> None:
+    live = standby(tmp_path)
+    assert numbers(live.state({})) == []
+    append(tmp_path, line(1))
+    assert numbers(live.state({})) == [1]
+
+
+def test_a_standby_reads_only_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    append(tmp_path, "".join(map(line, range(1, 21))))
+    live, decoded = standby(tmp_path), list[int]()
+    live.state({})
+
+    def noted(fields: dict[str, Any]) -> RoundRecord:
+        decoded.append(fields["round"])
+        return record_from_fields(fields)
+
+    monkeypatch.setattr("server_worker.live.record_from_fields", noted)
+    looks = [live._tail.offset]
+    for number in (21, 22):
+        append(tmp_path, line(number))
+        live.state({})
+        live.state({})
+        looks.append(live._tail.offset)
+    assert decoded == [21, 22]
+    assert looks[1:] == [looks[0] + len(line(21)), looks[0] + len(line(21) + line(22))]
+
+
+def test_a_standby_notices_that_the_leader_plays_rounds_again(tmp_path: Path) -> None:
+    append(tmp_path, line(1) + line(2) + line(3))
+    live = standby(tmp_path)
+    before = live.state({})
+    writer = HistoryWriter(tmp_path / "history.jsonl", QuietView())
+    writer.run_started(3, 30)
+    after = live.state({"life": before["life"], "after": "3"})
+    assert after["life"] != before["life"]
+    assert numbers(after) == [1, 2]
+    writer.round_closed(make_record(3, pseudo_labels=777))
+    (row,) = live.state({"life": after["life"], "after": "2"})["rounds"]
+    assert row["pseudo_labels"] == 777
+
+
+def test_a_damaged_line_does_not_stop_a_standbys_page(tmp_path: Path) -> None:
+    live = standby(tmp_path)
+    append(tmp_path, line(1) + 'nonsense\n{"round": 2}\n{"outcomes": [1]}\n[]\n' + line(3))
+    assert numbers(live.state({})) == [1, 3]
+
+
+def test_a_standby_that_leads_shows_every_round_once_and_reads_no_more(tmp_path: Path) -> None:
+    append(tmp_path, line(1) + line(2))
+    live = standby(tmp_path)
+    writer = HistoryWriter(tmp_path / "history.jsonl", live)
+    append(tmp_path, line(3) + '{"round": 4, "rou')
+    assert numbers(live.state({})) == [1, 2, 3]
+    live.tell(state="running")
+    writer.run_started(4, 30)
+    for number in (4, 5):
+        writer.round_closed(make_record(number))
+    assert numbers(live.state({})) == [1, 2, 3, 4, 5]
+    append(tmp_path, line(6))
+    assert numbers(live.state({})) == [1, 2, 3, 4, 5]
