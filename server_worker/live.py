@@ -124,9 +124,8 @@ class LiveRun:
             self._notes.append((self._noted, self._clock(), rows.cut(text, rows.LONGEST_TEXT)))
 
     def _restore(self, below: int | None) -> None:
-        tail = HistoryTail(
-            self._history
-        )  # before it is read: what comes meanwhile is read again and not missed
+        # Before it is read: what comes meanwhile is read again and not missed.
+        tail = HistoryTail(self._history)
         records = (r for r in read_records(self._history) if below is None or r.round < below)
         kept = {record.round: rows.encode_row(record) for record in records}
         baseline = _read_baseline(self._history)

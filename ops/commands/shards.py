@@ -80,8 +80,8 @@ def write_picture_shards(recipe: "Recipe", site: str, out: Path, folder: Path) -
     clients = clients_of(recipe, site)
     if recipe.split.partition != "elsewhere":
         raise SettingError(
-            f'split.partition = "{recipe.split.partition}" deals the recipe\'s own data out to the clients; with pictures '
-            'of their sites it must be "elsewhere"'
+            f'split.partition = "{recipe.split.partition}" deals the recipe\'s own data out to the clients; '
+            'with pictures of their sites it must be "elsewhere"'
         )
     files = pictures_of_clients(folder, site, clients)
     from client_worker.shards import check_unwritten, write_shards
