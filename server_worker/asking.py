@@ -1,6 +1,7 @@
 """How the server asks: a model version into the log once, a small task for each client."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -14,6 +15,9 @@ from fedil_model.parameters import to_arrays
 from server_worker.recipe import Recipe
 from server_worker.selection import select_clients
 from server_worker.surroundings import Surroundings
+
+_EVER = 2**62
+"""An activation that no client reaches"""
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,7 @@ class Asking:
             self.check_ledgers(answered)
 
     def check_ledgers(self, answered: tuple[int, ...]) -> None:
-        """Raises LedgerMissing if the store has lost the ledgers of all clients that have answered."""
+        """Raises an error if the store has lost the ledgers of all clients that have answered, or is ahead of us."""
         lost: LedgerMissing | None = None
         for client, activation in enumerate(answered):
             if activation:
@@ -78,8 +82,20 @@ class Asking:
                     lost = lost or error
                 else:
                     return
+        if lost is not None and self._has_later_ones(answered):
+            raise FedILError(
+                f"the ledgers of run {self._run} are ahead of its newest checkpoint: restore the run's folder and the "
+                "store together, or start a new run"
+            ) from lost
         if lost is not None:
             raise lost
+
+    def _has_later_ones(self, answered: tuple[int, ...]) -> bool:
+        for client, activation in enumerate(answered):
+            with suppress(LedgerMissing):
+                if activation and self._around.store.read(self._run, client, _EVER, at_least=activation + 1):
+                    return True
+        return False
 
     def _refuse(self, version: int, client: int, activation: int, error: FedILError) -> None:
         refusal = Refusal(self._run, version, client, activation, type(error).__name__, str(error)[:1000])

@@ -123,20 +123,10 @@ class OpenBuffer:
         return self.rules.size
 
     def may_aggregate(self, candidates: Iterable[int]) -> bool:
-        """Enough have answered, or those who have are all that there are; and not all of them refused."""
+        """Enough have learned, or those who have are all that there are."""
         if self._count(NOT_LEARNED) == 0:
             return False
         return self.answered >= self.rules.size or self._nobody_is_left(candidates)
-
-    def all_refuse(self, candidates: Iterable[int]) -> bool:
-        """As many as may be at work, or all that there are, and nobody else has answered: it will not get better."""
-        heard = self._count(frozenset({MISSING}))
-        if heard == 0 or self._count(NOT_LEARNED) > 0:
-            return False
-        if heard >= self.rules.in_flight:
-            return True
-        candidates = tuple(candidates)
-        return self._nobody_is_left(candidates) and not any(map(self._may_answer, candidates))
 
     def _nobody_is_left(self, candidates: Iterable[int]) -> bool:
         return not self.awaited and not self.replacements(candidates)

@@ -110,8 +110,8 @@ class BufferedLoop(Collecting):
             self._around.check_stop()
             self._check_hope(buffer, candidates, now() - heard)
             buffer = self._fill(self._give_up(buffer), candidates, progress)
-            buffer, came = self._receive(POLL_SECONDS, buffer, progress, fold, stamps)
-            if came:
+            buffer, counted = self._receive(POLL_SECONDS, buffer, progress, fold, stamps)
+            if counted:
                 heard = looked = now()
             elif now() - looked >= DEAD_TASK_SECONDS:
                 buffer = self._give_up_on_dead_tasks(buffer)
@@ -120,7 +120,7 @@ class BufferedLoop(Collecting):
         return buffer
 
     def _check_hope(self, buffer: OpenBuffer, candidates: Sequence[int], silent_seconds: float) -> None:
-        if buffer.all_refuse(candidates):
+        if self._is_hopeless(buffer, candidates, self._rules.in_flight):
             detail = next(o.detail for o in buffer.outcomes() if o.outcome == "refused")
             raise FedILError(f"round {buffer.version}: every client refused; the first says {detail}")
         if silent_seconds >= self._rules.deadline_seconds:

@@ -50,12 +50,12 @@ class CheckpointFolder:
             meta, arrays = decode_arrays(np.fromfile(paths[-1], np.uint8).data, _KIND)
             return Checkpoint(int(meta["round"]), meta, arrays)
         except (MessageRejected, KeyError, TypeError, ValueError) as error:
-            before = (
-                f"continue from {paths[-2].name}" if len(paths) > 1 else "then start the run in a new folder"
-            )
-            raise CheckpointDamaged(
-                f"checkpoint {paths[-1]} is damaged ({error}): delete it to {before}"
-            ) from error
+            help = "start the run in a new folder"
+            if len(paths) > 1:
+                help = (
+                    f"delete it to continue from {paths[-2].name} or, if clients have gone on since, {help}"
+                )
+            raise CheckpointDamaged(f"checkpoint {paths[-1]} is damaged ({error}): {help}") from error
 
     def save_asked(self, fields: Mapping[str, Any]) -> None:
         """Whom the server is about to ask, between two checkpoints; small, since it is written with every task."""

@@ -1,6 +1,6 @@
 """What the loops of both modes do alike: the server's step, taking what arrives, giving up who will not answer."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol, Self, TypeVar
 
@@ -13,7 +13,7 @@ from server_worker.asking import Asking
 from server_worker.claims import impossible, kept_metrics, one_line
 from server_worker.closing import close_round
 from server_worker.errors import named
-from server_worker.events import ClientOutcome
+from server_worker.events import NOT_LEARNED, ClientOutcome
 from server_worker.inbox import Arrival, Inbox
 from server_worker.progress import Progress
 from server_worker.recipe import Recipe
@@ -26,6 +26,10 @@ DEAD_TASK_SECONDS = 2.0
 """How long nothing may arrive before the dead letters are looked through."""
 _OF_NO_USE = ("late", "stale")
 """Objections to answers that are good and came too late"""
+_GIVEN_UP = ("delivery_limit", "expired")
+"""Reasons of the broker's own for making a dead letter of a task"""
+_MANY = 3
+"""Times as many as are asked at a time"""
 _MOST_MODELS, _SPARE_BYTES = 4, 16 << 20
 """A method may send more than one set of tensors, and words beside them."""
 
@@ -115,17 +119,17 @@ class Collecting:
     def _receive(
         self, timeout_seconds: float, opened: _Open, progress: Progress, fold: Fold, stamps: Stopwatch
     ) -> tuple[_Open, bool]:
-        """One answer, if one comes in time; and whether one came. It is gone from memory when this returns, before
+        """One answer, if one comes in time; and whether it counts. It is gone from memory when this returns, before
         the next one comes."""
         arrival = self.inbox.next(timeout_seconds)
         self._reporter.report(wait=False)
         stamps.lap("wait")
         if arrival is None:
             return opened, False
-        opened = self._take(arrival, opened, fold)
+        after = self._take(arrival, opened, fold)
         self._asking.check_store(arrival.answer, progress.answered)
         stamps.lap("fold")
-        return opened, True
+        return after, after is not opened
 
     def _take(self, arrival: Arrival, opened: _Open, fold: Fold) -> _Open:
         answer = arrival.answer
@@ -186,6 +190,21 @@ class Collecting:
 
         self.inbox.dead_tasks(note)
         for client in sorted(dead.keys() & set(opened.awaited)):
+            # A broker that was killed often gives up a task that somebody is still at: that answer is welcome.
+            outcome = MISSING if dead[client] in _GIVEN_UP else "refused"
             detail = f"its task is a dead letter ({dead[client]})"
-            opened = self._record(opened, ClientOutcome(client, "refused", detail=detail))
+            opened = self._record(opened, ClientOutcome(client, outcome, detail=detail))
         return opened
+
+    def _sites_of(self, opened: Open, outcome: str) -> set[str]:
+        return {self._around.sites.site_of(o.client) for o in opened.outcomes() if o.outcome == outcome}
+
+    def _is_hopeless(self, opened: Open, candidates: Sequence[int], at_a_time: int) -> bool:
+        """Nobody has learned, and all refuse, or very many and of every site: what is wrong is wrong everywhere. One
+        site alone ends nobody's run."""
+        outcomes = [outcome.outcome for outcome in opened.outcomes()]
+        if not NOT_LEARNED.issuperset(outcomes):
+            return False
+        if outcomes.count("refused") < min(_MANY * at_a_time, len(candidates)):
+            return False
+        return self._sites_of(opened, "refused").issuperset(self._around.sites.present())

@@ -15,6 +15,9 @@ from server_worker.surroundings import Surroundings
 
 MISPLACED = "misplaced"
 _LEFTOVER_SECONDS = 0.2
+_LATECOMERS = 1000
+"""What a server that has just died held comes back within a moment."""
+_LONGEST_LOOK_SECONDS = 10.0
 _LOOKING_SHARE = 0.1
 """Of the time: there may be thousands of letters."""
 _LOOK_ANYWAY_SECONDS = 60.0
@@ -52,8 +55,12 @@ class Inbox:
         """What lies in the queue already: who has answered need not train again. Who has refused is asked again:
         whatever the reason was, somebody may have put it right before starting this server."""
         queue = updates_queue(self._run)
-        while (delivery := self._around.transport.receive(queue, _LEFTOVER_SECONDS)) is not None:
+        most = (self._around.transport.depth(queue) or 0) + _LATECOMERS
+        for _ in range(most):  # not for ever: somebody may go on sending
             self._around.check_stop()
+            delivery = self._around.transport.receive(queue, _LEFTOVER_SECONDS)
+            if delivery is None:
+                return
             arrival = self._open(delivery)
             if arrival is not None and isinstance(arrival.answer, Refusal):
                 delivery.acknowledge()
@@ -130,7 +137,7 @@ class Inbox:
             return
         count = 0
         with suppress(BrokerUnavailable):  # whoever needs the broker next will notice
-            for letter in self._letters():
+            for letter in self._letters(depth):
                 task = self._task_in(letter)
                 if task is not None:
                     on_task(task, one_line(letter.reason or ""))
@@ -145,17 +152,22 @@ class Inbox:
                 f"{count} dead letters in {DEAD_LETTERS}: see why, then purge that queue"
             )
 
-    def _letters(self) -> Iterator[Delivery]:
-        """All are held until the last was seen; otherwise the first would come again and again."""
+    def _letters(self, most: int) -> Iterator[Delivery]:
+        """All stay unacknowledged until the last was seen; otherwise the first would come again and again. Not more
+        than there were, nor for ever: somebody may go on sending."""
         held: list[Delivery] = []
         look = self._around.look
         transport = self._around.transport if look is None else look()
+        end = self._around.clock() + _LONGEST_LOOK_SECONDS
         try:
-            while not self._around.stop.is_set():
+            for _ in range(most):
+                if self._around.stop.is_set() or self._around.clock() >= end:
+                    return
                 letter = transport.receive(DEAD_LETTERS, 0.0)
                 if letter is None:
                     return
-                held.append(letter)
+                if look is None:
+                    held.append(letter)
                 yield letter
         finally:
             if look is not None:

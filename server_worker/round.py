@@ -22,8 +22,6 @@ class OpenRound:
     """Answers that suffice once the deadline has passed"""
     deadline: float
     arrived: Mapping[int, ClientOutcome] = field(default_factory=dict)
-    abandoned: Mapping[int, ClientOutcome] = field(default_factory=dict)
-    """What became of clients that this life has asked earlier in the same round, before all of them had vanished"""
     over: Sequence[int] = ()
     """By client: the last of its activations that nobody waits for any more"""
 
@@ -86,12 +84,12 @@ class OpenRound:
         return self.learned - sum(outcome.outcome == "invalid" for outcome in self.arrived.values())
 
     @property
-    def is_deserted(self) -> bool:
-        """Nobody has learned anything, and some who might have are not there any more."""
-        return not self.learned and any(outcome.outcome == MISSING for outcome in self.arrived.values())
+    def is_settled(self) -> bool:
+        """Nobody is waited for, though who was given up may still answer."""
+        return self.answered == len(self.activations)
 
     def may_close(self, now: float) -> bool:
-        if self.fitting >= self.needed or self.answered == len(self.activations):
+        if self.fitting >= self.needed or (self.is_settled and self.fitting >= self.quorum):
             return True
         return now >= self.deadline and self.learned >= self.quorum
 
@@ -99,10 +97,15 @@ class OpenRound:
         """The deadline has passed and not even the quorum has answered."""
         return now >= self.deadline and not self.may_close(now)
 
+    def also(self, clients: Sequence[int]) -> "OpenRound":
+        """With more clients to wait for"""
+        more = {client: self.over[client] + 1 for client in clients}
+        return replace(self, activations={**self.activations, **more})
+
     def outcomes(self) -> tuple[ClientOutcome, ...]:
         """One for every client that was asked, in order; the silent ones are "missing"."""
         silent = "no answer before the round closed"
-        found = dict(self.abandoned)
-        for client in self.activations:
-            found[client] = self.arrived.get(client, ClientOutcome(client, MISSING, detail=silent))
-        return tuple(found[client] for client in sorted(found))
+        return tuple(
+            self.arrived.get(client, ClientOutcome(client, MISSING, detail=silent))
+            for client in sorted(self.activations)
+        )

@@ -1,7 +1,7 @@
 """Rounds mode, the paper's: ask some clients, wait for them with a quorum and one deadline, aggregate."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,10 +9,13 @@ from broker_config.errors import FedILError
 from fedil_model.methods.interface import Fold
 from server_worker.asking import Broadcast
 from server_worker.collecting import DEAD_TASK_SECONDS, POLL_SECONDS, Collecting
-from server_worker.events import ClientOutcome
 from server_worker.progress import Progress
 from server_worker.reporting import Stopwatch
 from server_worker.round import OpenRound
+from server_worker.selection import select_clients
+
+_LAST_LOOK_SECONDS = 10.0
+"""What lies in the queue at the deadline is still looked at, for so long at most: somebody may go on sending."""
 
 
 class RoundsLoop(Collecting):
@@ -32,22 +35,21 @@ class RoundsLoop(Collecting):
         self._reporter.enter(number, "broadcast")
         # Only this one: who is behind need not begin with an older model.
         model = self._asking.broadcast(number, step.broadcast, kept=1)
-        abandoned: dict[int, ClientOutcome] = {}
-        while True:
-            fold = self._method.open_fold(progress.state, {number: step.broadcast}, number)
-            opened = self._ask(self._open(progress, abandoned), model, progress, fold)
-            stamps.lap("broadcast")
-            closed = self._collect(opened, progress, fold, stamps)
-            if not closed.is_deserted:
-                break
-            abandoned = {outcome.client: outcome for outcome in closed.outcomes()}
-            progress = self._turn_to_others(progress, closed)
+        fold = self._method.open_fold(progress.state, {number: step.broadcast}, number)
+        opened = self._open(progress)
+        if self._restarted:
+            for arrival in self.inbox.leftovers():
+                opened = self._take(arrival, opened, fold)
+            self._restarted = False
+        opened = self._ask(opened, model, progress)
+        stamps.lap("broadcast")
+        closed, progress = self._collect(opened, progress, model, fold, stamps)
         if not closed.learned:
-            raise self._all_refused(closed)
+            raise self._nobody_learned(closed)
         after = self._aggregate(progress, step, fold, closed, stamps)
         return replace(after, selection=self._asking.select(number + 1))
 
-    def _open(self, progress: Progress, abandoned: Mapping[int, ClientOutcome]) -> OpenRound:
+    def _open(self, progress: Progress) -> OpenRound:
         federation = self._recipe.federation
         needed = min(federation.clients_per_round, len(progress.selection))
         return OpenRound(
@@ -57,38 +59,45 @@ class RoundsLoop(Collecting):
             needed=needed,
             quorum=math.ceil(federation.quorum * needed),
             deadline=math.inf,
-            abandoned=abandoned,
             over=progress.activations,
         )
 
-    def _ask(self, opened: OpenRound, model: Broadcast, progress: Progress, fold: Fold) -> OpenRound:
-        if self._restarted:
-            for arrival in self.inbox.leftovers():
-                opened = self._take(arrival, opened, fold)
-            self._restarted = False
+    def _ask(self, opened: OpenRound, model: Broadcast, progress: Progress) -> OpenRound:
         unanswered = {client: opened.activations[client] for client in opened.awaited}
         self._asking.ask(model, unanswered, progress.answered)
         self._reporter.enter(opened.number, "wait")
         return replace(opened, deadline=self._around.now() + self._recipe.federation.deadline_seconds)
 
-    def _collect(self, opened: OpenRound, progress: Progress, fold: Fold, stamps: Stopwatch) -> OpenRound:
+    def _collect(
+        self, opened: OpenRound, progress: Progress, model: Broadcast, fold: Fold, stamps: Stopwatch
+    ) -> tuple[OpenRound, Progress]:
         """Take answers until the round may close."""
         now = self._around.now
-        heard = now()
+        heard, last_look = now(), math.inf
         while not opened.may_close(now()):
+            if opened.is_settled:
+                others = self._others(opened)
+                if others:
+                    progress = self._add(others, opened, progress)
+                    opened = self._ask(opened.also(others), model, progress)
+                elif opened.learned or self._is_hopeless(opened, self._asking.candidates(), opened.needed):
+                    break
+                # Else there is hope for who was given up.
             self._around.check_stop()
             overdue = opened.overdue(now())
-            opened, came = self._receive(POLL_SECONDS, opened, progress, fold, stamps)
-            if came:
+            opened, counted = self._receive(POLL_SECONDS, opened, progress, fold, stamps)
+            if counted:
                 heard = now()
-            elif overdue and self.inbox.is_empty:
-                raise self._too_few(opened)
-            elif now() - heard >= DEAD_TASK_SECONDS:
+            elif overdue:
+                last_look = min(last_look, now() + _LAST_LOOK_SECONDS)
+                if self.inbox.is_empty or now() >= last_look:
+                    raise self._too_few(opened)
+            if now() - heard >= DEAD_TASK_SECONDS:
                 opened = self._give_up_on_dead_tasks(opened)
                 opened = self._give_up_on_absent_sites(opened, self._around.sites.present())
                 heard = now()
         stamps.lap("wait")
-        return opened
+        return opened, progress
 
     def _too_few(self, opened: OpenRound) -> FedILError:
         return FedILError(
@@ -97,23 +106,35 @@ class RoundsLoop(Collecting):
             "start more workers, raise federation.deadline_seconds or lower federation.quorum, then resume"
         )
 
-    def _all_refused(self, closed: OpenRound) -> FedILError:
-        said = next(outcome.detail for outcome in closed.outcomes() if outcome.outcome == "refused")
-        return FedILError(f"round {closed.number}: every client refused; the first says {said}")
+    def _nobody_learned(self, closed: OpenRound) -> FedILError:
+        outcomes = sorted(closed.outcomes(), key=lambda outcome: outcome.outcome != "refused")
+        what = (
+            "every client refused" if outcomes[-1].outcome == "refused" else "no client has learned anything"
+        )
+        return FedILError(f"round {closed.number}: {what}; the first says {outcomes[0].detail}")
 
-    def _turn_to_others(self, progress: Progress, deserted: OpenRound) -> Progress:
-        """The same round with clients of sites that are there; who was asked before is fenced off if it is asked
-        again. Written down first: another life must neither ask those of the last checkpoint nor use one activation
-        for two tasks."""
-        number = deserted.number
-        self._around.watcher.note(f"round {number}: the sites of all who were asked are gone; asking others")
-        activations = list(progress.activations)
-        for client, activation in deserted.activations.items():
-            activations[client] = activation
-        selection = self._asking.select(number)
-        changed = replace(progress, activations=tuple(activations), selection=selection)
+    # ---- when too few of those who were asked have learned -----------------------------------------------------
+
+    def _others(self, settled: OpenRound) -> tuple[int, ...]:
+        """Whom to ask as well, first of sites that have not refused."""
+        candidates = self._asking.candidates()
+        if self._is_hopeless(settled, candidates, settled.needed):
+            return ()
+        left = [client for client in candidates if client not in settled.activations]
+        refusing = self._sites_of(settled, "refused")
+        willing = [client for client in left if self._around.sites.site_of(client) not in refusing]
+        return select_clients(
+            self._recipe.seed, settled.number, willing or left, settled.needed - settled.fitting
+        )
+
+    def _add(self, others: Sequence[int], opened: OpenRound, progress: Progress) -> Progress:
+        """Written down before they are asked: another life must ask them too."""
+        self._around.watcher.note(
+            f"round {opened.number}: {opened.fitting} of {len(opened.activations)} have learned, where "
+            f"{opened.quorum} are needed; asking {len(others)} more"
+        )
+        changed = replace(progress, selection=(*progress.selection, *others))
         # The checkpoint remembers one record, which must be out before it is written anew.
         self._reporter.report(wait=True)
         self._save(changed)
-        self.inbox.settle()
         return changed

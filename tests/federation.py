@@ -284,11 +284,11 @@ class Hands:
         self._trainer = federation.trainer(self.transport)
         self._deliveries: dict[tuple[int, int], Delivery] = {}
 
-    def take(self, count: int) -> list[TrainTask]:
+    def take(self, count: int, seconds: float = SOON) -> list[TrainTask]:
         """The next tasks; they come only when the server has dealt with what was sent before."""
         tasks = []
         for _ in range(count):
-            delivery = self.transport.receive(self.tasks, SOON)
+            delivery = self.transport.receive(self.tasks, seconds)
             assert delivery is not None, "no task came"
             task = decode_message(delivery.body)
             assert isinstance(task, TrainTask)

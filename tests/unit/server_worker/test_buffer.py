@@ -74,14 +74,6 @@ def test_who_was_given_up_may_still_answer_until_the_aggregation() -> None:
     assert given_up.aggregated().objection(update(2, 5, 5)) == "late"
 
 
-def test_while_somebody_who_was_given_up_is_there_not_everybody_has_refused() -> None:
-    refused = OPEN.record(ClientOutcome(1, "refused")).record(ClientOutcome(2, "refused"))
-    given_up = refused.record(ClientOutcome(3, "missing"))
-    assert given_up.all_refuse([1, 2])
-    assert not given_up.all_refuse([1, 2, 3])
-    assert given_up.record(ClientOutcome(3, "refused")).all_refuse([1, 2, 3])
-
-
 def test_staleness_counts_versions_and_lessens_the_weight() -> None:
     assert [OPEN.staleness(client) for client in (1, 2, 3)] == [0, 1, 2]
     assert [OPEN.weight(client) for client in (1, 2, 3)] == pytest.approx([1.0, 2**-0.5, 3**-0.5])
@@ -114,20 +106,13 @@ def test_a_version_is_made_though_all_that_came_is_invalid() -> None:
         nonsense = nonsense.record(ClientOutcome(client, "invalid"))
     assert not nonsense.may_aggregate(CLIENTS)
     assert nonsense.may_aggregate([1, 2, 3])
-    assert not nonsense.all_refuse([1, 2, 3])
 
 
-def test_when_all_refuse_there_is_nothing_to_aggregate_and_no_end_of_it() -> None:
+def test_when_all_refuse_there_is_nothing_to_aggregate() -> None:
     some = OPEN.record(ClientOutcome(1, "refused")).record(ClientOutcome(2, "refused"))
     assert not some.may_aggregate(CLIENTS)
-    assert not some.all_refuse(CLIENTS)  # 3 may still answer
     assert some.record(accepted(3)).may_aggregate([1, 2, 3])
-    everybody = some.record(ClientOutcome(3, "refused"))
-    assert not everybody.all_refuse(CLIENTS)  # others can be asked
-    assert everybody.all_refuse([1, 2, 3])
-    as_many_as_may_be = everybody.ask([4], 0.0).record(ClientOutcome(4, "refused"))
-    assert as_many_as_may_be.all_refuse(CLIENTS)
-    assert not as_many_as_may_be.ask([5], 0.0).record(accepted(5)).all_refuse(CLIENTS)
+    assert not some.record(ClientOutcome(3, "refused")).may_aggregate([1, 2, 3])
 
 
 def test_given_up_clients_are_no_answers_but_explained() -> None:
@@ -364,13 +349,11 @@ class Federation(RuleBasedStateMachine):
         assert not unsettled & set(self.outcomes)
 
     @invariant()
-    def when_nobody_is_left_it_aggregates_or_says_that_all_refuse_or_hopes_for_who_was_given_up(self) -> None:
+    def when_nobody_is_left_it_aggregates_unless_nobody_has_learned(self) -> None:
         buffer, candidates = self.buffer, self.clients
-        aggregates, refused = buffer.may_aggregate(candidates), buffer.all_refuse(candidates)
         if not buffer.awaited and not buffer.replacements(candidates):
-            hopes = any(outcome.outcome == "missing" for outcome in buffer.arrived.values())
-            assert aggregates or refused or hopes
-        assert not (aggregates and refused)
+            outcomes = {outcome.outcome for outcome in buffer.arrived.values()}
+            assert buffer.may_aggregate(candidates) == bool(outcomes - {"refused", "missing"})
 
 
 Federation.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -173,14 +173,14 @@ def test_a_task_that_is_a_dead_letter_is_not_waited_for(tmp_path: Path) -> None:
         hands.answer(replacement)
         server.end()
     found = {o.client: o for o in federation.diary.records[0].outcomes}
-    assert found[tasks[0].client].outcome == "refused"
+    assert found[tasks[0].client].outcome == "missing"
     assert "dead letter (delivery_limit)" in found[tasks[0].client].detail
 
 
 def test_when_everybody_refuses_the_run_ends_and_says_why(tmp_path: Path) -> None:
     federation = Federation(buffered(), tmp_path)
     with served(federation) as (server, hands):
-        for _ in range(4):
+        for _ in range(federation.recipe.split.clients):
             hands.refuse(hands.take(1)[0])
         with pytest.raises(FedILError, match=r"round 1: every client refused; the first says no: no data"):
             server.end()

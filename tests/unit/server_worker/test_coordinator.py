@@ -175,7 +175,7 @@ def answer_by_hand(federation: Federation, answers: Sequence[Update | Refusal]) 
 
 
 def test_a_refusal_is_recorded_with_its_reason(tmp_path: Path) -> None:
-    federation = Federation(blobs_recipe(rounds=1), tmp_path)
+    federation = Federation(blobs_recipe(rounds=1, split={"clients": 3}), tmp_path)
     first, *others = federation.coordinator()._asking.select(1)
     refusal = Refusal(RUN, 1, first, 1, "NumericError", "it diverged")
     answer_by_hand(federation, [refusal, *(fake_update(client=client) for client in others)])
@@ -195,7 +195,8 @@ def test_who_refused_a_server_that_then_died_is_asked_again(tmp_path: Path) -> N
 
 def test_refusals_do_not_fill_a_round_while_others_are_still_at_work(tmp_path: Path) -> None:
     federation = Federation(
-        blobs_recipe(rounds=1, federation={"clients_per_round": 2, "over_select": 2}), tmp_path
+        blobs_recipe(rounds=1, split={"clients": 4}, federation={"clients_per_round": 2, "over_select": 2}),
+        tmp_path,
     )
     asked = federation.coordinator()._asking.select(1)
     refusals = [Refusal(RUN, 1, client, 1, "DataError", "no shards") for client in asked[:2]]
@@ -327,10 +328,11 @@ def test_a_task_that_became_a_dead_letter_is_not_waited_for(tmp_path: Path) -> N
     participant._handle = die_of_it  # type: ignore[method-assign]
     with working(federation.broker, participant):
         federation.coordinator().run()
-    outcome = federation.diary.records[0].outcomes[1]
-    assert (outcome.client, outcome.outcome) == (poisoned, "refused")
+    (outcome,) = [o for o in federation.diary.records[0].outcomes if o.client == poisoned]
+    assert outcome.outcome == "missing"
     assert "dead letter (delivery_limit)" in outcome.detail
     others = [o.outcome for o in federation.diary.records[0].outcomes if o.client != poisoned]
+    assert len(others) == 3  # somebody else was asked as well
     assert set(others) <= {"accepted", "rejected_cosine"}
     assert dead_letter_reasons(federation) == ["delivery_limit"]
 
@@ -345,7 +347,8 @@ def test_an_update_without_the_usual_metrics_or_with_absurd_ones_does_not_stop_t
         update = fake_update(client=client, metrics=metrics, num_steps=steps, tensors=bad)
         publish(federation, encode_message(update))
     assert federation.play() is not None
-    assert [o.outcome for o in federation.diary.records[0].outcomes[:2]] == ["invalid", "invalid"]
+    found = {o.client: o.outcome for o in federation.diary.records[0].outcomes}
+    assert (found[first], found[second]) == ("invalid", "invalid")
 
 
 def test_a_record_is_out_before_the_next_checkpoint_forgets_it(tmp_path: Path) -> None:

@@ -1,15 +1,17 @@
 """What a server makes of its queue and of the dead letters, with the real loops."""
 
 import dataclasses
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from broker_config.errors import BrokerUnavailable
+from broker_config.errors import BrokerUnavailable, FedILError
 from broker_config.messages import Refusal, TrainTask
 from broker_config.topology import DEAD_LETTERS, updates_queue
 from broker_config.transports.interface import Delivery, Transport
+from broker_config.transports.memory import MemoryTransport
 from broker_config.wire import encode_arrays, encode_message
 from server_worker.inbox import MANY_LETTERS, Inbox
 from server_worker.recipe import Recipe
@@ -76,8 +78,7 @@ def test_a_task_of_an_earlier_life_that_dies_now_says_nothing_of_the_one_that_wa
         looks.until_the_next()
         for client in (first_client, third_client):
             hands.send(hands.train(again[client]))
-        if mode == "buffered":  # somebody else was asked instead
-            hands.answer(hands.take(1)[0])
+        hands.answer(hands.take(1)[0])  # somebody else was asked instead
         assert server.end() is not None
     found = {outcome.client: outcome for outcome in second.diary.records[0].outcomes}
     assert found[first_client].outcome in LEARNED
@@ -98,6 +99,7 @@ def test_a_dead_task_is_found_behind_thousands_of_letters_which_stay_as_they_wer
         looks.until_the_next()
         for task in others:
             hands.answer(task)
+        hands.answer(hands.take(1)[0])
         assert server.end() is not None
         assert list(hands.dead_letters())[: len(bodies)] == bodies
     outcome = next(o for o in federation.diary.records[0].outcomes if o.client == poisoned.client)
@@ -217,6 +219,51 @@ def test_what_lies_in_the_queue_at_the_deadline_counts_also_behind_garbage(tmp_p
     (record,) = federation.diary.records
     assert {outcome.outcome for outcome in record.outcomes} <= LEARNED
     assert record.refused == {"not_fedil": 2, "duplicate": 1}
+
+
+@pytest.mark.parametrize("mode", ["rounds", "buffered"])
+def test_who_goes_on_sending_what_does_not_count_cannot_put_a_deadline_off(tmp_path: Path, mode: str) -> None:
+    federation = Federation(recipe_of(mode), tmp_path, clock=(clock := Clock()))
+    ended = threading.Event()
+    with served(federation) as (server, hands):
+        hands.take(3)
+        sender = Hands(federation)
+
+        def trickle() -> None:
+            while not ended.is_set():
+                sender.send(Refusal(RUN, 0, 0, 0, "old", "news"))
+                clock.now += 1.0
+
+        sending = threading.Thread(target=trickle)
+        sending.start()
+        try:
+            with pytest.raises(FedILError, match=r"quorum is 3|no client has answered"):
+                server.end()
+        finally:
+            ended.set()
+            sending.join()
+
+
+def test_who_goes_on_sending_dead_letters_keeps_no_server_looking(tmp_path: Path, looks: Looks) -> None:
+    federation = Federation(recipe_of("rounds"), tmp_path)
+    ended = threading.Event()
+    with served(federation) as (server, hands):
+        tasks, flooding = hands.take(3), MemoryTransport(federation.broker)
+
+        def flood() -> None:
+            while not ended.is_set():
+                flooding.publish(DEAD_LETTERS, [b"garbage"])
+
+        sending = threading.Thread(target=flood)
+        sending.start()
+        try:
+            looks.until_the_next()
+            for task in tasks:
+                hands.answer(task)
+            assert server.end() is not None
+        finally:
+            ended.set()
+            sending.join()
 
 
 def test_what_is_said_of_a_bad_message_is_one_short_line_and_names_the_reason_once(tmp_path: Path) -> None:

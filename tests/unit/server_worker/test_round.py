@@ -48,31 +48,28 @@ def test_who_was_given_up_may_still_answer_while_the_round_is_open() -> None:
     assert given_up.record(ClientOutcome(1, "accepted")) == OPEN.record(ClientOutcome(1, "accepted"))
 
 
-def test_a_round_is_deserted_when_nobody_has_learned_and_somebody_is_gone() -> None:
-    gone = OPEN.record(ClientOutcome(1, "missing")).record(ClientOutcome(5, "missing"))
-    assert gone.record(ClientOutcome(9, "refused")).is_deserted
-    assert not gone.record(ClientOutcome(9, "invalid")).is_deserted
-    refused = OPEN.record(ClientOutcome(1, "refused")).record(ClientOutcome(5, "refused"))
-    assert not refused.record(ClientOutcome(9, "refused")).is_deserted
+def test_a_round_in_which_too_few_have_learned_waits_or_asks_more() -> None:
+    """A site that vanishes, refuses or sends nonsense makes no model of one client's update."""
+    one = OPEN.record(ClientOutcome(1, "accepted"))
+    for rest in ("missing", "refused", "invalid"):
+        settled = one.record(ClientOutcome(5, rest)).record(ClientOutcome(9, rest))
+        assert settled.is_settled
+        assert not settled.may_close(0.0)
+        more = replace(settled, over=(0,) * 7 + (4,)).also([7])
+        assert not more.is_settled
+        assert more.awaited == (7,)
+        assert more.objection(answer(7, 5)) is None
+        enough = more.record(ClientOutcome(7, "rejected_cosine"))
+        assert enough.may_close(0.0)
+        assert [outcome.client for outcome in enough.outcomes()] == [1, 5, 7, 9]
 
 
-def test_who_was_asked_before_the_others_is_late_and_explained() -> None:
-    deserted = OPEN.record(ClientOutcome(5, "refused", detail="no"))
-    deserted = deserted.record(ClientOutcome(1, "missing", detail="gone"))
-    before = {outcome.client: outcome for outcome in deserted.outcomes()}
-    over = (0, 2, 0, 0, 0, 1, 0, 0, 0, 3)
-    again = replace(OPEN, activations={5: 2, 7: 1}, abandoned=before, over=over)
+def test_what_was_settled_before_is_late() -> None:
+    again = replace(OPEN, activations={5: 2, 7: 1}, over=(0, 2, 0, 0, 0, 1, 0, 0, 0, 3))
     assert again.objection(answer(1, 2)) == "late"
     assert again.objection(answer(5, 1)) == "late"
     assert again.objection(answer(5, 2)) is None
     assert again.objection(answer(1, 3)) == "not_asked"
-    outcomes = again.record(ClientOutcome(5, "accepted")).outcomes()
-    assert [(o.client, o.outcome, o.detail) for o in outcomes] == [
-        (1, "missing", "gone"),
-        (5, "accepted", ""),
-        (7, "missing", "no answer before the round closed"),
-        (9, "missing", "no answer before the round closed"),
-    ]
 
 
 def test_it_closes_when_all_have_answered_or_the_quorum_has_at_the_deadline() -> None:
@@ -100,7 +97,9 @@ def test_what_is_invalid_does_not_close_a_round_over_those_who_still_learn() -> 
     assert (
         over.record(ClientOutcome(2, "accepted")).record(ClientOutcome(3, "rejected_cosine")).may_close(0.0)
     )
-    assert over.record(ClientOutcome(2, "refused")).record(ClientOutcome(3, "invalid")).may_close(0.0)
+    nobody = over.record(ClientOutcome(2, "refused")).record(ClientOutcome(3, "invalid"))
+    assert nobody.is_settled
+    assert not nobody.may_close(0.0)  # others may be asked
 
 
 def test_the_silent_are_explained_too() -> None:

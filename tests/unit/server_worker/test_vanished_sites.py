@@ -1,5 +1,7 @@
 """Sites that vanish with everybody who was asked, and come back, and servers that die just then."""
 
+import threading
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,22 +53,25 @@ def test_a_round_whose_clients_have_all_vanished_asks_others(tmp_path: Path) -> 
         sites.gone = SITE
         second = there.take(3)
         assert clients_of(second) == [3, 4, 5]
-        here.answer(first[0])  # it comes back too late
-        for task in second:
+        here.answer(first[0])  # it comes back
+        for task in second[:2]:
             there.answer(task)
         progress = server.end()
     assert progress is not None
     found = outcomes_of(federation)
-    assert [found[client] for client in range(3)] == [("missing", "its site has no worker")] * 3
-    assert {found[client][0] for client in range(3, 6)} <= {"accepted", "rejected_cosine"}
-    assert federation.diary.records[0].refused == {"late": 1}
+    learned = [first[0].client, *(task.client for task in second[:2])]
+    assert {found[client][0] for client in learned} <= {"accepted", "rejected_cosine"}
+    assert [found[task.client] for task in first[1:]] == [("missing", "its site has no worker")] * 2
+    assert found[second[2].client] == ("missing", "no answer before the round closed")
     assert progress.activations == (1,) * 6
-    assert progress.answered == (0, 0, 0, 1, 1, 1)
-    assert any("asking others" in note for note in federation.diary.notes)
+    assert progress.answered == tuple(int(client in learned) for client in range(6))
+    assert any(
+        "0 of 3 have learned, where 3 are needed; asking 3 more" in note for note in federation.diary.notes
+    )
 
 
 def test_a_server_that_dies_after_it_has_asked_others_goes_on_with_them(tmp_path: Path) -> None:
-    """The checkpoint knows only of the first."""
+    """What the round began with is not all that it has to remember."""
     sites = TwoSites(gone=THERE)
     first = of_two_sites(tmp_path, sites)
     with served(first) as (server, here):
@@ -80,45 +85,89 @@ def test_a_server_that_dies_after_it_has_asked_others_goes_on_with_them(tmp_path
     second = of_two_sites(tmp_path, sites, broker=first.broker)
     with served(second) as (server, here):
         there = Hands(second, THERE)
-        here.send(here.train(given_up[0]))
         for task in tasks[1:]:
             there.send(there.train(task))
         progress = server.end()
     assert progress is not None
     found = outcomes_of(second)
-    assert sorted(found) == [3, 4, 5]
-    assert {outcome for outcome, _ in found.values()} <= {"accepted", "rejected_cosine"}
-    assert second.diary.records[0].refused == {"late": 1}  # what had been answered counted
+    assert sorted(found) == list(range(6))
+    assert {found[client][0] for client in (3, 4, 5)} <= {"accepted", "rejected_cosine"}
+    assert {found[task.client][0] for task in given_up} == {"missing"}
+    assert second.diary.records[0].refused == {}  # what had been answered counted
     assert progress.activations == (1,) * 6
     check_ledgers(second, progress)
 
 
-def test_sites_that_vanish_in_turn_are_asked_anew_and_a_server_that_dies_then_asks_the_same(
-    tmp_path: Path,
-) -> None:
-    sites = TwoSites(gone=THERE)
+def test_when_sites_have_vanished_in_turn_there_is_hope_for_who_comes_back(tmp_path: Path) -> None:
+    sites, given_up = TwoSites(gone=THERE), list[int]()
     first = of_two_sites(tmp_path, sites)
+    first.diary.on_update = lambda _, answered: given_up.append(answered)
     with served(first) as (server, here):
         there = Hands(first, THERE)
-        asked = here.take(3)
+        here.take(3)
         sites.gone = SITE
         there.take(3)
         sites.gone = THERE
-        again = here.take(3)
-        assert clients_of(again) == clients_of(asked)
-        assert {task.activation for task in again} == {2}
+        until(lambda: len(given_up) == 6)
+        assert server.is_alive
         server.die()
     second = of_two_sites(tmp_path, sites)  # a new broker: all that was in queues is gone
     with served(second) as (server, here):
         for task in here.take(3):
-            assert task.activation == 2
             here.answer(task)
         progress = server.end()
     assert progress is not None
-    assert progress.activations == (2, 2, 2, 1, 1, 1)
-    assert progress.answered == (2, 2, 2, 0, 0, 0)
-    assert sorted(outcomes_of(second)) == [0, 1, 2]
+    assert progress.activations == (1,) * 6
+    assert progress.answered == (1, 1, 1, 0, 0, 0)
     check_ledgers(second, progress)
+
+
+def test_when_nobody_else_is_left_a_round_closes_with_those_who_have_learned(tmp_path: Path) -> None:
+    sites = TwoSites()
+    recipe = blobs_recipe(rounds=1, federation={"clients_per_round": 6})
+    federation = Federation(recipe, tmp_path, sites=sites)
+    with served(federation) as (server, here):
+        tasks = here.take(3)
+        here.answer(tasks[0])
+        sites.gone = THERE
+        here.refuse(tasks[1])
+        here.answer(tasks[2])
+        assert server.end() is not None
+    found = [outcome for outcome, _ in outcomes_of(federation).values()]
+    assert (found.count("missing"), found.count("refused"), len(found)) == (3, 1, 6)
+
+
+@pytest.mark.parametrize("mode", ["rounds", "buffered"])
+def test_a_site_that_refuses_everything_ends_nobody_elses_run(tmp_path: Path, mode: str) -> None:
+    settings: dict[str, Any] = {"clients_per_round": 2}
+    if mode == "buffered":
+        settings = {"mode": mode, "in_flight": 2, "buffer_size": 2}
+    federation = Federation(blobs_recipe(rounds=3, federation=settings), tmp_path, sites=TwoSites())
+    ended = threading.Event()
+    with served(federation) as (server, here):
+        there = Hands(federation, THERE)
+
+        def refuse_all() -> None:
+            while not ended.is_set():
+                with suppress(AssertionError):  # no task came for a while
+                    there.refuse(there.take(1, seconds=0.1)[0])
+
+        refusing = threading.Thread(target=refuse_all)
+        refusing.start()
+        try:
+            while server.is_alive:
+                with suppress(AssertionError):
+                    here.answer(here.take(1, seconds=0.1)[0])
+            assert server.end() is not None
+        finally:
+            ended.set()
+            refusing.join()
+    for record in federation.diary.records:
+        learned = [o.client for o in record.outcomes if o.outcome in ("accepted", "rejected_cosine")]
+        assert len(learned) == 2
+        assert set(learned) <= {0, 1, 2}
+    refused = [o for record in federation.diary.records for o in record.outcomes if o.outcome == "refused"]
+    assert refused
 
 
 def test_who_was_given_up_and_comes_back_before_the_round_closes_counts(tmp_path: Path) -> None:
