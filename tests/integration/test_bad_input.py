@@ -256,7 +256,7 @@ def test_a_long_refusal_is_one_line_of_bounded_length(over: Over) -> None:
     def refuse(number: int, update: Update) -> Message:
         return refusal_of(update, "no\n" * 20_000) if number == 0 else update
 
-    _, outcomes = play_with(over(blobs_recipe(rounds=1)), refuse)
+    _, outcomes = play_with(over(blobs_recipe(rounds=1, split={"clients": 3})), refuse)
     assert outcomes[0].outcome == "refused"
     assert outcomes[0].detail.startswith("reason: no no no")
     assert len(outcomes[0].detail) <= 1100
