@@ -1,6 +1,6 @@
 """Bodies in pieces: their size, their digest, and cutting them anew without joining them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import xxhash
 
@@ -19,12 +19,12 @@ def check_size(num_bytes: int, max_bytes: int) -> None:
         raise MessageRejected("too_large", f"a body of {num_bytes} bytes; at most {max_bytes}")
 
 
-def digest(buffers: Buffers) -> str:
+def digest(buffers: Iterable[bytes | memoryview]) -> str:
     """Hex of xxh3_128 over the whole body; how the body is cut makes no difference."""
     return raw_digest(buffers).hex()
 
 
-def raw_digest(buffers: Buffers) -> bytes:
+def raw_digest(buffers: Iterable[bytes | memoryview]) -> bytes:
     state = xxhash.xxh3_128()
     for piece in buffers:
         state.update(piece)

@@ -127,6 +127,7 @@ class _Connection:
             "open_activation": self._open_activation,
             "read": self._read,
             "commit": self._commit,
+            "clients": self._clients,
             "latest": self._latest,
             "announce": self._announce,
             "withdraw": self._withdraw,
@@ -236,6 +237,9 @@ class _Connection:
 
     def _commit(self, fields: dict[str, Any], body: memoryview) -> _Answer:
         return {"written": self._store.commit(**fields, ledger=bytes(body))}, ()
+
+    def _clients(self, fields: dict[str, Any], _: memoryview) -> _Answer:
+        return {"clients": self._store.clients(**fields)}, ()
 
     def _latest(self, fields: dict[str, Any], _: memoryview) -> _Answer:
         newest = self._store.latest(**fields)

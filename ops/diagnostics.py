@@ -8,6 +8,7 @@ import numpy as np
 
 from broker_config.errors import FedILError, LedgerMissing
 from broker_config.messages import LEDGER_KIND
+from broker_config.stores.batches import in_batches
 from broker_config.stores.interface import Store
 from broker_config.wire import decode_arrays
 from fedil_model.credibility import Ledger
@@ -33,23 +34,24 @@ class LedgerDiagnostics:
     def purity(self, answered: Mapping[int, int]) -> Mapping[str, float | None]:
         """Share of right labels among all pseudo-labelled samples, and among the credible ones. Only the ledgers of
         those who have `answered` (client → activation) since are read again; the first time, all of them."""
+        clients = self._since(answered) if self._began else range(len(self._clients))
         try:
-            ledgers = self._newest(self._since(answered) if self._began else None)
+            for batch in in_batches(clients):
+                for client, (activation, body) in self._newest(batch).items():
+                    self._hold(client, activation, self._count(client, body))
         except FedILError:
             return dict.fromkeys(_SETS)
         self._began = True
-        for client, (activation, body) in ledgers.items():
-            self._hold(client, activation, self._count(client, body))
         held, right = self._total[: len(_SETS)].tolist(), self._total[len(_SETS) :].tolist()
         return {name: right[i] / held[i] if held[i] else None for i, name in enumerate(_SETS)}
 
-    def _newest(self, clients: Sequence[int] | None) -> dict[int, tuple[int, bytes]]:
+    def _newest(self, clients: Sequence[int]) -> dict[int, tuple[int, bytes]]:
         try:
             return self._store.latest(self._run, clients)
         except LedgerMissing:
             found: dict[int, tuple[int, bytes]] = {}
             # One by one: who has spoilt a ledger hides no other.
-            for client in range(len(self._clients)) if clients is None else clients:
+            for client in clients:
                 with suppress(LedgerMissing):
                     found |= self._store.latest(self._run, [client])
             return found

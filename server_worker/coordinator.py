@@ -6,6 +6,7 @@ from typing import Protocol
 
 from broker_config.errors import FedILError
 from broker_config.patient import GivenUp
+from broker_config.stores.batches import newest_ledgers
 from broker_config.topology import DEAD_LETTERS, tasks_queue, updates_queue
 from broker_config.wire import digest
 from fedil_model.datasets.interface import Samples
@@ -89,7 +90,7 @@ class Coordinator:
         return progress
 
     def _begin(self) -> Progress:
-        if self._around.store.latest(self._run):
+        if any(newest_ledgers(self._around.store, self._run)):
             raise FedILError(
                 f"run {self._run} has begun elsewhere, and here is no checkpoint of it: --run-dir must be its folder, "
                 "or --run another name"

@@ -1,5 +1,8 @@
 """What two runs must share to be the same run."""
 
+from collections.abc import Iterator
+
+from broker_config.stores.batches import newest_ledgers
 from broker_config.stores.interface import Store
 from broker_config.wire import digest
 from server_worker.checkpoint import CheckpointFolder
@@ -15,7 +18,10 @@ def model_digest(checkpoints: CheckpointFolder) -> str:
 
 
 def ledger_digest(store: Store, run: str) -> str:
-    parts: list[bytes] = []
-    for client, (activation, ledger) in sorted(store.latest(run).items()):
-        parts += [f"{client}:{activation}:{len(ledger)}:".encode(), ledger]
-    return digest(parts)
+    return digest(_parts(store, run))
+
+
+def _parts(store: Store, run: str) -> Iterator[bytes]:
+    for client, activation, ledger in newest_ledgers(store, run):
+        yield f"{client}:{activation}:{len(ledger)}:".encode()
+        yield ledger

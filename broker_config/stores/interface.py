@@ -33,9 +33,12 @@ class Store(Protocol):
         """True if this call wrote it, False if that generation is already there, whatever was opened since.
         Raises LedgerFenced if it is not and a later activation is open or committed."""
 
+    def clients(self, run: str) -> list[int]:
+        """Of whom there is something, if only an open activation; in order."""
+
     def latest(self, run: str, clients: Sequence[int] | None = None) -> dict[int, tuple[int, bytes]]:
-        """client → (activation, ledger) of the newest generations, of these clients or of all: for digests, reports
-        and people."""
+        """client → (activation, ledger) of the newest generations, of these clients or of all. In memory all at once:
+        who walks over a whole run takes `newest_ledgers`."""
 
     def announce(self, topic: str, name: str, facts: Mapping[str, object], seconds: float) -> None:
         """Put a notice on the board, in place of the one with that name; it fades after `seconds`."""

@@ -72,6 +72,11 @@ class MemoryStore:
                 self._shelf.drop_ledger(run, client, dropped)
             return True
 
+    def clients(self, run: str) -> list[int]:
+        check_run("run", run)
+        with self._lock:
+            return sorted(self._shelf.clients(run))
+
     def latest(self, run: str, clients: Sequence[int] | None = None) -> dict[int, tuple[int, bytes]]:
         check_run("run", run)
         newest: dict[int, tuple[int, bytes]] = {}

@@ -27,6 +27,10 @@ class SocketStore:
         answer, _ = self._link.ask("commit", fields, [ledger])
         return bool(answer["written"])
 
+    def clients(self, run: str) -> list[int]:
+        clients: list[int] = self._link.ask("clients", {"run": run})[0]["clients"]
+        return clients
+
     def latest(self, run: str, clients: Sequence[int] | None = None) -> dict[int, tuple[int, bytes]]:
         asked = None if clients is None else list(clients)
         answer, body = self._link.ask("latest", {"run": run, "clients": asked})

@@ -4,30 +4,29 @@ Every change is a transaction on absolute state (WATCH, MULTI, EXEC), so repeati
 would need the right to run scripts, and one endless script stops Redis for all.
 """
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from broker_config.errors import BrokerRefused, LedgerFenced, LedgerMissing, MessageRejected
+from broker_config.buffers import check_size
+from broker_config.errors import BrokerRefused, LedgerFenced, LedgerMissing
 from broker_config.patient import Patience
-from broker_config.schema import bad_field, check_count, check_run
+from broker_config.schema import MAX_COUNT, check_count, check_run
+from broker_config.stores.batches import in_batches
 from broker_config.stores.memory import KEPT_GENERATIONS
-from broker_config.stores.redis_keys import board_key, clients_key, ledger_key, notice_key, site_in
+from broker_config.stores.redis_board import RedisBoard
+from broker_config.stores.redis_keys import clients_key, ledger_key, site_in
 from broker_config.stores.redis_link import Client, NotOurs, RedisLink
 from broker_config.stores.shelves import Record
 from broker_config.topology import DEFAULT_SITE
 
-MAX_NAME_LENGTH = 200
-MAX_FACTS_BYTES = 1 << 16
-_LONGEST_NOTICE_SECONDS = 1e9
-_CLIENTS_AT_ONCE = 100
+MAX_LEDGER_BYTES = 256 << 20
+"""A sample takes about three."""
+_MOST_RECORD_BYTES = 64
+_MOST_CLIENTS_BYTES = 64 << 20
+"""That a list of clients may take in Redis, where each takes some 70"""
 _RECORD = ("opened", "first", "kept")
-
-
-_MOST_NOTICES = 1000
-"""Of one topic that are looked at: a site may put up any number."""
 
 
 class RedisStore:
@@ -39,6 +38,7 @@ class RedisStore:
         """`site_of` names the owner of a client, "default" if nothing else is said. It is part of the key, so
         that an ACL can fence sites off."""
         self._link = RedisLink(url, patience)
+        self._board = RedisBoard(self._link)
         self._site_of = site_of or (lambda _: DEFAULT_SITE)
 
     @property
@@ -62,9 +62,7 @@ class RedisStore:
     def read(self, run: str, client: int, before_activation: int, at_least: int = 0) -> bytes | None:
         check_count("activation", before_activation)
         key = self._ledger_key(run, client)
-        with _only_ledgers(key):
-            fields: dict[bytes, bytes] = self._link.ask(lambda redis: redis.hgetall(key))
-            record = _record_in(fields)
+        record = self.record(run, client)
         earlier = [activation for activation in record.kept if activation < before_activation]
         if record.kept and not earlier and 0 < record.first < before_activation:
             raise LedgerMissing(
@@ -72,16 +70,18 @@ class RedisStore:
                 f"made room for {record.kept}: drop this task, a later one is under way"
             )
         newest = max(earlier, default=0)
-        if newest < at_least or (earlier and b"%d" % newest not in fields):
+        ledger = self._ledgers({key: newest})[0] if earlier else None
+        if newest < at_least or (earlier and ledger is None):
             raise LedgerMissing(
                 f"Redis at {self._link.where} has lost the ledger of run {run!r}, client {client}, activation "
                 f"{max(newest, at_least)}: it runs without persistence or was restored from an older copy. "
                 "Restore its append-only file, or start a new run"
             )
-        return fields[b"%d" % newest] if earlier else None
+        return ledger
 
     def commit(self, run: str, client: int, activation: int, ledger: bytes) -> bool:
         check_count("activation", activation)
+        check_size(len(ledger), MAX_LEDGER_BYTES)
 
         def committed(record: Record) -> Record:
             if activation in record.kept:
@@ -97,15 +97,20 @@ class RedisStore:
         if clients is None:
             clients = self.clients(run)
         newest: dict[int, tuple[int, bytes]] = {}
-        for start in range(0, len(clients), _CLIENTS_AT_ONCE):
-            newest |= self._latest_of(run, clients[start : start + _CLIENTS_AT_ONCE])
+        for batch in in_batches(clients):
+            newest |= self._latest_of(run, batch)
         return newest
 
     def sites(self, run: str) -> list[str]:
         """Those with a ledger of this run. Walks all keys: for the server and for people."""
         pattern = clients_key("*", check_run("run", run))
-        keys = self._link.ask(lambda redis: list(redis.scan_iter(pattern, count=1000)))
-        return sorted({site_in(key.decode()) for key in keys})
+
+        def scan(redis: Client) -> set[str]:
+            keys = (key.decode(errors="replace") for key in redis.scan_iter(pattern, count=1000))
+            # A site may put up other names that fit the pattern.
+            return {site_in(key) for key in keys if key == clients_key(site_in(key), run)}
+
+        return sorted(self._link.ask(scan))
 
     def clients(self, run: str) -> list[int]:
         """Those with a ledger at the site that owns them."""
@@ -115,52 +120,16 @@ class RedisStore:
         """What is open and what is kept: for people."""
         key = self._ledger_key(run, client)
         with _only_ledgers(key):
-            return _record_from(self._link.ask(lambda redis: redis.hmget(key, _RECORD)))
+            return self._link.ask(lambda redis: _records(redis, [key]))[0]
 
     def announce(self, topic: str, name: str, facts: Mapping[str, object], seconds: float) -> None:
-        board, notice = board_key(check_run("topic", topic)), notice_key(topic, _check_name(name))
-        body = _facts_to_json(facts)
-        if not 0 < seconds < _LONGEST_NOTICE_SECONDS:
-            raise bad_field("seconds", f"more than 0 and less than {_LONGEST_NOTICE_SECONDS:.0f}", seconds)
-        milliseconds = max(1, round(seconds * 1000))
-
-        def write(redis: Client) -> None:
-            seconds, microseconds = redis.time()  # of Redis: the clocks of sites differ
-            now = seconds * 1000 + microseconds // 1000
-            with redis.pipeline() as transaction:
-                transaction.set(notice, body, px=milliseconds)
-                transaction.zadd(board, {name: now + milliseconds})
-                transaction.zremrangebyscore(board, "-inf", now)
-                transaction.execute()
-
-        self._link.ask(write)
+        self._board.announce(topic, name, facts, seconds)
 
     def withdraw(self, topic: str, name: str) -> None:
-        board, notice = board_key(check_run("topic", topic)), notice_key(topic, _check_name(name))
-
-        def remove(redis: Client) -> None:
-            with redis.pipeline() as transaction:
-                transaction.delete(notice)
-                transaction.zrem(board, name)
-                transaction.execute()
-
-        self._link.ask(remove)
+        self._board.withdraw(topic, name)
 
     def notices(self, topic: str) -> dict[str, dict[str, Any]]:
-        """What cannot be read is passed over: a site writes its board itself, and the server reads it."""
-        board = board_key(check_run("topic", topic))
-        try:
-            names = [
-                name.decode(errors="replace")
-                for name in self._link.ask(lambda redis: redis.zrange(board, 0, _MOST_NOTICES - 1))
-            ]
-        except NotOurs:
-            return {}
-        if not names:
-            return {}
-        bodies = self._link.ask(lambda redis: redis.mget([notice_key(topic, name) for name in names]))
-        found = {name: _facts_from_json(body) for name, body in zip(names, bodies, strict=True)}
-        return {name: facts for name, facts in sorted(found.items()) if facts is not None}
+        return self._board.notices(topic)
 
     def health(self) -> Mapping[str, float]:
         """Needs no more rights than `check` does; who has not even those learns nothing."""
@@ -191,6 +160,7 @@ class RedisStore:
         clients = clients_key(self._site_of(client), run)
 
         def rewrite(redis: Client) -> bool:
+            _check_sizes(redis, [(key, _RECORD)], _MOST_RECORD_BYTES)
             with redis.pipeline() as transaction:
                 transaction.watch(key)
                 before = _record_from(transaction.hmget(key, _RECORD))
@@ -210,26 +180,46 @@ class RedisStore:
 
     def _latest_of(self, run: str, clients: Sequence[int]) -> dict[int, tuple[int, bytes]]:
         keys = [self._ledger_key(run, client) for client in clients]
+        with _only_ledgers(_any_of(keys)):
+            records = self._link.ask(lambda redis: _records(redis, keys))
+        newest = {
+            client: (key, record.kept[-1])
+            for client, key, record in zip(clients, keys, records, strict=True)
+            if record.kept
+        }
+        if not newest:
+            return {}
+        ledgers = self._ledgers(dict(newest.values()))
+        found: dict[int, tuple[int, bytes]] = {}
+        for (client, (key, activation)), ledger in zip(newest.items(), ledgers, strict=True):
+            with _only_ledgers(key):
+                if ledger is None:
+                    raise KeyError(f"activation {activation}")
+            found[client] = (activation, ledger)
+        return found
 
-        def read_all(redis: Client) -> list[dict[bytes, bytes]]:
-            with redis.pipeline(transaction=False) as pipeline:
-                for key in keys:
-                    pipeline.hgetall(key)
-                answers: list[dict[bytes, bytes]] = pipeline.execute()
-                return answers
-
-        newest: dict[int, tuple[int, bytes]] = {}
-        with _only_ledgers(f"one of {keys[0]} … {keys[-1]}"):
-            for client, fields in zip(clients, self._link.ask(read_all), strict=True):
-                if kept := _record_in(fields).kept:
-                    newest[client] = (kept[-1], fields[b"%d" % kept[-1]])
-        return newest
+    def _ledgers(self, activations: Mapping[str, int]) -> list[bytes | None]:
+        """`activations`: by the ledger's key"""
+        wanted = [(key, [str(activation)]) for key, activation in activations.items()]
+        with _only_ledgers(_any_of(list(activations))):
+            answers = self._link.ask(lambda redis: _fields(redis, wanted, MAX_LEDGER_BYTES))
+        return [ledger for (ledger,) in answers]
 
     def _clients_at(self, site: str, run: str) -> list[int]:
         """A site could write down clients that are not its own, or that nobody knows."""
         key = clients_key(site, run)
+
+        def members(redis: Client) -> Iterable[bytes]:
+            num_bytes = redis.memory_usage(key, samples=0) or 0
+            if num_bytes > _MOST_CLIENTS_BYTES:
+                raise NotOurs(f"{num_bytes} bytes; at most {_MOST_CLIENTS_BYTES}")
+            found: Iterable[bytes] = redis.smembers(key)
+            return found
+
         with _only_ledgers(key):
-            clients = [int(client) for client in self._link.ask(lambda redis: redis.smembers(key))]
+            clients = {
+                client for member in self._link.ask(members) if (client := _client_in(member)) is not None
+            }
         return [client for client in clients if self._owner(client) == site]
 
     def _owner(self, client: int) -> str | None:
@@ -243,17 +233,68 @@ class RedisStore:
         return ledger_key(check_run("site", self._site_of(client)), check_run("run", run), client)
 
 
-def _record_in(fields: Mapping[bytes, bytes]) -> Record:
-    return _record_from([fields.get(name.encode()) for name in _RECORD])
+_Wanted = Sequence[tuple[str, Sequence[str]]]
+"""Keys of hashes, and names of fields in each"""
+
+
+def _check_sizes(redis: Client, wanted: _Wanted, most_bytes: int) -> None:
+    """Before any of it is read: under its own keys a site may have put half a gigabyte into each field."""
+    fields = [(key, name) for key, names in wanted for name in names]
+    with redis.pipeline(transaction=False) as pipeline:
+        for key, name in fields:
+            pipeline.hstrlen(key, name)
+        sizes = pipeline.execute()
+    for (key, name), size in zip(fields, sizes, strict=True):
+        with _only_ledgers(key):
+            if size > most_bytes:
+                raise NotOurs(f"{name} has {size} bytes; at most {most_bytes}")
+
+
+def _fields(redis: Client, wanted: _Wanted, most_bytes: int) -> list[list[bytes | None]]:
+    _check_sizes(redis, wanted, most_bytes)
+    with redis.pipeline(transaction=False) as pipeline:
+        for key, names in wanted:
+            pipeline.hmget(key, names)
+        values: list[list[bytes | None]] = pipeline.execute()
+        return values
+
+
+def _records(redis: Client, keys: Sequence[str]) -> list[Record]:
+    records: list[Record] = []
+    found = _fields(redis, [(key, _RECORD) for key in keys], _MOST_RECORD_BYTES)
+    for key, values in zip(keys, found, strict=True):
+        with _only_ledgers(key):
+            records.append(_record_from(values))
+    return records
 
 
 def _record_from(values: Sequence[bytes | None]) -> Record:
     opened, first, kept = values
-    return Record(int(opened or 0), int(first or 0), tuple(map(int, (kept or b"").split())))
+    return Record(
+        _count_in(opened or b"0"), _count_in(first or b"0"), tuple(map(_count_in, (kept or b"").split()))
+    )
+
+
+def _count_in(text: bytes) -> int:
+    """Strictly: int() would also take b"-1", b"1_0" and b" 1"."""
+    if len(text) > _MOST_RECORD_BYTES or not text.isdigit() or int(text) >= MAX_COUNT:
+        raise ValueError(f"{text!r:.80} is no count")
+    return int(text)
+
+
+def _client_in(member: bytes) -> int | None:
+    try:
+        return _count_in(member)
+    except ValueError:
+        return None
 
 
 def _fields_of(record: Record) -> dict[str | int, str | int | bytes]:
     return {"opened": record.opened, "first": record.first, "kept": " ".join(map(str, record.kept))}
+
+
+def _any_of(keys: Sequence[str]) -> str:
+    return keys[0] if len(keys) == 1 else f"one of {keys[0]} … {keys[-1]}"
 
 
 @contextmanager
@@ -266,30 +307,6 @@ def _only_ledgers(key: str) -> Iterator[None]:
             f"{key} in Redis does not hold what FedIL wrote there ({error}): restore Redis's append-only file, "
             "or start a new run"
         ) from error
-
-
-def _check_name(name: object) -> str:
-    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_LENGTH:
-        raise bad_field("name", f"text of 1 to {MAX_NAME_LENGTH} characters", name)
-    return name
-
-
-def _facts_to_json(facts: Mapping[str, object]) -> str:
-    try:
-        body = json.dumps(dict(facts), allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise MessageRejected("schema", f"facts that are not plain values: {error}") from error
-    if len(body) > MAX_FACTS_BYTES:
-        raise MessageRejected("too_large", f"{len(body)} bytes of facts; at most {MAX_FACTS_BYTES}")
-    return body
-
-
-def _facts_from_json(body: bytes | None) -> dict[str, Any] | None:
-    try:
-        facts = json.loads(body or b"")
-    except (ValueError, RecursionError):
-        return None
-    return facts if isinstance(facts, dict) else None
 
 
 def _fenced(run: str, client: int, activation: int, opened: int) -> LedgerFenced:

@@ -13,10 +13,10 @@ from broker_config.topology import workers_topic
 
 _FOR_EVERYBODY = (
     *("ping", "info", "time", "select", "watch", "unwatch", "multi", "exec"),
-    *("hmget", "hgetall", "hset", "hdel", "sadd"),
-    *("set", "del", "mget", "zadd", "zrem", "zrange", "zremrangebyscore"),
+    *("hstrlen", "hmget", "hset", "hdel", "sadd"),
+    *("set", "del", "strlen", "getrange", "zadd", "zrem", "zrange", "zremrangebyscore", "memory|usage"),
 )
-_FOR_THE_SERVER = ("smembers", "scan")
+_FOR_THE_SERVER = ("smembers", "scard", "scan")
 
 
 def ledger_key(site: str, run: str, client: int) -> str:

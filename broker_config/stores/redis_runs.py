@@ -52,7 +52,7 @@ class RunsInRedis:
     def _count(self, key: str) -> int:
         """A site may have put anything under this name."""
         try:
-            return self._link.ask(lambda redis: len(redis.smembers(key)))
+            return self._link.ask(lambda redis: int(redis.scard(key)))
         except NotOurs:
             return 0
 

@@ -233,6 +233,17 @@ def test_runs_and_clients_do_not_touch_each_other(store: Store, run: str) -> Non
     assert store.read(f"{run}-other", 7, 2) == b"another run"
 
 
+def test_clients_are_listed_in_order_from_their_first_activation_on(store: Store, run: str) -> None:
+    assert store.clients(run) == []
+    for client in (12, 7, 100):
+        store.commit(run, client, 1, b"ledger")
+    store.open_activation(run, 99, 1)
+    store.commit(f"{run}-other", 8, 1, b"not ours")
+    assert store.clients(run) == [7, 12, 99, 100]
+    with pytest.raises(MessageRejected, match="run"):
+        store.clients("a/b")
+
+
 def test_latest_gives_the_newest_generation_of_each_client_of_the_run(store: Store, run: str) -> None:
     store.commit(run, 7, 1, b"old")
     store.commit(run, 7, 4, b"new")
@@ -252,6 +263,12 @@ def test_latest_of_some_clients_reads_only_theirs(store: Store, run: str) -> Non
     assert store.latest(run, []) == {}
     with pytest.raises(MessageRejected, match="client"):
         store.latest(run, [7, -1])
+
+
+def test_latest_of_more_clients_than_are_read_at_once_is_whole(store: Store, run: str) -> None:
+    for client in range(45):
+        store.commit(run, client, 1, b"%d" % client)
+    assert store.latest(run) == {client: (1, b"%d" % client) for client in range(45)}
 
 
 def test_latest_of_an_unknown_run_is_empty(store: Store, run: str) -> None:

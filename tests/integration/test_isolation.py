@@ -286,7 +286,9 @@ def test_a_site_may_do_all_that_a_worker_does_with_its_ledgers(brokers: Brokers,
 
 
 THEIRS = [
-    f"HGETALL {ledger_key('south', RUN, 7)}",
+    f"HMGET {ledger_key('south', RUN, 7)} opened",
+    f"HSTRLEN {ledger_key('south', RUN, 7)} opened",
+    f"MEMORY USAGE {ledger_key('south', RUN, 7)}",
     f"HSET {ledger_key('south', RUN, 7)} opened 9",
     f"DEL {ledger_key('south', RUN, 7)}",
     f"WATCH {ledger_key('south', RUN, 7)}",
@@ -294,6 +296,8 @@ THEIRS = [
     f"ZRANGE {board_key(workers_topic('south'))} 0 -1",
     f"ZADD {board_key(workers_topic('south'))} 9 worker",
     f"SET {notice_key(workers_topic('south'), 'worker')} {{}}",
+    f"STRLEN {notice_key(workers_topic('south'), 'worker')}",
+    f"GETRANGE {notice_key(workers_topic('south'), 'worker')} 0 1",
     f"ZRANGE {board_key(RUNS_TOPIC)} 0 -1",
     f"SET {notice_key(RUNS_TOPIC, RUN)} {{}}",
     "SET anything 1",
@@ -326,6 +330,7 @@ FOR_ALL = [
         "SLOWLOG GET",
         "SWAPDB 0 1",
     ),
+    *("MEMORY DOCTOR", "MEMORY PURGE"),
     *("PUBLISH x y", "SUBSCRIBE x", "RANDOMKEY", "DBSIZE", "MODULE LIST", "LATENCY RESET"),
 ]
 

@@ -189,12 +189,6 @@ def test_a_board_that_is_none_is_empty(admin: Any, login: Login) -> None:
     assert login("server").notices(workers_topic("north")) == {}
 
 
-def test_an_index_that_is_none_is_named(admin: Any, login: Login) -> None:
-    admin.sadd(clients_key("north", RUN), "nonsense")
-    with pytest.raises(LedgerMissing, match="north/run"):
-        login("server").latest(RUN)
-
-
 @pytest.mark.parametrize(
     ("facts", "seconds", "reason"),
     [

@@ -1,9 +1,11 @@
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import ops.diagnostics
+from broker_config.stores.batches import CLIENTS_AT_ONCE
 from broker_config.stores.memory import MemoryStore
 from broker_config.wire import decode_arrays, encode_arrays
 from fedil_model.credibility import Ledger
@@ -69,3 +71,20 @@ def test_only_the_ledgers_of_clients_that_trained_are_decoded_again(monkeypatch:
     for _ in range(2):  # the second time nobody has trained
         assert diagnostics.purity({0: 1, 1: 2})["pseudo_labels"] == 4 / 5
     assert decoded == [ONE_RIGHT_OF_TWO, ONE_RIGHT_OF_TWO, ALL_RIGHT]
+
+
+def test_ledgers_are_read_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, clients = MemoryStore(), [CLIENTS[0]] * (3 * CLIENTS_AT_ONCE + 1)
+    for client in range(len(clients)):
+        store.commit("run", client, 1, ONE_RIGHT_OF_TWO)
+    asked, latest = list[int](), store.latest
+
+    def counted(run: str, clients: Sequence[int]) -> dict[int, tuple[int, bytes]]:
+        asked.append(len(clients))
+        return latest(run, clients)
+
+    monkeypatch.setattr(store, "latest", counted)
+    diagnostics = LedgerDiagnostics(store, "run", LABELS, clients)
+    assert diagnostics.purity({}) == {"pseudo_labels": 1 / 2, "credible": 1.0}
+    assert sum(asked) == len(clients)
+    assert max(asked) <= CLIENTS_AT_ONCE

@@ -1,0 +1,261 @@
+"""A site with its own account and other software than ours writes what it likes under its own keys: the server passes
+it over, or names the client, and needs no more memory for it."""
+
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from redis import Redis as Client
+
+from broker_config.definitions import redis_rules
+from broker_config.errors import LedgerMissing, MessageRejected
+from broker_config.stores import connect_store, redis_board
+from broker_config.stores import redis as redis_store
+from broker_config.stores.interface import Store
+from broker_config.stores.memory import MemoryStore
+from broker_config.stores.redis import RedisStore
+from broker_config.stores.redis_keys import board_key, clients_key, ledger_key, notice_key
+from broker_config.stores.redis_runs import looking_at_runs
+from broker_config.topology import site_user, workers_topic
+from ops.services import Service
+from server_worker.digests import ledger_digest
+
+RUN = "run"
+TOPIC = workers_topic("north")
+MEGABYTE = 1_000_000
+FOREVER = 1e18
+
+
+def owner(client: int) -> str:
+    """As a recipe knows it: the first hundred are of the north, the second of the south."""
+    return ("north", "south")[client // 100]
+
+
+@pytest.fixture
+def url_of(own_redis: Service) -> Callable[[str], str]:
+    with Client.from_url(own_redis.url) as admin:
+        for user in ("server", site_user("north"), site_user("south")):
+            admin.execute_command("ACL", "SETUSER", user, "on", ">word", *redis_rules(user))
+    return lambda user: own_redis.url.replace("//", f"//{user}:word@")
+
+
+@pytest.fixture
+def hostile(url_of: Callable[[str], str]) -> Iterator[Any]:
+    with Client.from_url(url_of(site_user("north"))) as client:
+        yield client
+
+
+@pytest.fixture
+def server(url_of: Callable[[str], str]) -> Iterator[RedisStore]:
+    store = connect_store(url_of("server"), site_of=owner)
+    assert isinstance(store, RedisStore)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def north(url_of: Callable[[str], str]) -> Iterator[Store]:
+    store = connect_store(url_of(site_user("north")), site_of=lambda _: "north")
+    yield store
+    store.close()
+
+
+@contextmanager
+def taking_less_than(most_bytes: int) -> Iterator[None]:
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < most_bytes
+    finally:
+        tracemalloc.stop()
+
+
+def digest_of(ledgers: dict[int, tuple[int, bytes]]) -> str:
+    store = MemoryStore()
+    for client, (activation, ledger) in ledgers.items():
+        store.commit(RUN, client, activation, ledger)
+    return ledger_digest(store, RUN)
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    "name",
+    [b"fedil:{north/\xff/run}:clients", b"fedil:{north/x/run}:clients", b"fedil:{north/\xff}/run}:clients"],
+)
+def test_a_list_of_clients_with_another_name_is_passed_over(
+    hostile: Any, north: Store, server: RedisStore, url_of: Callable[[str], str], name: bytes
+) -> None:
+    hostile.sadd(name, 0)
+    assert server.clients(RUN) == []
+    north.commit(RUN, 7, 1, b"ledger")
+    assert server.sites(RUN) == ["north"]
+    assert ledger_digest(server, RUN) == digest_of({7: (1, b"ledger")})
+    with looking_at_runs(url_of("server")) as runs:
+        assert runs.ledgers()[RUN] == 1
+
+
+@pytest.mark.parametrize("member", [b"\xff", b"", b"-1", b"1_0", b" 8", b"%d" % 2**63, b"9" * 5000, b"150"])
+def test_what_is_no_client_of_the_site_is_passed_over_in_its_list(
+    hostile: Any, north: Store, server: RedisStore, member: bytes
+) -> None:
+    north.commit(RUN, 7, 1, b"ledger")
+    hostile.sadd(clients_key("north", RUN), member)
+    assert server.clients(RUN) == [7]
+    assert ledger_digest(server, RUN) == digest_of({7: (1, b"ledger")})
+
+
+def test_a_client_that_is_listed_and_has_nothing_is_passed_over(hostile: Any, server: RedisStore) -> None:
+    hostile.sadd(clients_key("north", RUN), 8)
+    assert server.latest(RUN) == {}
+    assert ledger_digest(server, RUN) == digest_of({})
+
+
+# Kinds of values
+
+
+def test_a_list_of_clients_that_is_none_is_named(hostile: Any, server: RedisStore) -> None:
+    hostile.set(clients_key("north", RUN), "text")
+    with pytest.raises(LedgerMissing, match="north/run"):
+        server.clients(RUN)
+    with pytest.raises(LedgerMissing, match="north/run"):
+        server.open_activation(RUN, 7, 1)
+    server.open_activation(RUN, 107, 1)
+
+
+SPOILT: dict[str, Callable[[Any, str], object]] = {
+    "a string": lambda client, key: client.set(key, "text"),
+    "no number": lambda client, key: client.hset(key, mapping={"opened": b"\xff", "kept": "1", "1": "x"}),
+    "below zero": lambda client, key: client.hset(key, mapping={"opened": "-1", "kept": "1", "1": "x"}),
+    "beyond all counts": lambda client, key: client.hset(key, mapping={"kept": 2**63, str(2**63): "x"}),
+    "twenty megabytes": lambda client, key: client.hset(key, "opened", bytes(20 * MEGABYTE)),
+    "kept too many": lambda client, key: client.hset(key, "kept", "1 " * 10 * MEGABYTE),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT.keys())
+def test_a_spoilt_record_is_the_trouble_of_its_client_alone(
+    hostile: Any, north: Store, server: RedisStore, spoil: Callable[[Any, str], object]
+) -> None:
+    north.commit(RUN, 6, 1, b"sound")
+    spoil(hostile, ledger_key("north", RUN, 7))
+    asked: list[Callable[[], object]] = [
+        lambda: server.open_activation(RUN, 7, 1),
+        lambda: server.read(RUN, 7, 2),
+        lambda: server.record(RUN, 7),
+        lambda: server.latest(RUN, [6, 7]),
+    ]
+    for ask in asked:
+        with (
+            taking_less_than(MEGABYTE),
+            pytest.raises(LedgerMissing, match=r"north/run}:ledger:7.*start a new run"),
+        ):
+            ask()
+    assert server.read(RUN, 6, 2) == b"sound"
+
+
+# Ledgers without end
+
+
+def test_a_ledger_beyond_all_measure_is_not_read(
+    hostile: Any, north: Store, server: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_store, "MAX_LEDGER_BYTES", MEGABYTE)
+    assert north.commit(RUN, 7, 1, bytes(MEGABYTE))
+    assert server.read(RUN, 7, 2) == bytes(MEGABYTE)
+    with pytest.raises(MessageRejected, match="too_large"):
+        north.commit(RUN, 7, 2, bytes(MEGABYTE + 1))
+    hostile.hset(ledger_key("north", RUN, 7), "1", bytes(20 * MEGABYTE))
+    with taking_less_than(MEGABYTE), pytest.raises(LedgerMissing, match="north/run}:ledger:7"):
+        server.read(RUN, 7, 2)
+    with taking_less_than(MEGABYTE), pytest.raises(LedgerMissing, match="north/run}:ledger:7"):
+        server.latest(RUN)
+
+
+def test_only_the_newest_generation_is_read(hostile: Any, north: Store, server: RedisStore) -> None:
+    for activation in (1, 2):
+        north.commit(RUN, 7, activation, b"ledger %d" % activation)
+    hostile.hset(
+        ledger_key("north", RUN, 7), mapping={"1": bytes(20 * MEGABYTE), "more": bytes(20 * MEGABYTE)}
+    )
+    with taking_less_than(MEGABYTE):
+        assert server.latest(RUN) == {7: (2, b"ledger 2")}
+
+
+def test_a_list_of_clients_without_end_is_not_read(
+    hostile: Any, server: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_store, "_MOST_CLIENTS_BYTES", 10 * MEGABYTE)
+    hostile.sadd(clients_key("north", RUN), *(bytes([number]) * MEGABYTE for number in range(20)))
+    with taking_less_than(MEGABYTE), pytest.raises(LedgerMissing, match="north/run"):
+        server.clients(RUN)
+
+
+def test_the_digest_holds_few_ledgers_at_a_time(north: Store, server: RedisStore) -> None:
+    ledgers = {client: (2, bytes([client]) * MEGABYTE) for client in range(100)}
+    for client, (activation, ledger) in ledgers.items():
+        north.commit(RUN, client, 1, ledger)
+        north.commit(RUN, client, activation, ledger)
+    expected = digest_of(ledgers)
+    with taking_less_than(50 * MEGABYTE):
+        assert ledger_digest(server, RUN) == expected
+
+
+# Notices without end
+
+
+def put_up(client: Any, name: str | bytes, body: bytes) -> None:
+    client.zadd(board_key(TOPIC), {name: FOREVER})
+    if isinstance(name, str):
+        client.set(notice_key(TOPIC, name), body)
+
+
+def test_a_long_notice_is_passed_over_unread(hostile: Any, north: Store, server: RedisStore) -> None:
+    north.announce(TOPIC, "worker", {"state": "idle"}, 60.0)
+    for number in range(5):
+        put_up(hostile, f"long-{number}", b'{"x": "%s"}' % (b"x" * 20 * MEGABYTE))
+    put_up(hostile, "just-too-long", b'{"x": "%s"}' % (b"x" * redis_board.MAX_FACTS_BYTES))
+    with taking_less_than(MEGABYTE):
+        assert server.notices(TOPIC) == {"worker": {"state": "idle"}}
+
+
+def test_a_notice_of_the_longest_length_is_read(north: Store, server: RedisStore) -> None:
+    facts = {"x": "x" * (redis_board.MAX_FACTS_BYTES - len('{"x": ""}'))}
+    north.announce(TOPIC, "worker", facts, 60.0)
+    assert server.notices(TOPIC) == {"worker": facts}
+
+
+def test_of_many_notices_some_are_read(hostile: Any, server: RedisStore) -> None:
+    with hostile.pipeline(transaction=False) as pipeline:
+        for number in range(3 * redis_board.MOST_NOTICES):
+            put_up(pipeline, f"worker-{number}", b"{}")
+        pipeline.execute()
+    assert len(server.notices(TOPIC)) == redis_board.MOST_NOTICES
+
+
+def test_of_many_long_notices_those_that_fit_are_read(hostile: Any, server: RedisStore) -> None:
+    for number in range(200):
+        put_up(hostile, f"worker-{number}", b'{"x": "%s"}' % (b"x" * 60_000))
+    with taking_less_than(20 * MEGABYTE):
+        assert 10 < len(server.notices(TOPIC)) < 100
+
+
+def test_names_without_end_are_not_read(hostile: Any, server: RedisStore) -> None:
+    for number in range(20):
+        put_up(hostile, bytes([number]) * MEGABYTE, b"")
+    with taking_less_than(MEGABYTE):
+        assert server.notices(TOPIC) == {}
+
+
+def test_notices_of_another_kind_are_passed_over(hostile: Any, north: Store, server: RedisStore) -> None:
+    north.announce(TOPIC, "worker", {"state": "idle"}, 60.0)
+    for name in ("list", "x" * (redis_board.MAX_NAME_LENGTH + 1), b"\xff\xfe"):
+        hostile.zadd(board_key(TOPIC), {name: FOREVER})
+    hostile.sadd(notice_key(TOPIC, "list"), "text")
+    assert server.notices(TOPIC) == {"worker": {"state": "idle"}}
+    hostile.delete(board_key(TOPIC))
+    hostile.set(board_key(TOPIC), "text")
+    assert server.notices(TOPIC) == {}
