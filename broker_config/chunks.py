@@ -8,7 +8,7 @@ Every chunk but the last is `stride` bytes long, so a frame's place in the body 
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,6 +23,12 @@ _HEAD = struct.Struct("<6sH16sIIQQ")
 OVERHEAD_BYTES = _HEAD.size + DIGEST_BYTES
 MAX_CHUNKS = 1 << 16
 MAX_BYTES = MAX_BODY_BYTES
+_BODY_BOOKKEEPING_BYTES, _CHUNK_BOOKKEEPING_BYTES = 2048, 256
+"""Roughly what a body under way and each of its chunks take besides the content"""
+_MOST_TIMES = 2
+"""A chunk may come: again after a lost confirm, but not for ever"""
+_LEAST_STRIDE = 8 << 10
+"""Nobody cuts a large body smaller: its reader would be busy for minutes with next to nothing"""
 
 
 def split(buffers: Buffers, max_bytes: int, body_id: bytes | None = None) -> Iterator[bytes]:
@@ -53,6 +59,10 @@ class _Outline:
     stride: int
     total: int
 
+    @property
+    def reserved_bytes(self) -> int:
+        return self.total + _BODY_BOOKKEEPING_BYTES + self.count * _CHUNK_BOOKKEEPING_BYTES
+
 
 @dataclass
 class _Partial:
@@ -64,14 +74,15 @@ class _Partial:
 class Assembler:
     """Puts bodies together from frames in any order, repeated and interleaved.
 
-    Bodies under way reserve at most `max_bytes` in all: the one that has waited longest is given up for a new
-    one, since its sender may be dead. A finished body is forgotten, so the same frames sent again (a
+    Bodies under way reserve at most `max_bytes` in all, or there is only one: the one that has waited longest is given
+    up for a new one, since its sender may be dead. A finished body is forgotten, so the same frames sent again (a
     redelivery) make it again.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
         self._partials: dict[bytes, _Partial] = {}
+        self._reserved_bytes = 0
 
     def add(self, frame: bytes | bytearray | memoryview) -> memoryview | None:
         """The whole body if this frame completes it. Raises MessageRejected for a frame that is no good."""
@@ -85,21 +96,40 @@ class Assembler:
         partial.buffer[start : start + len(payload)] = payload
         if len(partial.digests) < outline.count:
             return None
-        del self._partials[body_id]
+        self._forget(body_id)
         return partial.buffer.toreadonly()
 
     def _begin(self, body_id: bytes, outline: _Outline) -> _Partial:
         if outline.total > self._max_bytes:
             raise MessageRejected("too_large", f"a body of {outline.total} bytes; at most {self._max_bytes}")
-        while self._partials and self._reserved() + outline.total > self._max_bytes:
-            del self._partials[next(iter(self._partials))]
+        while self._partials and self._reserved_bytes + outline.reserved_bytes > self._max_bytes:
+            self._forget(next(iter(self._partials)))
         # numpy reserves without touching the pages: a frame that lies about its total costs nothing yet.
         partial = _Partial(outline, np.empty(outline.total, np.uint8).data)
         self._partials[body_id] = partial
+        self._reserved_bytes += outline.reserved_bytes
         return partial
 
-    def _reserved(self) -> int:
-        return sum(partial.outline.total for partial in self._partials.values())
+    def _forget(self, body_id: bytes) -> None:
+        self._reserved_bytes -= self._partials.pop(body_id).outline.reserved_bytes
+
+
+def assembled(frames: Iterable[bytes], max_bytes: int = MAX_BYTES) -> memoryview | None:
+    """The one body that these are the frames of, in any order, and as a rule each once or twice: more than twice as
+    many as it has chunks are not looked at, and far more chunks than `max_bytes` need are refused. None if some are
+    missing."""
+    assembler, first_id = Assembler(max_bytes), None
+    for number, frame in enumerate(frames, 1):
+        body = assembler.add(frame)
+        _, _, body_id, index, count, _, _ = _HEAD.unpack_from(frame)
+        first_id = first_id or body_id
+        if body_id != first_id:
+            raise MessageRejected("contradiction", f"chunk {index} is of another body than those before")
+        if count > 1 + max_bytes // _LEAST_STRIDE:
+            raise MessageRejected("schema", f"a body in {count} chunks, where {max_bytes} bytes are the most")
+        if body is not None or number >= _MOST_TIMES * count:
+            return body
+    return None
 
 
 def _parse(frame: memoryview) -> tuple[bytes, int, _Outline, memoryview, bytes]:

@@ -2,9 +2,8 @@
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
-from broker_config.errors import FedILError
+from broker_config.errors import AddressWrong
 from broker_config.transports.interface import Transport
 
 if TYPE_CHECKING:
@@ -37,10 +36,10 @@ def connect_transport(url: str, broker: "EmbeddedBroker | None" = None) -> Trans
         from broker_config.transports.memory import MemoryTransport
 
         return MemoryTransport(broker)
-    scheme = urlsplit(url).scheme
+    scheme = url[: max(url.find("://"), 0)].lower()
     if scheme not in TRANSPORTS:
         # Not the whole URL: there may be a password in it.
-        raise FedILError(
+        raise AddressWrong(
             f"no transport for {scheme!r} URLs: the scheme must be one of {', '.join(TRANSPORTS)}"
         )
     return TRANSPORTS[scheme](url)

@@ -45,18 +45,19 @@ class RabbitDelivery:
         self._received, self._max_body_bytes = received, max_body_bytes
         self._kind = family_of(inlet.queue)
         headers: Mapping[str, Any] = letter.properties.headers or {}
-        self._headers: Headers = {name: value for name, value in headers.items() if name.startswith(_OURS)}
         self._inline: bytes | None = letter.body
-        self._place: str | None = headers.get(bodies.BODY_HEADER)
+        self._place: str | None = bodies.place_in(headers)
         """Where the body is, if this is only a notice of it"""
         self._fetched: memoryview | None = None
         self._settled = False
-        self.redelivered: bool = letter.redelivered or bool(headers.get(_REDELIVERED))
+        self._was_given_back = headers.get(_REDELIVERED) is True
+        self.redelivered: bool = letter.redelivered or self._was_given_back
         self.sender: str | None = letter.properties.user_id or ""
         self.is_at_hand = self._place is None
         self.reason: str | None = None
         if self._kind is DEAD:
-            self.reason = str(headers.get(_REASON) or headers.get("x-first-death-reason") or "unknown")
+            reason = headers.get(_REASON) or headers.get("x-first-death-reason")
+            self.reason = reason if isinstance(reason, str) else "unknown"
         received[self._kind.name] += len(letter.body)
 
     @property
@@ -103,9 +104,10 @@ class RabbitDelivery:
         self._replace(DEAD_LETTERS, {_REASON: reason, _QUEUE: self._inlet.queue})
 
     def _replace(self, queue: str, about: Headers) -> None:
-        """By a copy elsewhere. Where that fails the original goes back: nobody would settle it any more."""
+        """By a copy elsewhere. Where that fails the original goes back: nobody would settle it any more. What else its
+        sender wrote into the headers is left out: it might not fit beside ours, and would come back for ever."""
         try:
-            self._outlet.put(queue, self._inline or b"", {**self._headers, **about})
+            self._outlet.put(queue, self._inline or b"", {**self._known_headers(), **about})
         except FedILError:
             self._inlet.give_back(self._tag)
             raise
@@ -113,6 +115,14 @@ class RabbitDelivery:
             self._inlet.acknowledge(self._tag)
         finally:
             self._settled = True
+
+    def _known_headers(self) -> Headers:
+        known: dict[str, str | bool] = {}
+        if self._place is not None and bodies.is_place(self._place):
+            known[bodies.BODY_HEADER] = self._place
+        if self._was_given_back:
+            known[_REDELIVERED] = True
+        return known
 
     def _check_unsettled(self) -> None:
         if self._settled:

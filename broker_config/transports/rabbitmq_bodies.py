@@ -3,12 +3,15 @@ to go: a reader needs memory for the bodies that it asks for, and not for all th
 
 import re
 import uuid
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from typing import Any
 
+from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker
 
 from broker_config.buffers import size
-from broker_config.chunks import Assembler, split
+from broker_config.chunks import assembled, split
 from broker_config.errors import BrokerRefused, BrokerUnavailable, FedILError, MessageRejected, QueueMissing
 from broker_config.topology import BODIES, body_queue
 from broker_config.transports.interface import Buffers
@@ -18,6 +21,8 @@ from broker_config.transports.rabbitmq_outlet import Outlet, family_of
 BODY_HEADER = "x-fedil-body"
 """The queue that holds the body"""
 _NAME = re.compile(rf"{re.escape(BODIES.prefix)}.+\.[0-9a-f]{{32}}")
+_LONGEST_NAME_BYTES = 255
+"""Of a queue; AMQP has no room for more"""
 _LAZY_UNTIL = (3, 12)
 _LOCKED, _NOT_IMPLEMENTED = 405, 540
 _NO_BODY = (_LOCKED, _NOT_IMPLEMENTED)
@@ -54,10 +59,16 @@ def _fill(outlet: Outlet, place: str, body: Buffers, chunk_bytes: int, body_id: 
     outlet.put_all(place, split(body, chunk_bytes, body_id), kind)
 
 
-def is_place(name: object) -> bool:
+def place_in(headers: Mapping[str, Any]) -> str | None:
+    """Where the body is, as its sender says; None if it has come along, "" if what is said is no name at all."""
+    place = headers.get(BODY_HEADER)
+    return place if place is None or isinstance(place, str) else ""
+
+
+def is_place(name: str) -> bool:
     """The name comes from whoever sent the notice: it must not make us read and delete any other queue. That of
     somebody else's body holds a random id which only sender and receiver know."""
-    return isinstance(name, str) and _NAME.fullmatch(name) is not None
+    return _NAME.fullmatch(name) is not None and len(name.encode()) <= _LONGEST_NAME_BYTES
 
 
 def fetch(line: Line, place: str, max_bytes: int) -> memoryview:
@@ -78,17 +89,13 @@ def fetch(line: Line, place: str, max_bytes: int) -> memoryview:
 
 
 def _fetch(line: Line, place: str, max_bytes: int) -> memoryview:
-    assembler = Assembler(max_bytes)
     with line.talk() as connection:
         channel = connection.channel()
         try:
-            while True:
-                method, _, frame = channel.basic_get(place)
-                if method is None or frame is None:
-                    raise MessageRejected("body_missing", f"a part of the body at {place} is gone")
-                body = assembler.add(frame)
-                if body is not None:
-                    return body
+            body = assembled(_frames(channel, place), max_bytes)
+            if body is None:
+                raise MessageRejected("body_missing", f"a part of the body at {place} is gone")
+            return body
         except ChannelClosedByBroker as error:
             translated = line.translated(error, place)
             if isinstance(translated, QueueMissing):
@@ -97,6 +104,12 @@ def _fetch(line: Line, place: str, max_bytes: int) -> memoryview:
         finally:
             if channel.is_open:
                 channel.close()
+
+
+def _frames(channel: BlockingChannel, place: str) -> Iterator[bytes]:
+    """Until there are no more; with a sender that goes on and on, for ever."""
+    while (frame := channel.basic_get(place)[2]) is not None:
+        yield frame
 
 
 def discard(line: Line, place: str) -> None:
@@ -110,12 +123,13 @@ def discard(line: Line, place: str) -> None:
 
 
 def discard_all(line: Line, queue: str) -> None:
-    """Nobody will read the notices that are left in a queue; it may be gone, too."""
+    """Nobody will read the notices that are left in a queue; it may be gone, too. Those that come meanwhile are not
+    waited for: their bodies expire."""
     with suppress(QueueMissing), line.talk() as connection:
         channel = connection.channel()
-        while True:
+        for _ in range(channel.queue_declare(queue, passive=True).method.message_count):
             method, properties, _ = channel.basic_get(queue, auto_ack=True)
             if method is None or properties is None:
                 break
-            discard(line, (properties.headers or {}).get(BODY_HEADER, ""))
+            discard(line, place_in(properties.headers or {}) or "")
         channel.close()

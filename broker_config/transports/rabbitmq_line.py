@@ -3,13 +3,17 @@
 import logging
 import re
 import ssl
+import struct
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
+from functools import wraps
+from typing import Any
 
 import pika
+import pika.data
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.adapters.utils import io_services_utils
 from pika.exceptions import (
@@ -156,6 +160,7 @@ class Line:
     def _open(self) -> pika.BlockingConnection:
         _quieten_pika()
         _read_in_large_pieces()
+        _read_any_headers()
         parameters = copy(self.account.parameters)
         parameters.client_properties = {"connection_name": f"fedil {self._purpose}"}
         try:
@@ -292,3 +297,23 @@ def _read_in_large_pieces() -> None:
     for limit in READ_LIMITS:
         if isinstance(getattr(base, limit, None), int):
             setattr(base, limit, READ_BYTES)
+
+
+def _read_any_headers() -> None:
+    """Where pika cannot read a table (a date beyond all calendars, a thousand tables in each other) it gives up the
+    connection; the message stays, and whoever comes next stumbles over it again. Such a table is taken for an empty
+    one, and its message is refused like any other that says nothing. Not pika's public interface, either."""
+    decode = getattr(pika.data, "decode_table", None)
+    if decode is None or hasattr(decode, "__wrapped__"):
+        return
+
+    @wraps(decode)
+    def decode_table(encoded: bytes, offset: int) -> tuple[dict[Any, Any], int]:
+        try:
+            table, end = decode(encoded, offset)
+        except Exception:  # whatever it is, a table says how long it is
+            (num_bytes,) = struct.unpack_from(">I", encoded, offset)
+            return {}, offset + 4 + num_bytes
+        return table, end
+
+    pika.data.decode_table = decode_table

@@ -6,7 +6,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 import pika
 
-from broker_config.errors import BrokerRefused
+from broker_config.errors import AddressWrong
 
 _PORTS = {"amqp": 5672, "amqps": 5671}
 _TLS_KEYS = ("cafile", "certfile", "keyfile")
@@ -31,7 +31,7 @@ class Account:
 
 
 def account_of(url: str, blocked_seconds: float = BLOCKED_SECONDS) -> Account:
-    parts = urlsplit(url)
+    parts = _parts(url)
     options = _options(parts)
     user, password = unquote(parts.username or ""), unquote(parts.password or "")
     host, port = parts.hostname or "localhost", _port(parts)
@@ -57,31 +57,47 @@ def account_of(url: str, blocked_seconds: float = BLOCKED_SECONDS) -> Account:
     return Account(user, f"{host}:{port}", heartbeat_seconds, parameters)
 
 
+def _parts(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        (parts.hostname or "").encode("idna")  # as whoever looks it up does
+    except ValueError:
+        raise AddressWrong(
+            "the RabbitMQ address cannot be read: write amqp://user:password@host:5672/vhost, or amqps:// for TLS"
+        ) from None
+    return parts
+
+
 def _options(parts: SplitResult) -> dict[str, str]:
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     unknown = sorted(set(options) - set(_KEYS))
     if unknown:
-        raise BrokerRefused(
+        raise AddressWrong(
             f"a RabbitMQ address knows no option {unknown[0]!r}: it may have {', '.join(_KEYS)}"
         )
     needless = sorted(set(options) & set(_TLS_KEYS))
     if needless and parts.scheme != "amqps":
-        raise BrokerRefused(f"{needless[0]} needs TLS: write amqps:// instead of amqp://")
+        raise AddressWrong(f"{needless[0]} needs TLS: write amqps:// instead of amqp://")
     if "keyfile" in options and "certfile" not in options:
-        raise BrokerRefused("keyfile is the key of a certificate: name that with certfile")
+        raise AddressWrong("keyfile is the key of a certificate: name that with certfile")
     return options
 
 
 def _port(parts: SplitResult) -> int:
     try:
-        return parts.port or _PORTS[parts.scheme]
+        port = parts.port
     except ValueError:
-        raise BrokerRefused("the port of the RabbitMQ address is no number below 65536") from None
+        port = 0
+    if port == 0:
+        raise AddressWrong(
+            "the port of the RabbitMQ address is no number from 1 to 65535 (a / in the password is written %2F)"
+        )
+    return port or _PORTS[parts.scheme]
 
 
 def _seconds(text: str) -> int:
     if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= 3600:
-        raise BrokerRefused(f"heartbeat={text!r:.20}: it must be whole seconds from 1 to 3600")
+        raise AddressWrong(f"heartbeat={text!r:.20}: it must be whole seconds from 1 to 3600")
     return int(text)
 
 
@@ -90,7 +106,7 @@ def _tls(options: dict[str, str]) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=options.get("cafile"))
         if "certfile" in options:
             context.load_cert_chain(options["certfile"], options.get("keyfile"))
-    except OSError as error:  # ssl's own errors are of this kind
+    except (OSError, ValueError) as error:  # ssl's own errors are of the first kind
         files = ", ".join(f"{key}={options[key]}" for key in _TLS_KEYS if key in options)
-        raise BrokerRefused(f"cannot use {files}: {error.strerror or error}") from error
+        raise AddressWrong(f"cannot use {files}: {getattr(error, 'strerror', None) or error}") from error
     return context

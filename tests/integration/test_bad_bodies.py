@@ -69,7 +69,7 @@ BROKEN: dict[str, tuple[str, Callable[[Sequence[bytes], Sequence[bytes]], Iterab
     "a chunk with a flipped bit": ("digest", lambda f, _: [flipped(f[0]), *f[1:]]),
     "a chunk that is garbage": ("not_fedil", lambda f, _: [f[0], b"hello", *f[1:]]),
     "a chunk that is missing": ("body_missing", lambda f, _: [f[0], *f[2:]]),
-    "a chunk of another body": ("body_missing", lambda f, others: [f[0], others[1], *f[2:]]),
+    "a chunk of another body": ("contradiction", lambda f, others: [f[0], others[1], *f[2:]]),
     "no chunk at all": ("body_missing", lambda *_: []),
     "chunks that contradict each other": ("contradiction", under_the_same_id),
     "the beginning of more than an update can be": ("too_large", lambda *_: beginning_of(100_000_000)),

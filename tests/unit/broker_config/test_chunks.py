@@ -1,9 +1,10 @@
 import struct
+import tracemalloc
 
 import pytest
 
 from broker_config.buffers import digest
-from broker_config.chunks import MAX_CHUNKS, OVERHEAD_BYTES, Assembler, split
+from broker_config.chunks import MAX_CHUNKS, OVERHEAD_BYTES, Assembler, assembled, split
 from broker_config.errors import MessageRejected
 
 ID = b"i" * 16
@@ -71,11 +72,83 @@ def test_a_body_beyond_the_bound_is_rejected_before_anything_is_reserved() -> No
 
 
 def test_bodies_that_never_finish_make_room_for_new_ones() -> None:
-    assembler = Assembler(max_bytes=100)
-    frames = [list(split([bytes([number]) * 40], OVERHEAD_BYTES + 20)) for number in range(5)]
+    assembler = Assembler(max_bytes=100_000)
+    frames = [list(split([bytes([number]) * 40_000], OVERHEAD_BYTES + 20_000)) for number in range(5)]
     for first, _ in frames:
         assert assembler.add(first) is None
-    # 100 bytes have room for two bodies of 40: the newest.
+    # 100 kB have room for two bodies of 40: the newest.
     assert assembler.add(frames[4][1]) is not None
     assert assembler.add(frames[3][1]) is not None
     assert assembler.add(frames[2][1]) is None
+
+
+def test_a_body_as_large_as_the_bound_has_room_alone() -> None:
+    assembler = Assembler(max_bytes=1000)
+    first, second = split([bytes(1000)], OVERHEAD_BYTES + 500, ID)
+    assert assembler.add(first) is None
+    assert assembler.add(second) is not None
+
+
+def test_beginnings_of_ever_new_tiny_bodies_take_no_more_memory_than_the_bound() -> None:
+    bound = 1_000_000
+    assembler = Assembler(max_bytes=bound)
+    frames = [beginning(number) for number in range(5000)]
+    tracemalloc.start()
+    try:
+        for each in frames:
+            assembler.add(each)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken < bound
+
+
+def beginning(number: int) -> bytes:
+    """The first of two chunks"""
+    return next(split([b"ab"], OVERHEAD_BYTES + 1, number.to_bytes(16, "big")))
+
+
+def test_room_that_finished_bodies_had_is_free_again() -> None:
+    assembler = Assembler(max_bytes=100_000)
+    waiting = list(split([bytes(40_000)], OVERHEAD_BYTES + 20_000, ID))
+    assembler.add(waiting[0])
+    for number in range(10):
+        body_id = number.to_bytes(16, "big")
+        *_, last = [assembler.add(each) for each in split([bytes(40_000)], OVERHEAD_BYTES + 20_000, body_id)]
+        assert last is not None
+    assert assembler.add(waiting[1]) is not None
+
+
+# One body and nothing else
+
+
+def test_one_body_is_assembled_from_chunks_in_any_order_each_up_to_twice() -> None:
+    frames = list(split([b"body" * 9], OVERHEAD_BYTES + 10, ID))
+    for order in (frames, frames[::-1], [*frames[:-1], *frames]):
+        whole = assembled(order)
+        assert whole is not None
+        assert bytes(whole) == b"body" * 9
+    assert assembled(frames[1:]) is None
+    assert assembled([]) is None
+
+
+def test_a_body_whose_chunks_are_repeated_for_ever_is_given_up() -> None:
+    frames = list(split([b"body" * 9], OVERHEAD_BYTES + 10, ID))
+    endless = iter(frames[:-1] * 100)
+    assert assembled(endless) is None
+    assert len(list(endless)) == 3 * 100 - 2 * 4
+
+
+def test_a_body_in_far_more_chunks_than_the_bound_needs_is_refused_at_the_first() -> None:
+    frames = iter([frame(0, 1000, 1, 1000, b"a")] * 3)
+    with pytest.raises(MessageRejected, match=r"schema.*1000 chunks"):
+        assembled(frames, max_bytes=1_000_000)
+    assert len(list(frames)) == 2
+
+
+@pytest.mark.parametrize("other", [beginning(1), next(split([b"whole"], 100, b"o" * 16))])
+def test_a_chunk_of_another_body_is_refused(other: bytes) -> None:
+    frames = iter([beginning(0), other, *map(beginning, range(2, 100))])
+    with pytest.raises(MessageRejected, match=r"contradiction.*another body"):
+        assembled(frames)
+    assert len(list(frames)) == 98

@@ -3,7 +3,7 @@
 import pika
 import pytest
 
-from broker_config.errors import BrokerRefused
+from broker_config.errors import AddressWrong
 from broker_config.transports.rabbitmq_url import HEARTBEAT_SECONDS, account_of
 
 
@@ -49,11 +49,16 @@ def test_amqps_checks_certificate_and_name() -> None:
         ("amqps://broker/?keyfile=client.key", "certfile"),
         ("amqps://user:hush@broker/?cafile=nowhere.pem", "cannot use cafile=nowhere.pem: No such file"),
         ("amqp://user:hush@broker:port/", "port"),
+        ("amqp://user:hush@broker:0/", "port"),
+        ("amqp://user:hu/sh@broker/", "%2F"),
+        ("amqp://user:hush@[::1/", "cannot be read"),
+        ("amqp://user:hush@one..two/", "cannot be read"),
+        ("amqps://user:hush@broker/?cafile=%00", "cannot use cafile="),
         ("amqp://user:hush@broker:99999/", "port"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_by_name(url: str, says: str) -> None:
-    with pytest.raises(BrokerRefused) as refused:
+    with pytest.raises(AddressWrong) as refused:
         account_of(url)
     assert says in str(refused.value)
     assert "hush" not in str(refused.value)
