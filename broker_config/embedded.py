@@ -129,6 +129,7 @@ class _Connection:
             "commit": self._commit,
             "clients": self._clients,
             "latest": self._latest,
+            "ledgers": self._ledgers,
             "announce": self._announce,
             "withdraw": self._withdraw,
             "notices": self._notices,
@@ -245,6 +246,12 @@ class _Connection:
         newest = self._store.latest(**fields)
         about = [[client, activation, len(ledger)] for client, (activation, ledger) in newest.items()]
         return {"ledgers": about}, [ledger for _, ledger in newest.values()]
+
+    def _ledgers(self, fields: dict[str, Any], _: memoryview) -> _Answer:
+        activations = dict(fields["activations"])
+        found = self._store.ledgers(fields["run"], activations)
+        about = [[client, activations[client], len(ledger)] for client, ledger in found.items()]
+        return {"ledgers": about}, list(found.values())
 
     def _announce(self, fields: dict[str, Any], _: memoryview) -> _Answer:
         self._store.announce(**fields)

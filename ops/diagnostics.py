@@ -1,7 +1,8 @@
 """How right the pseudo-labels are, where the truth is known. Offline only: neither server nor clients see it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from server_worker.surroundings import Purity
 
 _SETS = ("pseudo_labels", "credible")
+_Ledgers = dict[int, tuple[int, bytes]]
+"""Client → activation, and its ledger"""
 
 
 class LedgerDiagnostics:
@@ -35,9 +38,10 @@ class LedgerDiagnostics:
         """Share of right labels among all pseudo-labelled samples, and among the credible ones. Only the ledgers of
         those who have `answered` (client → activation) since are read again; the first time, all of them."""
         clients = self._since(answered) if self._began else range(len(self._clients))
+        ask = partial(self._of_answers, answered) if self._began else partial(self._store.latest, self._run)
         try:
             for batch in in_batches(clients):
-                for client, (activation, body) in self._newest(batch).items():
+                for client, (activation, body) in _readable(ask, batch).items():
                     self._hold(client, activation, self._count(client, body))
         except FedILError:
             return dict.fromkeys(_SETS)
@@ -45,16 +49,10 @@ class LedgerDiagnostics:
         held, right = self._total[: len(_SETS)].tolist(), self._total[len(_SETS) :].tolist()
         return {name: right[i] / held[i] if held[i] else None for i, name in enumerate(_SETS)}
 
-    def _newest(self, clients: Sequence[int]) -> dict[int, tuple[int, bytes]]:
-        try:
-            return self._store.latest(self._run, clients)
-        except LedgerMissing:
-            found: dict[int, tuple[int, bytes]] = {}
-            # One by one: who has spoilt a ledger hides no other.
-            for client in clients:
-                with suppress(LedgerMissing):
-                    found |= self._store.latest(self._run, [client])
-            return found
+    def _of_answers(self, answered: Mapping[int, int], clients: Sequence[int]) -> _Ledgers:
+        """Who is at work again, or died in it, may have a later one."""
+        kept = self._store.ledgers(self._run, {client: answered[client] for client in clients})
+        return {client: (answered[client], ledger) for client, ledger in kept.items()}
 
     def _since(self, answered: Mapping[int, int]) -> list[int]:
         """Without those who were asked and have not trained"""
@@ -77,6 +75,18 @@ class LedgerDiagnostics:
         right_N = ledger.labels_N == truth_N
         sets = (ledger.labels_N >= 0, ledger.credible_N)
         return np.array([np.count_nonzero(of) for of in (*sets, *(held_N & right_N for held_N in sets))])
+
+
+def _readable(ask: Callable[[Sequence[int]], _Ledgers], clients: Sequence[int]) -> _Ledgers:
+    try:
+        return ask(clients)
+    except LedgerMissing:
+        found: _Ledgers = {}
+        # One by one: who has spoilt a ledger hides no other.
+        for client in clients:
+            with suppress(LedgerMissing):
+                found |= ask([client])
+        return found
 
 
 def purity_where_known(store: Store, run: str, materials: "Materials") -> "Purity":

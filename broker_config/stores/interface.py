@@ -40,6 +40,9 @@ class Store(Protocol):
         """client → (activation, ledger) of the newest generations, of these clients or of all. In memory all at once:
         who walks over a whole run takes `newest_ledgers`."""
 
+    def ledgers(self, run: str, activations: Mapping[int, int]) -> dict[int, bytes]:
+        """client → its ledger of the activation that is named for it, where that is kept"""
+
     def announce(self, topic: str, name: str, facts: Mapping[str, object], seconds: float) -> None:
         """Put a notice on the board, in place of the one with that name; it fades after `seconds`."""
 

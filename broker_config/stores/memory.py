@@ -87,6 +87,15 @@ class MemoryStore:
                     newest[client] = (kept[-1], self._shelf.ledger(run, client, kept[-1]))
         return newest
 
+    def ledgers(self, run: str, activations: Mapping[int, int]) -> dict[int, bytes]:
+        found: dict[int, bytes] = {}
+        with self._lock:
+            for client, activation in activations.items():
+                _check_names(run, client, activation)
+                if activation in self._shelf.record(run, client).kept:
+                    found[client] = self._shelf.ledger(run, client, activation)
+        return found
+
     def announce(self, topic: str, name: str, facts: Mapping[str, object], seconds: float) -> None:
         self._board.announce(topic, name, facts, seconds)
 

@@ -33,13 +33,20 @@ class SocketStore:
 
     def latest(self, run: str, clients: Sequence[int] | None = None) -> dict[int, tuple[int, bytes]]:
         asked = None if clients is None else list(clients)
-        answer, body = self._link.ask("latest", {"run": run, "clients": asked})
-        newest: dict[int, tuple[int, bytes]] = {}
+        return self._ask_for_ledgers("latest", {"run": run, "clients": asked})
+
+    def ledgers(self, run: str, activations: Mapping[int, int]) -> dict[int, bytes]:
+        found = self._ask_for_ledgers("ledgers", {"run": run, "activations": list(activations.items())})
+        return {client: ledger for client, (_, ledger) in found.items()}
+
+    def _ask_for_ledgers(self, question: str, fields: dict[str, Any]) -> dict[int, tuple[int, bytes]]:
+        answer, body = self._link.ask(question, fields)
+        found: dict[int, tuple[int, bytes]] = {}
         start = 0
         for client, activation, num_bytes in answer["ledgers"]:
-            newest[client] = (activation, bytes(body[start : start + num_bytes]))
+            found[client] = (activation, bytes(body[start : start + num_bytes]))
             start += num_bytes
-        return newest
+        return found
 
     def announce(self, topic: str, name: str, facts: Mapping[str, object], seconds: float) -> None:
         fields = {"topic": topic, "name": name, "facts": dict(facts), "seconds": seconds}

@@ -101,6 +101,17 @@ class RedisStore:
             newest |= self._latest_of(run, batch)
         return newest
 
+    def ledgers(self, run: str, activations: Mapping[int, int]) -> dict[int, bytes]:
+        found: dict[int, bytes] = {}
+        for batch in in_batches(list(activations)):
+            keys = {
+                self._ledger_key(run, client): check_count("activation", activations[client])
+                for client in batch
+            }
+            kept = zip(batch, self._ledgers(keys), strict=True)
+            found |= {client: ledger for client, ledger in kept if ledger is not None}
+        return found
+
     def sites(self, run: str) -> list[str]:
         """Those with a ledger of this run. Walks all keys: for the server and for people."""
         pattern = clients_key("*", check_run("run", run))

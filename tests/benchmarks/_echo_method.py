@@ -34,7 +34,7 @@ def echo_recipe(name: str, *, rounds: int, clients: int, parameters: int, fold: 
             "evaluate_every": rounds,
             "baseline_epochs": 0,
             "data": {"name": DATASET, "options": {"parameters": parameters, "fold": fold}},
-            "split": {"labelled": 2, "clients": clients},
+            "split": {"partition": "elsewhere", "clients": clients},
             "network": {"name": "mlp", "width": 1},
             "server": {"pretrain_epochs": 0},
             "federation": {"clients_per_round": clients, "deadline_seconds": 600.0},

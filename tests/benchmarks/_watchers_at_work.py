@@ -1,4 +1,4 @@
-"""A browser with the live page and a Prometheus that scrapes every second, as one process: `… URL`.
+"""A browser with the live page and a Prometheus that scrapes every five seconds, as one process: `… URL`.
 
 It asks until it is killed. Prometheus finds the workers as it would: the server's /targets tells."""
 
@@ -10,7 +10,9 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 EVERY_SECONDS = 1.0
-_TARGETS_EVERY = 5
+"""The page does so by itself."""
+SCRAPED_EVERY = 5
+"""Turns: `fedil cluster` scrapes every 5 seconds, and what `fedil monitoring` writes every 15."""
 
 
 class Connection:
@@ -65,13 +67,13 @@ def main(url: str) -> None:
     turn = 0
     while True:
         page.ask()
-        server.ask("/metrics")
-        if turn % _TARGETS_EVERY == 0:
+        if turn % SCRAPED_EVERY == 0:
+            server.ask("/metrics")
             found = json.loads(server.ask("/targets") or b"[]")
             targets = [target for group in found for target in group["targets"]]
             workers = {target: workers.get(target) or Connection(target) for target in targets}
-        for worker in workers.values():
-            worker.ask("/metrics")
+            for worker in workers.values():
+                worker.ask("/metrics")
         turn += 1
         time.sleep(EVERY_SECONDS)
 

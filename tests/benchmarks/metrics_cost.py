@@ -1,7 +1,7 @@
 """What it costs to be watched: metrics, history, live page and survey, against the rounds that they tell of.
 
 A deployment of the default recipe over RabbitMQ and Redis, with the server in this process and two workers beside it,
-while a browser polls the live page and Prometheus scrapes server and workers every second. Counted are
+while a browser polls the live page every second and Prometheus scrapes server and workers every five. Counted are
 
 * the run's thread, inside the calls that tell watchers of an event (history, metrics, live page, the board's status):
   its processor time, and all the time that it waits for the history's fsync,
@@ -49,7 +49,7 @@ from server_worker.materials import Materials
 from server_worker.recipe import Recipe
 from server_worker.surroundings import Purity
 from tests.benchmarks._processes import started
-from tests.benchmarks._watchers_at_work import EVERY_SECONDS, Connection
+from tests.benchmarks._watchers_at_work import EVERY_SECONDS, SCRAPED_EVERY, Connection
 from tests.benchmarks.simulate_scaling import busy_seconds_of_others
 
 BAR = 0.01
@@ -281,7 +281,7 @@ def _measure(
     rounds, seconds = recipe.rounds - FIRST, window.seconds
     costs = window.costs | {
         "worker_tasks": hooks * window.tasks / WORKERS,
-        "worker_scrapes": scrape * seconds / EVERY_SECONDS,
+        "worker_scrapes": scrape * seconds / (SCRAPED_EVERY * EVERY_SECONDS),
     }
     return {
         "ratio": round(sum(costs.values()) / seconds, 5),

@@ -271,6 +271,19 @@ def test_latest_of_more_clients_than_are_read_at_once_is_whole(store: Store, run
     assert store.latest(run) == {client: (1, b"%d" % client) for client in range(45)}
 
 
+def test_ledgers_of_activations_are_given_where_they_are_kept(store: Store, run: str) -> None:
+    for client in range(25):  # more than are read at once
+        for activation in (1, 2, 3):
+            store.open_activation(run, client, activation)
+            store.commit(run, client, activation, b"%d of %d" % (activation, client))
+    asked = {client: 2 + client % 2 for client in range(25)}
+    assert store.ledgers(run, asked) == {c: b"%d of %d" % (asked[c], c) for c in asked}
+    assert store.ledgers(run, {0: 1, 1: 4, 2: 3, 99: 1}) == {2: b"3 of 2"}
+    assert store.ledgers(run, {}) == {}
+    with pytest.raises(MessageRejected):
+        store.ledgers(run, {7: 1, -1: 1})
+
+
 def test_latest_of_an_unknown_run_is_empty(store: Store, run: str) -> None:
     assert store.latest(run) == {}
 
