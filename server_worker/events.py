@@ -1,6 +1,7 @@
 """What the server says while it works. The command line, the history file and metrics listen."""
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -62,6 +63,11 @@ class RoundRecord:
     """Accuracy of θ′ on each class; None for one without test samples, empty when not evaluated."""
     finished_at: float = 0.0
     """Seconds since 1970"""
+
+
+def record_to_json(record: RoundRecord) -> str:
+    """Not by dataclasses.asdict: it copies every number of every client, and takes four times as long."""
+    return json.dumps(vars(record), default=vars)
 
 
 def record_from_fields(fields: Mapping[str, Any]) -> RoundRecord:

@@ -1,6 +1,5 @@
 """A run's rounds, one JSON line each, in an append-only file that survives a crash."""
 
-import dataclasses
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -10,7 +9,7 @@ from typing import Any
 
 from broker_config.durable import append_line, write_atomically
 from broker_config.errors import FedILError
-from server_worker.events import ClientOutcome, RoundRecord, Watcher, record_from_fields
+from server_worker.events import ClientOutcome, RoundRecord, Watcher, record_from_fields, record_to_json
 
 
 def read_history(path: Path) -> Iterator[dict[str, Any]]:
@@ -90,7 +89,7 @@ class HistoryWriter:
 
     def round_closed(self, record: RoundRecord) -> None:
         if record.round > self._written:
-            append_line(self._path, json.dumps(dataclasses.asdict(record)).encode())
+            append_line(self._path, record_to_json(record).encode())
             self._written = record.round
             self._watcher.round_closed(record)
 

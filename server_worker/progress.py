@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from fedil_model.convergence import Increment
 from fedil_model.methods.interface import State
 from fedil_model.parameters import Weights, from_arrays, to_arrays
 from server_worker.checkpoint import Checkpoint
-from server_worker.events import RoundRecord, record_from_fields
+from server_worker.events import RoundRecord, record_from_fields, record_to_json
 
 _RECORD, _INCREMENTS = "record", "increments"
 
@@ -62,7 +62,7 @@ def to_checkpoint(progress: Progress, recipe_digest: str) -> Checkpoint:
         "buffer": progress.buffer,
     }
     # Not among the fields, whose size is bounded: it grows with the clients and with what they say.
-    record = json.dumps(asdict(progress.record) if progress.record else None).encode()
+    record = (record_to_json(progress.record) if progress.record else "null").encode()
     increments = np.array([astuple(increment) for increment in progress.increments]).reshape(-1, 3)
     arrays = {**to_arrays(tensors), _RECORD: np.frombuffer(record, np.uint8), _INCREMENTS: increments}
     return Checkpoint(progress.round, meta, arrays)

@@ -7,7 +7,7 @@ import pytest
 
 from broker_config.errors import FedILError
 from ops.view import QuietView
-from server_worker.events import ClientOutcome
+from server_worker.events import ClientOutcome, record_to_json
 from server_worker.history import HistoryWriter, read_history, read_records
 from tests.unit.ops.records import make_record, write_history
 
@@ -67,3 +67,12 @@ def test_what_a_later_version_has_added_is_passed_over(tmp_path: Path) -> None:
     path.write_text('{"round": 1}\n')
     with pytest.raises(FedILError, match="line 1 is no round"):
         list(read_records(path))
+
+
+def test_a_record_is_written_as_all_its_fields() -> None:
+    outcomes = (
+        ClientOutcome(3, "accepted", 0.5, "ü", {"loss_total": 1.5}, 70, 2),
+        ClientOutcome(9, "missing"),
+    )
+    full = dataclasses.replace(make_record(1), outcomes=outcomes)
+    assert json.loads(record_to_json(full)) == json.loads(json.dumps(dataclasses.asdict(full)))
