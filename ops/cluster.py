@@ -2,6 +2,7 @@
 the run's folder. Running it again goes on where it was."""
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from broker_config.addresses import WebAddress
 from broker_config.errors import FedILError
 from client_worker.pool import WorkerPool
 from fedil_model.plugins import is_plugin
+from ops.invocation import STARTED_AS
 from ops.monitoring import Places, prometheus_files, write_monitoring
 from ops.services import RabbitMQ, ServiceMissing, private_prometheus, private_rabbitmq, private_redis
 from ops.services.process import LOOPBACK, Guard, PrivateService, free_ports
@@ -202,7 +204,8 @@ def start_server(cluster: Cluster, connection: Sequence[str]) -> Iterator["subpr
         command += ["--set", override]
     if cluster.recipe.data.root is not None:
         command += ["--set", f"data.root={json.dumps(str(cluster.recipe.data.root))}"]
-    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    environment = {**os.environ, STARTED_AS: sys.argv[0]}
+    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, env=environment)
     guard = Guard(server.pid)
     try:
         yield server

@@ -8,6 +8,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+STARTED_AS = "FEDIL_STARTED_AS"
+"""For a process that a command starts: what the person has typed, whose view it is"""
+
 
 def shell_line(*words: str | Path) -> str:
     """`fedil` as this process was started, followed by the words, quoted for a shell. People will read it, and so
@@ -23,7 +26,7 @@ def without_password(word: str) -> str:
 
 
 def program() -> list[str]:
-    started_as = Path(sys.argv[0])
+    started_as = Path(os.environ.get(STARTED_AS) or sys.argv[0])
     if started_as.name != "fedil":
         return [brief_path(Path(sys.executable)), "-m", "ops.cli"]
     on_path = shutil.which("fedil")

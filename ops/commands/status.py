@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 HELP = "show runs, sites and workers, live"
 EVERY_SECONDS = 1.0
 _LARGEST, _LONGEST_TEXT = 1e15, 300
+_WIDTH_OF_FILES = 140
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +51,9 @@ def run(args: argparse.Namespace) -> int:
         elif args.once or not sys.stdout.isatty():
             from rich.console import Console
 
-            Console(highlight=False).print(render(gather(store, args.site), time.time()))
+            width = None if sys.stdout.isatty() else _WIDTH_OF_FILES
+            console = Console(highlight=False, width=width)
+            console.print(render(gather(store, args.site), time.time()))
         else:
             watch(store, args.site)
     return 0
