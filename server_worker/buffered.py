@@ -120,13 +120,14 @@ class BufferedLoop(Collecting):
         return buffer
 
     def _check_hope(self, buffer: OpenBuffer, candidates: Sequence[int], silent_seconds: float) -> None:
-        if self._is_hopeless(buffer, candidates, self._rules.in_flight):
-            detail = next(o.detail for o in buffer.outcomes() if o.outcome == "refused")
-            raise FedILError(f"round {buffer.version}: every client refused; the first says {detail}")
+        refusals = [o.detail for o in buffer.outcomes() if o.outcome == "refused"]
+        nonsense = any(o.outcome == "invalid" for o in buffer.outcomes())
+        if refusals and not nonsense and self._is_hopeless(buffer, candidates, self._rules.in_flight):
+            raise FedILError(f"round {buffer.version}: every client refused; the first says {refusals[0]}")
         if silent_seconds >= self._rules.deadline_seconds:
             raise FedILError(
                 f"round {buffer.version}: no client has answered for {self._rules.deadline_seconds:g} s: start "
-                "workers or raise federation.deadline_seconds, then resume"
+                f"workers or raise federation.deadline_seconds, then resume{self._what_is_wrong(buffer)}"
             )
 
     def _give_up(self, buffer: OpenBuffer) -> OpenBuffer:

@@ -1,6 +1,6 @@
 """What the loops of both modes do alike: the server's step, taking what arrives, giving up who will not answer."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol, Self, TypeVar
 
@@ -28,6 +28,7 @@ _OF_NO_USE = ("late", "stale")
 """Objections to answers that are good and came too late"""
 _GIVEN_UP = ("delivery_limit", "expired")
 """Reasons of the broker's own for making a dead letter of a task"""
+_BAD = frozenset({"refused", "invalid"})
 _MANY = 3
 """Times as many as are asked at a time"""
 _MOST_MODELS, _SPARE_BYTES = 4, 16 << 20
@@ -190,21 +191,28 @@ class Collecting:
 
         self.inbox.dead_tasks(note)
         for client in sorted(dead.keys() & set(opened.awaited)):
-            # A broker that was killed often gives up a task that somebody is still at: that answer is welcome.
-            outcome = MISSING if dead[client] in _GIVEN_UP else "refused"
+            # A broker that was killed often gives up a task that somebody is still at: that answer is welcome. One that
+            # was not has seen workers die of it.
+            outcome = MISSING if dead[client] in _GIVEN_UP and self._around.away() else "refused"
             detail = f"its task is a dead letter ({dead[client]})"
             opened = self._record(opened, ClientOutcome(client, outcome, detail=detail))
         return opened
 
-    def _sites_of(self, opened: Open, outcome: str) -> set[str]:
-        return {self._around.sites.site_of(o.client) for o in opened.outcomes() if o.outcome == outcome}
+    def _sites_of(self, opened: Open, outcomes: Collection[str]) -> set[str]:
+        return {self._around.sites.site_of(o.client) for o in opened.outcomes() if o.outcome in outcomes}
 
     def _is_hopeless(self, opened: Open, candidates: Sequence[int], at_a_time: int) -> bool:
-        """Nobody has learned, and all refuse, or very many and of every site: what is wrong is wrong everywhere. One
-        site alone ends nobody's run."""
+        """All refuse or send nonsense, or very many and of every site: what is wrong is wrong everywhere. One site
+        alone ends nobody's run."""
         outcomes = [outcome.outcome for outcome in opened.outcomes()]
-        if not NOT_LEARNED.issuperset(outcomes):
+        if not (NOT_LEARNED | _BAD).issuperset(outcomes):
             return False
-        if outcomes.count("refused") < min(_MANY * at_a_time, len(candidates)):
+        if sum(outcome in _BAD for outcome in outcomes) < min(_MANY * at_a_time, len(candidates)):
             return False
-        return self._sites_of(opened, "refused").issuperset(self._around.sites.present())
+        return self._sites_of(opened, _BAD).issuperset(self._around.sites.names())
+
+    def _what_is_wrong(self, opened: Open) -> str:
+        """One of those who could not learn, for an error"""
+        found = [o for o in opened.outcomes() if o.outcome in ("refused", "invalid", MISSING)]
+        found.sort(key=lambda outcome: outcome.outcome == MISSING)
+        return f"; client {found[0].client}: {found[0].outcome} ({found[0].detail})" if found else ""

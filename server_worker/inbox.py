@@ -15,8 +15,8 @@ from server_worker.surroundings import Surroundings
 
 MISPLACED = "misplaced"
 _LEFTOVER_SECONDS = 0.2
-_LATECOMERS = 1000
 """What a server that has just died held comes back within a moment."""
+_LATECOMERS = 1000
 _LONGEST_LOOK_SECONDS = 10.0
 _LOOKING_SHARE = 0.1
 """Of the time: there may be thousands of letters."""

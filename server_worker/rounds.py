@@ -11,7 +11,7 @@ from server_worker.asking import Broadcast
 from server_worker.collecting import DEAD_TASK_SECONDS, POLL_SECONDS, Collecting
 from server_worker.progress import Progress
 from server_worker.reporting import Stopwatch
-from server_worker.round import OpenRound
+from server_worker.round import MISSING, OpenRound
 from server_worker.selection import select_clients
 
 _LAST_LOOK_SECONDS = 10.0
@@ -42,6 +42,7 @@ class RoundsLoop(Collecting):
                 opened = self._take(arrival, opened, fold)
             self._restarted = False
         opened = self._ask(opened, model, progress)
+        self._reporter.enter(number, "wait")
         stamps.lap("broadcast")
         closed, progress = self._collect(opened, progress, model, fold, stamps)
         if not closed.learned:
@@ -51,7 +52,8 @@ class RoundsLoop(Collecting):
 
     def _open(self, progress: Progress) -> OpenRound:
         federation = self._recipe.federation
-        needed = min(federation.clients_per_round, len(progress.selection))
+        # Not of those who were selected: more may be asked, and another life must count alike.
+        needed = min(federation.clients_per_round, self._recipe.split.clients)
         return OpenRound(
             run=self._run,
             number=progress.round + 1,
@@ -65,7 +67,6 @@ class RoundsLoop(Collecting):
     def _ask(self, opened: OpenRound, model: Broadcast, progress: Progress) -> OpenRound:
         unanswered = {client: opened.activations[client] for client in opened.awaited}
         self._asking.ask(model, unanswered, progress.answered)
-        self._reporter.enter(opened.number, "wait")
         return replace(opened, deadline=self._around.now() + self._recipe.federation.deadline_seconds)
 
     def _collect(
@@ -79,10 +80,9 @@ class RoundsLoop(Collecting):
                 others = self._others(opened)
                 if others:
                     progress = self._add(others, opened, progress)
-                    opened = self._ask(opened.also(others), model, progress)
-                elif opened.learned or self._is_hopeless(opened, self._asking.candidates(), opened.needed):
+                    opened, last_look = self._ask(opened.also(others), model, progress), math.inf
+                elif self._is_final(opened, now()):
                     break
-                # Else there is hope for who was given up.
             self._around.check_stop()
             overdue = opened.overdue(now())
             opened, counted = self._receive(POLL_SECONDS, opened, progress, fold, stamps)
@@ -104,6 +104,7 @@ class RoundsLoop(Collecting):
             f"round {opened.number}: {opened.learned} of {len(opened.activations)} clients have learned within "
             f"{self._recipe.federation.deadline_seconds:g} s, the quorum is {opened.quorum}: "
             "start more workers, raise federation.deadline_seconds or lower federation.quorum, then resume"
+            f"{self._what_is_wrong(opened)}"
         )
 
     def _nobody_learned(self, closed: OpenRound) -> FedILError:
@@ -121,11 +122,18 @@ class RoundsLoop(Collecting):
         if self._is_hopeless(settled, candidates, settled.needed):
             return ()
         left = [client for client in candidates if client not in settled.activations]
-        refusing = self._sites_of(settled, "refused")
+        refusing = self._sites_of(settled, ("refused",))
         willing = [client for client in left if self._around.sites.site_of(client) not in refusing]
         return select_clients(
             self._recipe.seed, settled.number, willing or left, settled.needed - settled.fitting
         )
+
+    def _is_final(self, settled: OpenRound, now: float) -> bool:
+        """Nobody else can be asked. Who was given up may still answer, while its site is there and time is left."""
+        if self._is_hopeless(settled, self._asking.candidates(), settled.needed):
+            return True
+        hope = self._sites_of(settled, (MISSING,)) & set(self._around.sites.present())
+        return bool(settled.learned) and (not hope or now >= settled.deadline)
 
     def _add(self, others: Sequence[int], opened: OpenRound, progress: Progress) -> Progress:
         """Written down before they are asked: another life must ask them too."""

@@ -158,7 +158,7 @@ def test_a_dead_task_is_found_behind_many_other_letters(over: Over, looks: Looks
     hands.answer(hands.take(1)[0])  # somebody else is asked as well
     server.result(SOON)
     outcomes = {outcome.client: outcome for outcome in federation.diary.records[0].outcomes}
-    assert outcomes[poisoned.client].outcome == "missing"
+    assert outcomes[poisoned.client].outcome == "refused"
     assert outcomes[poisoned.client].detail == "its task is a dead letter (delivery_limit)"
     assert len(hands.dead_letters()) >= 152, "letters stay for people to see"
 

@@ -173,7 +173,7 @@ def test_a_task_that_is_a_dead_letter_is_not_waited_for(tmp_path: Path) -> None:
         hands.answer(replacement)
         server.end()
     found = {o.client: o for o in federation.diary.records[0].outcomes}
-    assert found[tasks[0].client].outcome == "missing"
+    assert found[tasks[0].client].outcome == "refused"
     assert "dead letter (delivery_limit)" in found[tasks[0].client].detail
 
 

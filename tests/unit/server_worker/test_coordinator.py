@@ -329,7 +329,7 @@ def test_a_task_that_became_a_dead_letter_is_not_waited_for(tmp_path: Path) -> N
     with working(federation.broker, participant):
         federation.coordinator().run()
     (outcome,) = [o for o in federation.diary.records[0].outcomes if o.client == poisoned]
-    assert outcome.outcome == "missing"
+    assert outcome.outcome == "refused"
     assert "dead letter (delivery_limit)" in outcome.detail
     others = [o.outcome for o in federation.diary.records[0].outcomes if o.client != poisoned]
     assert len(others) == 3  # somebody else was asked as well
