@@ -9,7 +9,7 @@ import numpy as np
 
 from broker_config.errors import FedILError, LedgerMissing
 from broker_config.messages import LEDGER_KIND
-from broker_config.stores.batches import in_batches
+from broker_config.stores.batches import CLIENTS_AT_ONCE, in_batches
 from broker_config.stores.interface import Store
 from broker_config.wire import decode_arrays
 from fedil_model.credibility import Ledger
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from server_worker.surroundings import Purity
 
 _SETS = ("pseudo_labels", "credible")
+_AT_ONCE = 80
+"""In every round, so that it costs few round trips"""
 _Ledgers = dict[int, tuple[int, bytes]]
 """Client → activation, and its ledger"""
 
@@ -40,7 +42,7 @@ class LedgerDiagnostics:
         clients = self._since(answered) if self._began else range(len(self._clients))
         ask = partial(self._of_answers, answered) if self._began else partial(self._store.latest, self._run)
         try:
-            for batch in in_batches(clients):
+            for batch in in_batches(clients, _AT_ONCE if self._began else CLIENTS_AT_ONCE):
                 for client, (activation, body) in _readable(ask, batch).items():
                     self._hold(client, activation, self._count(client, body))
         except FedILError:

@@ -23,8 +23,6 @@ from server_worker.surroundings import Stopped, Surroundings
 
 __all__ = ["Coordinator", "Stopped", "Surroundings"]
 
-_CLIENTS_LOOKED_AT = 10
-
 
 class Loop(Protocol):
     """One way of playing rounds. Whatever it changes is in the progress that it returns; what it has counted

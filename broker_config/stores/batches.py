@@ -14,6 +14,6 @@ def newest_ledgers(store: Store, run: str) -> Iterator[tuple[int, int, bytes]]:
             yield client, activation, ledger
 
 
-def in_batches(clients: Sequence[int]) -> Iterator[Sequence[int]]:
-    for start in range(0, len(clients), CLIENTS_AT_ONCE):
-        yield clients[start : start + CLIENTS_AT_ONCE]
+def in_batches(clients: Sequence[int], at_once: int = CLIENTS_AT_ONCE) -> Iterator[Sequence[int]]:
+    for start in range(0, len(clients), at_once):
+        yield clients[start : start + at_once]

@@ -21,8 +21,9 @@ from broker_config.stores.redis_link import Client, NotOurs, RedisLink
 from broker_config.stores.shelves import Record
 from broker_config.topology import DEFAULT_SITE
 
-MAX_LEDGER_BYTES = 256 << 20
+MAX_LEDGER_BYTES = 64 << 20
 """A sample takes about three."""
+_LEDGERS_AT_ONCE = 80
 _MOST_RECORD_BYTES = 64
 _MOST_CLIENTS_BYTES = 64 << 20
 """That a list of clients may take in Redis, where each takes some 70"""
@@ -103,7 +104,7 @@ class RedisStore:
 
     def ledgers(self, run: str, activations: Mapping[int, int]) -> dict[int, bytes]:
         found: dict[int, bytes] = {}
-        for batch in in_batches(list(activations)):
+        for batch in in_batches(list(activations), _LEDGERS_AT_ONCE):
             keys = {
                 self._ledger_key(run, client): check_count("activation", activations[client])
                 for client in batch
