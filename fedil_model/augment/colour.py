@@ -6,7 +6,6 @@ and ImageOps, including where they round and where they cut off.
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 
 def brightness(images_MCHW: Tensor, factor_M: Tensor) -> Tensor:
@@ -26,18 +25,22 @@ def saturation(images_MCHW: Tensor, factor_M: Tensor) -> Tensor:
 def sharpness(images_MCHW: Tensor, factor_M: Tensor) -> Tensor:
     """Blends with ImageFilter.SMOOTH: kernel (1 1 1, 1 5 1, 1 1 1)/13, border pixels left alone."""
     smooth = images_MCHW.to(torch.float32)
-    box_sum = functional.avg_pool2d(smooth, kernel_size=3, stride=1, divisor_override=1)
-    inner = smooth[:, :, 1:-1, 1:-1]
-    inner.mul_(4).add_(box_sum).mul_(1 / 13).add_(0.5).floor_()
+    rows = smooth[:, :, :-2] + smooth[:, :, 1:-1]
+    rows += smooth[:, :, 2:]
+    box_sum = rows[..., :-2] + rows[..., 1:-1]
+    box_sum += rows[..., 2:]
+    smooth[:, :, 1:-1, 1:-1].mul_(4).add_(box_sum).mul_(1 / 13).add_(0.5).floor_()
     return _blend(smooth, images_MCHW, factor_M)
 
 
 def autocontrast(images_MCHW: Tensor) -> Tensor:
     """Stretches each channel to 0..255; a channel of one value stays as it is."""
-    low = images_MCHW.amin(dim=(2, 3), keepdim=True).to(torch.int32)
-    spread = images_MCHW.amax(dim=(2, 3), keepdim=True).to(torch.int32) - low
-    stretched = (images_MCHW - low).mul_(255).div_(spread.clamp(min=1), rounding_mode="floor")
-    return torch.where(spread > 0, stretched.to(torch.uint8), images_MCHW)
+    low = images_MCHW.amin(dim=(2, 3), keepdim=True).to(torch.float32)
+    spread = images_MCHW.amax(dim=(2, 3), keepdim=True).to(torch.float32).sub_(low)
+    # One value only: minus 0, times 255, over 255. A quotient up to 255 of whole numbers is never rounded up to one.
+    is_flat = spread == 0
+    stretched = images_MCHW.to(torch.float32).sub_(low.masked_fill_(is_flat, 0))
+    return stretched.mul_(255).div_(spread.masked_fill_(is_flat, 255)).to(torch.uint8)
 
 
 def equalize(images_MCHW: Tensor) -> Tensor:
@@ -45,12 +48,12 @@ def equalize(images_MCHW: Tensor) -> Tensor:
     pixels_MCN = images_MCHW.flatten(2).to(torch.int64)
     counts_MCV = pixels_MCN.new_zeros((*pixels_MCN.shape[:2], 256))
     counts_MCV.scatter_add_(2, pixels_MCN, torch.ones_like(pixels_MCN))
-    of_largest_value = counts_MCV.gather(2, pixels_MCN.amax(dim=2, keepdim=True))
+    of_largest_value = counts_MCV.gather(2, images_MCHW.flatten(2).amax(dim=2, keepdim=True).to(torch.int64))
     step = (pixels_MCN.shape[2] - of_largest_value) // 255
     below_MCV = counts_MCV.cumsum(2) - counts_MCV
-    table_MCV = ((below_MCV + step // 2) // step.clamp(min=1)).clamp_(max=255).to(torch.uint8)
-    equalized = table_MCV.gather(2, pixels_MCN).view(images_MCHW.shape)
-    return torch.where(step[..., None] > 0, equalized, images_MCHW)
+    table_MCV = ((below_MCV + step // 2) // step.clamp(min=1)).clamp_(max=255)
+    table_MCV = torch.where(step > 0, table_MCV, torch.arange(256, device=step.device)).to(torch.uint8)
+    return table_MCV.gather(2, pixels_MCN).view(images_MCHW.shape)
 
 
 def posterize(images_MCHW: Tensor, bits_M: Tensor) -> Tensor:
@@ -62,19 +65,21 @@ def posterize(images_MCHW: Tensor, bits_M: Tensor) -> Tensor:
 def solarize(images_MCHW: Tensor, threshold_M: Tensor) -> Tensor:
     """Inverts the pixels from the threshold on."""
     above = images_MCHW >= threshold_M.to(torch.int32)[:, None, None, None]
-    return torch.where(above, 255 - images_MCHW, images_MCHW)
+    return images_MCHW ^ (above.view(torch.uint8) * 255)
 
 
 def _blend(degenerate: Tensor, images_MCHW: Tensor, factor_M: Tensor) -> Tensor:
     """Factor 0 is the degenerate image, 1 the image itself; cut off to whole numbers, as PIL does."""
     factor = factor_M.to(torch.float32)[:, None, None, None]
-    return (images_MCHW - degenerate).mul_(factor).add_(degenerate).clamp_(0, 255).to(torch.uint8)
+    blended = images_MCHW.to(torch.float32).sub_(degenerate).mul_(factor)
+    return blended.add_(degenerate).clamp_(0, 255).to(torch.uint8)
 
 
 def _luminance(images_MCHW: Tensor) -> Tensor:
-    """PIL's convert("L"): ITU-R 601 weights in 16-bit fixed point. Images that are gray already stay so."""
+    """PIL's convert("L"): ITU-R 601 weights in 16-bit fixed point, which float32 holds exactly: all is below 2²⁴.
+    Images that are gray already stay so."""
     if images_MCHW.shape[1] != 3:
         return images_MCHW.to(torch.float32)
-    red, green, blue = images_MCHW.to(torch.int32).unbind(dim=1)
-    gray_MHW = (red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16
-    return gray_MHW[:, None].to(torch.float32)
+    red, green, blue = images_MCHW.to(torch.float32).unbind(dim=1)
+    gray_MHW = (red * 19595).add_(green * 38470).add_(blue * 7471)
+    return gray_MHW.add_(0x8000).mul_(2**-16).floor_()[:, None]

@@ -60,13 +60,17 @@ def apply_operations(images_BCHW: Tensor, operation_2B: Tensor, level_2B: Tensor
 
 
 def _change_colours(images_BCHW: Tensor, operation_B: Tensor, level_B: Tensor) -> None:
-    for number, name in enumerate(OPERATIONS):
-        if name not in COLOUR_OPERATIONS:
-            continue
-        chosen_M = (operation_B == number).nonzero()[:, 0]
-        if len(chosen_M):
-            there_M, level_M = chosen_M.to(images_BCHW.device), level_B[chosen_M].to(images_BCHW.device)
-            images_BCHW[there_M] = COLOUR_OPERATIONS[name](images_BCHW[there_M], level_M)
+    """Together: the images that drew the same operation."""
+    grouped_B = operation_B.argsort(stable=True)
+    counts = operation_B.bincount(minlength=len(OPERATIONS)).tolist()
+    there_B, level_B = grouped_B.to(images_BCHW.device), level_B[grouped_B].to(images_BCHW.device)
+    start = 0
+    for name, count in zip(OPERATIONS, counts, strict=True):
+        if count and name in COLOUR_OPERATIONS:
+            there_M, level_M = there_B[start : start + count], level_B[start : start + count]
+            changed = COLOUR_OPERATIONS[name](images_BCHW.index_select(0, there_M), level_M)
+            images_BCHW.index_copy_(0, there_M, changed)
+        start += count
 
 
 def _move(images_BCHW: Tensor, operation_2B: Tensor, signed_level_2B: Tensor) -> None:
@@ -80,7 +84,8 @@ def _move(images_BCHW: Tensor, operation_2B: Tensor, signed_level_2B: Tensor) ->
         for operation_M, level_M in zip(operation_2B[:, chosen_M], signed_level_2B[:, chosen_M], strict=True)
     )
     there_M = chosen_M.to(images_BCHW.device)
-    images_BCHW[there_M] = warp_nearest(images_BCHW[there_M], second.after(first).to(images_BCHW.device))
+    joined = second.after(first).to(images_BCHW.device)
+    images_BCHW.index_copy_(0, there_M, warp_nearest(images_BCHW.index_select(0, there_M), joined))
 
 
 def _map_of(operation_M: Tensor, strength_M: Tensor, height: int, width: int) -> AffineMap:

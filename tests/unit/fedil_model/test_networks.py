@@ -12,7 +12,7 @@ from fedil_model.networks.normalisation import StaticBatchNorm2d, make_norm, num
 
 Norm = Literal["none", "bn", "sbn", "gn"]
 NORMS: list[Norm] = ["none", "bn", "sbn", "gn"]
-SHAPE_OF = {"resnet9": (1, 28, 28), "cnn": (1, 8, 8), "mlp": (12,)}
+SHAPE_OF = {"resnet9": (1, 28, 28), "cnn": (1, 8, 8), "lenet5": (1, 28, 28), "mlp": (12,)}
 
 
 def num_parameters(network: nn.Module) -> int:
@@ -34,6 +34,11 @@ def test_resnet9_has_the_papers_number_of_parameters(norm: Norm, expected: int) 
 def test_resnet9_of_width_8_has_the_prototypes_size() -> None:
     network = build_network(NetworkSettings(width=8, norm="gn"), (1, 28, 28), 10, seed=0)
     assert 100_000 < num_parameters(network) < 108_000
+
+
+def test_lenet5_of_width_16_has_the_originals_layers() -> None:
+    network = build_network(NetworkSettings(name="lenet5", width=16, norm="none"), (1, 32, 32), 10, seed=0)
+    assert [p.numel() for p in network.parameters()] == [150, 6, 2400, 16, 48000, 120, 10080, 84, 840, 10]
 
 
 @pytest.mark.parametrize("norm", NORMS)
