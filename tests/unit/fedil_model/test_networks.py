@@ -81,7 +81,12 @@ def test_resnet9_takes_larger_pictures_too() -> None:
 
 @pytest.mark.parametrize(
     ("name", "shape", "advice"),
-    [("resnet9", (1, 8, 8), "cnn"), ("resnet9", (64,), "mlp"), ("cnn", (64,), "mlp")],
+    [
+        ("resnet9", (1, 8, 8), "cnn"),
+        ("resnet9", (64,), "mlp"),
+        ("cnn", (64,), "mlp"),
+        ("lenet5", (1, 8, 8), "cnn"),
+    ],
 )
 def test_a_network_that_cannot_take_the_data_names_one_that_can(
     name: str, shape: tuple[int, ...], advice: str
@@ -91,7 +96,7 @@ def test_a_network_that_cannot_take_the_data_names_one_that_can(
 
 
 def test_an_unknown_network_lists_the_known() -> None:
-    with pytest.raises(SettingError, match="cnn, mlp, resnet9"):
+    with pytest.raises(SettingError, match="cnn, lenet5, mlp, resnet9"):
         build_network(NetworkSettings(name="resnet99"), (1, 8, 8), 10, seed=0)
 
 
