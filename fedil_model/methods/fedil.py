@@ -218,14 +218,14 @@ class FedIL:
         self, inputs: Tensor, plan: "_Plan", batch_U: Tensor, generator: torch.Generator
     ) -> ViewedBatch:
         """All of a batch's views at once: what is drawn does not depend on the parts it is trained in."""
-        raw = inputs[plan.unlabelled_U[batch_U]]
+        raw = inputs.index_select(0, plan.unlabelled_U[batch_U])
         live = self._settings.pseudo_source == "live"
         # Labels known beforehand: a sample that is not sure adds nothing to ξa, so its strong view is not made.
         sure_B = torch.ones_like(batch_U, dtype=torch.bool) if live else plan.sure_U[batch_U]
         credible = plan.draw_credible(self._learning.client.batch_size, generator)
         weak_B = _view(self._views.weak, raw, generator)
-        strong_S = _view(self._views.strong, raw[sure_B], generator)
-        trusted_L = _view(self._views.weak, inputs[credible.indices], generator)
+        strong_S = _view(self._views.strong, raw.index_select(0, sure_B.nonzero()[:, 0]), generator)
+        trusted_L = _view(self._views.weak, inputs.index_select(0, credible.indices), generator)
         return ViewedBatch(weak_B, plan.labels_U[batch_U], sure_B, strong_S, trusted_L, credible.labels)
 
     def _losses(self, batch: ViewedBatch) -> Tensor:

@@ -44,6 +44,7 @@ CASES = {
     "cifar10_resnet9_8": Measured("cifar10-iid-001", ("network.width=8",), 9),
     "mnist_resnet9_12": Measured("mnist-iid-001", (), 9),
     "digits_cnn_64": Measured("digits", (), 41),
+    "cifar10_lenet5": Measured("cifar10-iid-001", ("network.name=lenet5", "network.width=16"), 21),
     # Hardly a network for pictures: what is left when a forward pass costs next to nothing, as on a GPU.
     "cifar10_mlp_64": Measured("cifar10-iid-001", ("network.name=mlp", "network.width=64"), 41),
 }
