@@ -13,7 +13,7 @@ from broker_config.errors import FedILError, WronglyAsked
 from broker_config.logs import Logs, one_line, set_up_logs
 from client_worker.options import add_arguments, check_shards, for_children, web_address
 from client_worker.placement import Slot
-from client_worker.pool import WorkerPool
+from client_worker.pool import WRONGLY_ASKED, WorkerPool
 from client_worker.stopping import LAST_SECONDS, SIGNALS, Stopping
 from fedil_model.errors import LearningError, SettingError
 
@@ -33,7 +33,7 @@ def main() -> int:
 
 def exit_code(error: Exception) -> int:
     """2, as for wrong arguments, where other arguments or settings would put it right."""
-    return 2 if isinstance(error, SettingError | WronglyAsked) else 1
+    return WRONGLY_ASKED if isinstance(error, SettingError | WronglyAsked) else 1
 
 
 def run(options: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Protocol
 
-from broker_config.errors import FedILError
+from broker_config.errors import FedILError, WronglyAsked
 from broker_config.logs import message_in
 from client_worker.placement import Slot
 
@@ -19,6 +19,8 @@ _LONGEST_BACKOFF_SECONDS = 30.0
 _QUICK_SECONDS = 60.0
 """A worker that lived longer did not die of how it was started."""
 _MIN_DEATHS = 6
+WRONGLY_ASKED = 2
+"""Exit code of a process that other arguments would put right"""
 
 
 class Log(Protocol):
@@ -47,7 +49,7 @@ class WorkerPool:
         self._note, self._gave_up, self._grace, self._see = note, gave_up, grace_seconds, see
         self._closing = threading.Event()
         self.failure: Exception | None = None
-        self._deaths = 0
+        self._deaths, self._has_replaced = 0, False
         self._workers: list[_Worker] = []
         try:
             for number in range(count):
@@ -64,7 +66,7 @@ class WorkerPool:
 
     def progress(self) -> None:
         """A worker got something done, so the deaths until now were no reason to give up."""
-        self._deaths = 0
+        self._deaths, self._has_replaced = 0, True
 
     def _watch(self) -> None:
         try:
@@ -88,8 +90,11 @@ class WorkerPool:
         """How long to wait before it is replaced."""
         self._deaths = self._deaths + 1 if dead.lived_seconds() < _QUICK_SECONDS else 1
         code, said = dead.process.returncode, dead.last_words()
+        if code == WRONGLY_ASKED and not self._has_replaced:
+            raise WronglyAsked(said)
         if self._deaths >= max(_MIN_DEATHS, 3 * self._count):
             raise FedILError(f"workers keep dying (exit code {code}): {said}{self._see}")
+        self._has_replaced = True  # what was right once is no longer to blame
         self._note(f"worker {number} died (exit code {code}); its task goes to another, and it is replaced")
         return min(_BACKOFF_SECONDS * 2.0 ** (self._deaths // self._count), _LONGEST_BACKOFF_SECONDS)
 
@@ -143,7 +148,8 @@ class _Worker:
 
     def last_words(self) -> str:
         self._listener.join(1.0)
-        return message_in(self._last.decode("utf-8", errors="replace").strip()) or "it said nothing"
+        said = message_in(self._last.decode("utf-8", errors="replace").strip())
+        return said.removeprefix("client_worker: ") or "it said nothing"
 
     def close(self) -> None:
         """Once the process has ended."""

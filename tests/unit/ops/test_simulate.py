@@ -64,6 +64,7 @@ def _dying_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_worker.pool, "_CHECK_SECONDS", 0.02)
     monkeypatch.setattr(client_worker.pool, "_BACKOFF_SECONDS", 0.0)
     monkeypatch.setattr(ops.simulate, "_worker_arguments", lambda *_: ["--nonsense"])
+    monkeypatch.setattr(client_worker.pool, "WRONGLY_ASKED", None)  # as if they died of something else
 
 
 def test_a_test_set_that_cannot_be_read_is_told_before_anything_is_written(tmp_path: Path) -> None:

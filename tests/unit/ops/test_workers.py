@@ -11,17 +11,29 @@ from pathlib import Path
 import pytest
 
 import client_worker.pool
+from broker_config.errors import WronglyAsked
 from ops.view import QuietView
 from ops.workers import WorkerPool
 
-WRONG = ["--nonsense"]
 PATIENCE = 60.0
+DIES = """#!/bin/sh
+echo "no more memory" >&2
+exit ${FEDIL_TEST_CODE:-3}
+"""
 
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_worker.pool, "_CHECK_SECONDS", 0.02)
     monkeypatch.setattr(client_worker.pool, "_BACKOFF_SECONDS", 0.0)
+
+
+@pytest.fixture
+def _dying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "dies"
+    script.write_text(DIES)
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
 
 
 class Listener(QuietView):
@@ -34,16 +46,39 @@ class Listener(QuietView):
         self._on_note(self.notes)
 
 
+@pytest.mark.usefixtures("_dying")
 def test_workers_that_keep_dying_end_the_run_with_their_last_words(tmp_path: Path) -> None:
     listener, stop = Listener(), threading.Event()
-    with WorkerPool(WRONG, 2, tmp_path, listener, stop) as pool:
+    with WorkerPool([], 2, tmp_path, listener, stop) as pool:
         assert stop.wait(PATIENCE)
-    assert "workers keep dying (exit code 2)" in str(pool.failure)
-    assert "--site" in str(pool.failure)
-    assert f"(see {tmp_path})" in str(pool.failure)
+    assert str(pool.failure) == f"workers keep dying (exit code 3): no more memory (see {tmp_path})"
     assert listener.notes == 5
 
 
+def test_a_worker_that_was_started_wrongly_is_not_started_again(tmp_path: Path) -> None:
+    listener, stop = Listener(), threading.Event()
+    with WorkerPool(["--nonsense"], 2, tmp_path, listener, stop) as pool:
+        assert stop.wait(PATIENCE)
+    assert isinstance(pool.failure, WronglyAsked)
+    assert "--site" in str(pool.failure)
+    assert listener.notes == 0
+
+
+@pytest.mark.usefixtures("_dying")
+def test_what_has_worked_before_is_tried_again_whatever_the_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDIL_TEST_CODE", "2")
+    listener, stop = Listener(), threading.Event()
+    monkeypatch.setattr(client_worker.pool, "_CHECK_SECONDS", 0.5)
+    with WorkerPool([], 1, tmp_path, listener, stop) as pool:
+        pool.progress()
+        assert stop.wait(PATIENCE)
+    assert "workers keep dying (exit code 2)" in str(pool.failure)
+    assert listener.notes == 5
+
+
+@pytest.mark.usefixtures("_dying")
 def test_deaths_with_work_done_between_them_do_not_add_up(tmp_path: Path) -> None:
     stop = threading.Event()
 
@@ -52,22 +87,24 @@ def test_deaths_with_work_done_between_them_do_not_add_up(tmp_path: Path) -> Non
             pool.progress()
 
     listener = Listener(work_was_done)
-    with WorkerPool(WRONG, 1, tmp_path, listener, stop) as pool:
+    with WorkerPool([], 1, tmp_path, listener, stop) as pool:
         assert stop.wait(PATIENCE)
     assert listener.notes == 7 + 5
 
 
+@pytest.mark.usefixtures("_dying")
 def test_a_watch_over_the_workers_that_fails_ends_the_run_with_the_reason(tmp_path: Path) -> None:
     stop, reason = threading.Event(), BrokenPipeError(32, "Broken pipe")
 
     def closed(notes: int) -> None:
         raise reason
 
-    with WorkerPool(WRONG, 1, tmp_path, Listener(closed), stop) as pool:
+    with WorkerPool([], 1, tmp_path, Listener(closed), stop) as pool:
         assert stop.wait(PATIENCE)
     assert pool.failure is reason
 
 
+@pytest.mark.usefixtures("_dying")
 def test_a_worker_that_cannot_be_replaced_ends_the_run_with_the_reason(tmp_path: Path) -> None:
     stop, logs = threading.Event(), tmp_path / "logs"
 
@@ -75,7 +112,7 @@ def test_a_worker_that_cannot_be_replaced_ends_the_run_with_the_reason(tmp_path:
         (logs / "worker-0.log").unlink()
         logs.rmdir()
 
-    with WorkerPool(WRONG, 1, logs, Listener(logs_are_gone), stop) as pool:
+    with WorkerPool([], 1, logs, Listener(logs_are_gone), stop) as pool:
         assert stop.wait(PATIENCE)
     assert isinstance(pool.failure, FileNotFoundError)
 
