@@ -124,6 +124,8 @@ class _Connection:
             "read_model": self._read_model,
             "take_lead": self._take_lead,
             "retire": self._retire,
+            "begin": self._begin,
+            "check_begun": self._check_begun,
             "open_activation": self._open_activation,
             "read": self._read,
             "commit": self._commit,
@@ -226,6 +228,14 @@ class _Connection:
 
     def _retire(self, fields: dict[str, Any], _: memoryview) -> _Answer:
         self._transport.retire(**fields)
+        return {}, ()
+
+    def _begin(self, fields: dict[str, Any], _: memoryview) -> _Answer:
+        self._store.begin(**fields)
+        return {}, ()
+
+    def _check_begun(self, fields: dict[str, Any], _: memoryview) -> _Answer:
+        self._store.check_begun(**fields)
         return {}, ()
 
     def _open_activation(self, fields: dict[str, Any], _: memoryview) -> _Answer:

@@ -302,6 +302,7 @@ def _check_store(url: str) -> Iterator[Finding]:
     found = examine(url, own, foreign if site is not None else None)
     where = f"Redis {found.version} at {found.where}"
     yield from (Finding("wrong", f"{where}: {problem}") for problem in found.wrong)
+    yield from (Finding("unknown", f"{where}: {problem}") for problem in found.unknown)
     if not found.wrong:
         yield Finding(
             "ok", f"{where} keeps what it confirms, and has the rights of {'a site' if site else 'a server'}"

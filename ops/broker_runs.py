@@ -107,7 +107,7 @@ def retire(
     with ExitStack() as opened:
         # Both first: what is half gone is harder to explain than what is all there.
         runs = opened.enter_context(looking_at_runs(store_url)) if ledgers and store_url else None
-        kept = runs.ledgers().get(run, 0) if runs is not None else 0
+        kept = runs is not None and run in runs.ledgers()
         transport = opened.enter_context(closing(connect_transport(broker_url)))
         waiting = transport.depth(updates_queue(run))
         there = [kind for kind in RUN_KINDS if transport.depth(kind.prefix + run) is not None]

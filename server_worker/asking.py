@@ -1,12 +1,12 @@
 """How the server asks: a model version into the log once, a small task for each client."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from broker_config.errors import FedILError, LedgerFenced, LedgerMissing
+from broker_config.errors import FedILError, LedgerFenced, LedgerMissing, QueueMissing
 from broker_config.messages import MODEL_KIND, Refusal, TrainTask, Update
 from broker_config.topology import tasks_queue, updates_queue
 from broker_config.transports.interface import ModelAddress
@@ -63,8 +63,24 @@ class Asking:
                 learning=self._learning,
                 ledger_at_least=min(answered[client], activation - 1),
             )
-            queue = tasks_queue(self._around.sites.site_of(client))
-            self._around.transport.publish(queue, encode_message(task))
+            # Somebody may have deleted the queue: `lost` will name this client, with those who were asked before.
+            with suppress(QueueMissing):
+                queue = tasks_queue(self._around.sites.site_of(client))
+                self._around.transport.publish(queue, encode_message(task))
+
+    def lost(self, clients: Iterable[int]) -> list[int]:
+        """Those whose tasks went with a queue that somebody has deleted. It is there again, and they must be asked
+        again: else all would wait in vain until the deadline."""
+        transport, site_of = self._around.transport, self._around.sites.site_of
+        sites = {site_of(client) for client in clients}
+        gone = {site for site in sites if transport.depth(tasks_queue(site)) is None}
+        for site in sorted(gone):
+            queue = tasks_queue(site)
+            self._around.watcher.note(
+                f"{queue} was deleted: it is made again, and its clients are asked again"
+            )
+            transport.declare(queue)
+        return [client for client in clients if site_of(client) in gone]
 
     def check_store(self, answer: Update | Refusal, answered: tuple[int, ...]) -> None:
         """One client's ledger may be its site's own fault. All of them are the store's, and the run's end."""
@@ -72,7 +88,13 @@ class Asking:
             self.check_ledgers(answered)
 
     def check_ledgers(self, answered: tuple[int, ...]) -> None:
-        """Raises an error if the store has lost the ledgers of all clients that have answered, or is ahead of us."""
+        """Raises an error if the store has lost the run, or the ledgers of all clients that have answered, or is ahead
+        of us."""
+        # First: clients that trained while a store was emptied have put ledgers into it since.
+        self._around.store.check_begun(self._run)
+        self.check_any_is_left(answered)
+
+    def check_any_is_left(self, answered: tuple[int, ...]) -> None:
         lost: LedgerMissing | None = None
         for client, activation in enumerate(answered):
             if activation:
@@ -82,7 +104,7 @@ class Asking:
                     lost = lost or error
                 else:
                     return
-        if lost is not None and self._has_later_ones(answered):
+        if lost is not None and any(self._has_made_room(*each) for each in enumerate(answered)):
             raise FedILError(
                 f"the ledgers of run {self._run} are ahead of its newest checkpoint: restore the run's folder and the "
                 "store together, or start a new run"
@@ -90,11 +112,15 @@ class Asking:
         if lost is not None:
             raise lost
 
-    def _has_later_ones(self, answered: tuple[int, ...]) -> bool:
-        for client, activation in enumerate(answered):
+    def _has_made_room(self, client: int, activation: int) -> bool:
+        """For later ones, which are there. Into a store that was restored from an older copy a task that was under way
+        may have put a later one too, but nothing had to go for it."""
+        store = self._around.store
+        try:
+            store.read(self._run, client, activation + 1)
+        except LedgerMissing:
             with suppress(LedgerMissing):
-                if activation and self._around.store.read(self._run, client, _EVER, at_least=activation + 1):
-                    return True
+                return store.read(self._run, client, _EVER, at_least=activation + 1) is not None
         return False
 
     def _refuse(self, version: int, client: int, activation: int, error: FedILError) -> None:

@@ -114,6 +114,7 @@ class BufferedLoop(Collecting):
             if counted:
                 heard = looked = now()
             elif now() - looked >= DEAD_TASK_SECONDS:
+                self._send(buffer, self._asking.lost(buffer.awaited), progress)
                 buffer = self._give_up_on_dead_tasks(buffer)
                 looked = now()
         stamps.lap("wait")

@@ -15,7 +15,7 @@ from server_worker.asking import Asking
 from server_worker.buffered import BufferedLoop
 from server_worker.errors import named
 from server_worker.inbox import Inbox
-from server_worker.progress import Progress, from_checkpoint, to_checkpoint
+from server_worker.progress import Progress, from_checkpoint, is_marked, to_checkpoint
 from server_worker.recipe import Recipe, numbers_depend_on
 from server_worker.reporting import Reporter
 from server_worker.rounds import RoundsLoop
@@ -67,6 +67,8 @@ class Coordinator:
             self._reporter.announce(progress)
         while progress.round < self._recipe.rounds:
             progress = self._loop.play(progress)
+            # What was learned beside a store that was emptied meanwhile does not go into a checkpoint.
+            self._around.store.check_begun(self._run)
             # The checkpoint remembers one record; the one before it must be out by then.
             self._reporter.report(wait=True)
             began = self._around.clock()
@@ -83,6 +85,10 @@ class Coordinator:
         if checkpoint is None:
             return None
         progress = from_checkpoint(checkpoint, self._recipe_digest())
+        if not is_marked(checkpoint):
+            # Begun by an earlier version: a ledger that is left is all that can tell of it.
+            self._asking.check_any_is_left(progress.answered)
+            self._around.store.begin(self._run)
         # A store that was emptied meanwhile is noticed here and not after a wasted round.
         self._asking.check_ledgers(progress.answered)
         return progress
@@ -108,6 +114,7 @@ class Coordinator:
             answered=(0,) * clients,
         )
         progress = self._loop.begin(progress)
+        self._around.store.begin(self._run)
         self._save(progress)
         return progress
 

@@ -119,7 +119,7 @@ def _serve(
         presence = stack.enter_context(_presence(deployment, run, watch.url))
         if watch.url:
             watcher.note(f"watch it at {watch.url}")
-        watcher = Watchers(watch.watcher, StatusTeller(presence.tell), watcher)
+        watcher = Watchers(watch.watcher, StatusTeller(presence.tell, recipe.federation.expected), watcher)
         if deployment.tensorboard:
             watcher = Watchers(
                 stack.enter_context(TensorBoardWatcher(where.tensorboard, watcher.note)), watcher

@@ -97,9 +97,7 @@ def about(run: str, recipe: Recipe) -> dict[str, Any]:
         "mode": federation.mode,
         "rounds": recipe.rounds,
         "clients": recipe.split.clients,
-        "asked": federation.buffer_size
-        if federation.mode == "buffered"
-        else federation.clients_per_round + federation.over_select,
+        "asked": federation.expected,
         "deadline_seconds": federation.deadline_seconds,
         "cosine_threshold": 0.0 if method.cosine_filter else None,
         "sites": sites[:MOST_SITES],

@@ -16,6 +16,8 @@ from server_worker.checkpoint import Checkpoint
 from server_worker.events import RoundRecord, record_from_fields, record_to_json
 
 _RECORD, _INCREMENTS = "record", "increments"
+_MARKED = "marked"
+"""The store has this run's mark: whoever writes a checkpoint has seen to that. Earlier versions knew none."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ def to_checkpoint(progress: Progress, recipe_digest: str) -> Checkpoint:
         "models": models,
         "answered": list(progress.answered),
         "buffer": progress.buffer,
+        _MARKED: True,
     }
     # Not among the fields, whose size is bounded: it grows with the clients and with what they say.
     record = (record_to_json(progress.record) if progress.record else "null").encode()
@@ -95,6 +98,10 @@ def from_checkpoint(checkpoint: Checkpoint, recipe_digest: str) -> Progress:
         raise CheckpointDamaged(
             f"the checkpoint of round {checkpoint.round} lacks {error}: it was written by another version"
         ) from error
+
+
+def is_marked(checkpoint: Checkpoint) -> bool:
+    return _MARKED in checkpoint.meta
 
 
 def _bases(tensors: Mapping[str, Tensor]) -> dict[int, dict[str, Tensor]]:

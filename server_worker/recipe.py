@@ -41,6 +41,11 @@ class FederationSettings(Settings):
     site_timeout_seconds: PositiveFloat = 60.0
     """A site without a worker for so long is not asked until it has one again."""
 
+    @property
+    def expected(self) -> int:
+        """Answers that are wanted before a round closes, as far as is known before it opens"""
+        return self.buffer_size if self.mode == "buffered" else self.clients_per_round + self.over_select
+
     @model_validator(mode="after")
     def _only_keys_of_its_mode(self) -> "FederationSettings":
         other = {"rounds": _BUFFERED_ONLY, "buffered": _ROUNDS_ONLY}[self.mode]

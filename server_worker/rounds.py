@@ -65,9 +65,12 @@ class RoundsLoop(Collecting):
         )
 
     def _ask(self, opened: OpenRound, model: Broadcast, progress: Progress) -> OpenRound:
-        unanswered = {client: opened.activations[client] for client in opened.awaited}
-        self._asking.ask(model, unanswered, progress.answered)
+        self._send(opened, opened.awaited, model, progress)
         return replace(opened, deadline=self._around.now() + self._recipe.federation.deadline_seconds)
+
+    def _send(self, opened: OpenRound, clients: Sequence[int], model: Broadcast, progress: Progress) -> None:
+        activations = {client: opened.activations[client] for client in clients}
+        self._asking.ask(model, activations, progress.answered)
 
     def _collect(
         self, opened: OpenRound, progress: Progress, model: Broadcast, fold: Fold, stamps: Stopwatch
@@ -93,6 +96,7 @@ class RoundsLoop(Collecting):
                 if self.inbox.is_empty or now() >= last_look:
                     raise self._too_few(opened)
             if now() - heard >= DEAD_TASK_SECONDS:
+                self._send(opened, self._asking.lost(opened.awaited), model, progress)
                 opened = self._give_up_on_dead_tasks(opened)
                 opened = self._give_up_on_absent_sites(opened, self._around.sites.present())
                 heard = now()

@@ -8,15 +8,16 @@ _ROUNDS_TOLD = 5
 
 
 class StatusTeller:
-    def __init__(self, tell: Callable[..., None]) -> None:
-        self._tell = tell
+    def __init__(self, tell: Callable[..., None], expected: int) -> None:
+        """`expected`: answers in a round of which nothing else is known yet"""
+        self._tell, self._expected = tell, expected
         self._rounds: list[dict[str, object]] = []
 
     def run_started(self, first_round: int, rounds: int) -> None:
         self._tell(state="running", round=first_round, rounds=rounds)
 
     def phase(self, round_number: int, name: str) -> None:
-        self._tell(round=round_number, phase=name, answered=0)
+        self._tell(round=round_number, phase=name, answered=0, selected=self._expected)
 
     def update_arrived(self, _round: int, _outcome: ClientOutcome, answered: int, selected: int) -> None:
         self._tell(answered=answered, selected=selected)

@@ -46,7 +46,7 @@ _RESTART_SECONDS = 0.2
 ROOT = Path(__file__).parents[1]
 
 
-def write_recipe(folder: Path, rounds: int, more: str = "", deadline: float = 300.0) -> Path:
+def write_recipe(folder: Path, rounds: int, more: str = "", deadline: float = 600.0) -> Path:
     path = folder / "recipe.toml"
     path.write_text(RECIPE.format(rounds=rounds, deadline=deadline) + more, encoding="utf-8")
     return path

@@ -71,7 +71,7 @@ def blobs_recipe(**changes: Any) -> Recipe:
         "client": {"epochs": 2, "batch_size": 16, "lr": 0.1},
         "server": {"epochs": 2, "batch_size": 10, "pretrain_epochs": 30, "lr": 0.1},
         "method": {"threshold": 0.6, "credibility": 2},
-        "federation": {"clients_per_round": 3, "deadline_seconds": 60.0},
+        "federation": {"clients_per_round": 3, "deadline_seconds": 600.0},
     }
     return make_recipe(merge(base, changes))
 

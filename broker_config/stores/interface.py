@@ -6,6 +6,8 @@ A ledger is opaque bytes; the store knows only generations.
 * `commit` is atomic and idempotent: a generation that exists is left as it is.
 * `open_activation` fences: afterwards commits of earlier activations are refused.
 * What was committed survives the death of whoever committed it.
+* `begin` leaves a mark that only a server may write or delete: without it a store has lost the run, whatever ledgers
+  were committed since.
 
 The board tells who is there and what they are doing: workers by site, servers by run. It may be forgotten.
 Calls may come from several threads at a time.
@@ -19,6 +21,12 @@ class Store(Protocol):
     @property
     def away_seconds(self) -> float:
         """For how long it could not be reached by those who asked, in all"""
+
+    def begin(self, run: str) -> None:
+        """The server is about to begin this run. Repeating it is harmless."""
+
+    def check_begun(self, run: str) -> None:
+        """Raises LedgerMissing if the run never began here, or if that was lost with all else that there was of it."""
 
     def open_activation(self, run: str, client: int, activation: int) -> None:
         """The server is about to ask `client` to train for the `activation`-th time. Repeating it is

@@ -25,6 +25,19 @@ class MemoryStore:
         self._lock = threading.Lock()
         self._board = MemoryBoard()
 
+    def begin(self, run: str) -> None:
+        check_run("run", run)
+        with self._lock:
+            self._shelf.write_mark(run)
+
+    def check_begun(self, run: str) -> None:
+        check_run("run", run)
+        with self._lock:
+            if not self._shelf.has_mark(run):
+                raise LedgerMissing(
+                    f"the store has lost all that it kept of run {run!r}: restore it from a backup, or start a new run"
+                )
+
     def open_activation(self, run: str, client: int, activation: int) -> None:
         _check_names(run, client, activation)
         with self._lock:

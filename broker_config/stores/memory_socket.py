@@ -14,6 +14,12 @@ class SocketStore:
     def __init__(self, path: Path) -> None:
         self._link = Link(path)
 
+    def begin(self, run: str) -> None:
+        self._link.ask("begin", {"run": run})
+
+    def check_begun(self, run: str) -> None:
+        self._link.ask("check_begun", {"run": run})
+
     def open_activation(self, run: str, client: int, activation: int) -> None:
         self._link.ask("open_activation", {"run": run, "client": client, "activation": activation})
 

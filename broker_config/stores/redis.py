@@ -16,7 +16,7 @@ from broker_config.schema import MAX_COUNT, check_count, check_run
 from broker_config.stores.batches import in_batches
 from broker_config.stores.memory import KEPT_GENERATIONS
 from broker_config.stores.redis_board import RedisBoard
-from broker_config.stores.redis_keys import clients_key, ledger_key, site_in
+from broker_config.stores.redis_keys import clients_key, ledger_key, run_key, site_in
 from broker_config.stores.redis_link import Client, NotOurs, RedisLink
 from broker_config.stores.shelves import Record
 from broker_config.topology import DEFAULT_SITE
@@ -49,6 +49,18 @@ class RedisStore:
     def check(self) -> None:
         """Raises BrokerRefused if this Redis or our rights in it cannot keep ledgers."""
         self._link.check()
+
+    def begin(self, run: str) -> None:
+        key = run_key(check_run("run", run))
+        self._link.ask(lambda redis: redis.set(key, "begun"))
+
+    def check_begun(self, run: str) -> None:
+        key = run_key(check_run("run", run))
+        if not self._link.ask(lambda redis: redis.strlen(key)):
+            raise LedgerMissing(
+                f"Redis at {self._link.where} has lost all that it kept of run {run!r}: it was emptied, runs without "
+                "persistence or is another one. Restore its append-only file, or start a new run"
+            )
 
     def open_activation(self, run: str, client: int, activation: int) -> None:
         check_count("activation", activation)

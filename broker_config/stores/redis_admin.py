@@ -73,6 +73,8 @@ class Examination:
     version: str
     wrong: tuple[str, ...]
     """One line each, that says what to do"""
+    unknown: tuple[str, ...]
+    """What this user cannot see"""
 
 
 def examine(url: str, own_key: str, foreign_key: str | None) -> Examination:
@@ -81,8 +83,9 @@ def examine(url: str, own_key: str, foreign_key: str | None) -> Examination:
     link = RedisLink(url, _PATIENCE)
     try:
         info: dict[str, Any] = link.ask(lambda redis: redis.info())
-        wrong = [*_unfit(info), *_wrong_rights(link, own_key, foreign_key)]
-        return Examination(link.where, str(info["redis_version"]), tuple(wrong))
+        forgets, may_forget = _forgotten_users(link, info)
+        wrong = [*_unfit(info), *forgets, *_wrong_rights(link, own_key, foreign_key)]
+        return Examination(link.where, str(info["redis_version"]), tuple(wrong), tuple(may_forget))
     finally:
         link.close()
 
@@ -111,6 +114,27 @@ def _unfit(info: Mapping[str, Any]) -> Iterator[str]:
     policy = str(info.get("maxmemory_policy", "noeviction"))
     if policy.startswith("allkeys"):
         yield f"maxmemory-policy {policy} may evict ledgers: set maxmemory-policy noeviction"
+
+
+def _forgotten_users(link: RedisLink, info: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """What is wrong, and what may be, with how it keeps its users through a restart."""
+
+    def look(redis: Client) -> str | None:
+        try:
+            if set(redis.acl_users()) <= {"default", b"default"}:
+                return "not needed"
+            return str(redis.config_get("aclfile").get("aclfile", ""))
+        except ResponseError:  # only an administrator may ask
+            return None
+
+    aclfile, remedy = link.ask(look), "give it an aclfile, then run fedil broker init again"
+    if aclfile is None:
+        return [], ["it must have an aclfile, else it forgets its users when it restarts"]
+    if aclfile:
+        return [], []
+    if info.get("config_file"):
+        return [], [f"when it restarts it forgets all users that its redis.conf does not name: {remedy}"]
+    return [f"it forgets its users when it restarts: {remedy}"], []
 
 
 def _wrong_rights(link: RedisLink, own_key: str, foreign_key: str | None) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
     fedil:{<site>/<run>}:ledger:<client>   hash: opened, first, kept, and each kept ledger under its activation
     fedil:{<site>/<run>}:clients           set: which clients have such a hash
+    fedil:run:{<run>}                      string: the run's mark, which only the server may write or delete
     fedil:board:{<topic>}                  sorted set: names by the millisecond at which they fade
     fedil:board:{<topic>}:<name>           string that expires: the facts as JSON
 
@@ -27,6 +28,11 @@ def clients_key(site: str, run: str) -> str:
     return f"fedil:{{{site}/{run}}}:clients"
 
 
+def run_key(run: str) -> str:
+    """Fits no pattern of a site's."""
+    return f"fedil:run:{{{run}}}"
+
+
 def site_in(clients_key: str) -> str:
     """The site that a name made by `clients_key` speaks of."""
     return clients_key.partition("{")[2].partition("/")[0]
@@ -35,6 +41,11 @@ def site_in(clients_key: str) -> str:
 def run_in(clients_key: str) -> str:
     """The run that it speaks of."""
     return clients_key.partition("/")[2].partition("}")[0]
+
+
+def marked_run_in(run_key: str) -> str:
+    """The run that a name made by `run_key` speaks of."""
+    return run_key.partition("{")[2].partition("}")[0]
 
 
 def board_key(topic: str) -> str:

@@ -167,7 +167,8 @@ class RedisLink:
                 return BrokerRefused(f"Redis at {self.where} wants a password: put it into the store's URL")
             return BrokerRefused(
                 f"Redis at {self.where} does not let in user {self._user!r} ({said.rstrip('.')}): "
-                "check name and password in the store's URL"
+                "check name and password in the store's URL. A Redis without an aclfile forgets its users when it "
+                "restarts: then run fedil broker init again"
             )
         if isinstance(error, NoPermissionError):
             return BrokerRefused(

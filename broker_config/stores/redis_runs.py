@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from broker_config.errors import MessageRejected
 from broker_config.patient import Patience
 from broker_config.schema import check_run
-from broker_config.stores.redis_keys import clients_key, ledger_key, run_in, site_in
+from broker_config.stores.redis_keys import clients_key, ledger_key, marked_run_in, run_in, run_key, site_in
 from broker_config.stores.redis_link import Client, NotOurs, RedisLink
 
 _PATIENCE = Patience(seconds=5.0)
@@ -28,21 +28,21 @@ class RunsInRedis:
         self._link = link
 
     def ledgers(self) -> dict[str, int]:
-        """Run → how many clients have a ledger. Walks all keys."""
-        counts: Counter[str] = Counter()
+        """Run → how many clients have a ledger; also of runs that have only begun. Walks all keys."""
+        counts = Counter(dict.fromkeys(map(marked_run_in, self._keys(run_key("*"))), 0))
         for key in self._keys(clients_key("*", "*")):
             if _is_run(run_in(key)):
                 counts[run_in(key)] += self._count(key)
         return dict(counts)
 
     def forget(self, run: str) -> int:
-        """Deletes the ledgers of a run, and says how many. The lists of clients go last: repeated after a fall in the
-        middle, it still finds the run."""
+        """Deletes the ledgers of a run, and says how many. The lists of clients and the run's mark go last: repeated
+        after a fall in the middle, it still finds the run."""
         check_run("run", run)
         lists = list(self._keys(clients_key("*", run)))
         ledgers = [key for each in lists for key in self._keys(_ledgers_at(site_in(each), run))]
         self._delete(ledgers)
-        self._delete(lists)
+        self._delete([*lists, run_key(run)])
         return len(ledgers)
 
     def _keys(self, pattern: str) -> Iterator[str]:

@@ -24,6 +24,10 @@ class Record:
 
 
 class Shelf(Protocol):
+    def write_mark(self, run: str) -> None: ...
+
+    def has_mark(self, run: str) -> bool: ...
+
     def record(self, run: str, client: int) -> Record: ...
 
     def write_record(self, run: str, client: int, record: Record) -> None: ...
@@ -42,6 +46,13 @@ class DictShelf:
     def __init__(self) -> None:
         self._records: dict[tuple[str, int], Record] = {}
         self._ledgers: dict[tuple[str, int, int], bytes] = {}
+        self._marks: set[str] = set()
+
+    def write_mark(self, run: str) -> None:
+        self._marks.add(run)
+
+    def has_mark(self, run: str) -> bool:
+        return run in self._marks
 
     def record(self, run: str, client: int) -> Record:
         return self._records.get((run, client), Record())
@@ -63,13 +74,21 @@ class DictShelf:
 
 
 class DirectoryShelf:
-    """<directory>/<run>/<client>/ holds `record` and one `<activation>.ledger` per generation kept.
+    """<directory>/<run>/<client>/ holds `record` and one `<activation>.ledger` per generation kept; `begun` beside them
+    is the mark of the run.
 
     Files are read when asked for, so a damaged one stops only the client whose it is.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+
+    def write_mark(self, run: str) -> None:
+        make_directory(self._directory / run)
+        write_atomically(self._mark_path(run), [b""])
+
+    def has_mark(self, run: str) -> bool:
+        return self._mark_path(run).exists()
 
     def record(self, run: str, client: int) -> Record:
         home = self._home(run, client)
@@ -109,6 +128,9 @@ class DirectoryShelf:
 
     def clients(self, run: str) -> Iterator[int]:
         return (int(home.name) for home in (self._directory / run).glob("*") if home.name.isdecimal())
+
+    def _mark_path(self, run: str) -> Path:
+        return self._directory / run / "begun"
 
     def _home(self, run: str, client: int) -> Path:
         return self._directory / run / str(client)

@@ -86,6 +86,24 @@ def topic() -> str:
     return f"workers.{uuid.uuid4().hex}"
 
 
+def test_a_run_has_begun_when_its_server_has_said_so_whatever_clients_have_committed(
+    connect: Connect, store: Store, run: str
+) -> None:
+    store.commit(run, 7, 1, b"ledger")
+    store.begin(f"{run}-other")
+    with pytest.raises(LedgerMissing, match=rf"lost all .* '{run}'.* start a new run"):
+        store.check_begun(run)
+    for _ in range(2):
+        connect().begin(run)
+        store.check_begun(run)
+    assert store.clients(run) == [7]
+    assert store.latest(run) == {7: (1, b"ledger")}
+    with pytest.raises(MessageRejected, match="run"):
+        store.begin("a/b")
+    with pytest.raises(MessageRejected, match="run"):
+        store.check_begun("a/b")
+
+
 def test_a_client_that_never_committed_has_no_ledger(store: Store, run: str) -> None:
     store.open_activation(run, 7, 1)
     assert store.read(run, 7, 1) is None

@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from redis import Redis as Client
 
 from broker_config.addresses import BROKER_URL, STORE_URL
-from broker_config.definitions import ADMIN_USER, permission, rabbitmq_password_hash
+from broker_config.definitions import ADMIN_USER, permission, rabbitmq_password_hash, redis_rules
 from ops.broker_accounts import MANAGEMENT_URL
 from ops.cli import main
 from ops.services import private_redis
@@ -177,6 +178,37 @@ def test_a_redis_that_loses_ledgers_is_wrong(lines: Check, tmp_path: Path) -> No
     assert keeping.endswith("set appendonly yes")
     assert evicting.endswith("set maxmemory-policy noeviction")
     assert open_to_all.endswith("ACL SETUSER default off")
+
+
+def test_a_redis_that_forgets_its_users_is_wrong_for_who_can_see_it(lines: Check, tmp_path: Path) -> None:
+    with needed(lambda: private_redis(tmp_path)) as redis:
+        with Client.from_url(redis.url) as admin:
+            admin.execute_command("ACL", "SETUSER", "admin", "on", ">word", *redis_rules("admin"))
+            admin.execute_command("ACL", "SETUSER", "server", "on", ">word", *redis_rules("server"))
+            admin.execute_command("ACL", "SETUSER", "default", "off")
+        code, found = lines("--store", redis.url.replace("//", "//admin:word@"))
+        assert (code, found["unknown"]) == (1, [])
+        assert found["wrong"][0].endswith("give it an aclfile, then run fedil broker init again")
+        code, found = lines("--store", redis.url.replace("//", "//server:word@"))
+        assert (code, found["wrong"]) == (0, [])
+        assert "it must have an aclfile" in found["unknown"][0]
+
+
+def test_who_can_see_that_a_redis_keeps_its_users_is_told_nothing_of_it(
+    brokers: Brokers, lines: Check
+) -> None:
+    code, found = lines("--store", brokers.store_url(ADMIN_USER))
+    assert (code, found["wrong"], found["unknown"]) == (0, [], [])
+
+
+def test_users_of_a_redis_that_are_gone_after_its_restart_are_said_to_be_perhaps(
+    lines: Check, tmp_path: Path
+) -> None:
+    with needed(lambda: private_redis(tmp_path)) as redis:
+        code, found = lines("--store", redis.url.replace("//", "//server:word@"))
+    assert code == 1
+    assert "does not let in user 'server'" in found["wrong"][0]
+    assert found["wrong"][0].endswith("then run fedil broker init again")
 
 
 def test_a_site_that_reads_ledgers_of_others_is_wrong(lines: Check, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from broker_config.addresses import BROKER_URL, STORE_URL
 from broker_config.definitions import ADMIN_USER
 from broker_config.errors import ModelMissing
 from broker_config.stores import connect_store
-from broker_config.stores.redis_keys import clients_key, ledger_key
+from broker_config.stores.redis_keys import clients_key, ledger_key, run_key
 from broker_config.topology import DEAD_LETTERS, RUN_KINDS, RUNS_TOPIC, tasks_queue, updates_queue
 from broker_config.transports import connect_transport
 from broker_config.transports.interface import Transport
@@ -55,6 +55,8 @@ def begin(server: Transport, brokers: Brokers, run: str, clients: dict[str, list
     server.append_model(run, 1, [b"weights"])
     for body in (b"update", BIG):
         server.publish(updates_queue(run), [body])
+    with closing(connect_store(brokers.store_url("server"))) as store:
+        store.begin(run)
     for site, numbers in clients.items():
         with closing(
             connect_store(brokers.store_url("server"), site_of=dict.fromkeys(numbers, site).__getitem__)
@@ -177,7 +179,7 @@ def test_a_retired_run_leaves_nothing_and_the_others_all(
     assert len(bodies(brokers)) == 1
     with Client.from_url(brokers.store_url(ADMIN_USER)) as admin:
         kept = {key.decode() for key in admin.keys("fedil:*")}
-    assert kept == {clients_key("north", "old-2"), ledger_key("north", "old-2", 1)}
+    assert kept == {clients_key("north", "old-2"), ledger_key("north", "old-2", 1), run_key("old-2")}
     assert "knows" not in said
     assert "know of no run 'old'" in complaint(capsys, "retire", "old", "--ledgers")
     server.retire("old-2")
@@ -195,6 +197,18 @@ def test_ledgers_stay_unless_they_are_named(
     # And can be removed later, when there is nothing else of it.
     assert main(["broker", "retire", "kept", "--ledgers"]) == 0
     assert "removed 1 ledgers" in capsys.readouterr().out
+
+
+def test_a_run_that_has_only_begun_is_known_until_it_is_removed(
+    brokers: Brokers, server: Transport, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin(server, brokers, "begun", {})
+    assert main(["broker", "retire", "begun"]) == 0
+    capsys.readouterr()
+    assert runs(capsys)["begun"]["ledgers"] == 0
+    assert main(["broker", "retire", "begun", "--ledgers"]) == 0
+    capsys.readouterr()
+    assert runs(capsys) == {}
 
 
 def test_a_run_that_somebody_leads_is_not_retired(

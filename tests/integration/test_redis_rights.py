@@ -16,6 +16,7 @@ from broker_config.stores.redis_keys import (
     clients_key,
     ledger_key,
     notice_key,
+    run_key,
     server_rules,
     site_rules,
 )
@@ -72,7 +73,21 @@ def test_the_rights_suffice_for_all_that_a_site_and_the_server_do(login: Login, 
     assert server.record(RUN, 7).kept == (2, 3)
     north.withdraw(workers_topic("north"), "worker")
     server.withdraw(RUNS_TOPIC, RUN)
+    server.begin(RUN)
+    server.check_begun(RUN)
     assert admin.acl_log() == []
+
+
+def test_a_site_neither_writes_nor_deletes_the_mark_of_a_run(own_redis: Service, login: Login) -> None:
+    north, server = login("north"), login("server")
+    with pytest.raises(BrokerRefused, match="'north' has too few rights"):
+        north.begin(RUN)
+    server.begin(RUN)
+    with Client.from_url(own_redis.url.replace("//", "//north:word@")) as client:
+        for command in ("DEL {}", "SET {} x PX 1", "HSET {} field value", "STRLEN {}"):
+            with pytest.raises(NoPermissionError):
+                client.execute_command(*command.format(run_key(RUN)).split())
+    server.check_begun(RUN)
 
 
 def test_a_site_reaches_no_ledger_of_another(own_redis: Service, login: Login) -> None:

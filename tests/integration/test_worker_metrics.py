@@ -25,7 +25,7 @@ from tests.exposition import by_label, promtool_complaints, value
 from tests.federation import Over, OverBrokers, blobs_recipe
 from tests.integration.test_worker_process import Site
 
-PATIENCE = 120.0
+PATIENCE = 600.0
 
 
 def asked(place: str, path: str) -> tuple[int, bytes]:

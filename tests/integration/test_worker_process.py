@@ -24,7 +24,7 @@ from tests.integration.gated_network import Gate
 from tests.unit.client_worker.bench import TASKS, UPDATES, Bench
 
 GATED = "tests.integration.gated_network:gated"
-PATIENCE = 120.0
+PATIENCE = 600.0
 
 
 class Site:

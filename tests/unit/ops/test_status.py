@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -114,6 +114,7 @@ RUNS = facts_like(RUN | {"verdict": "", "note": ""} | {"recent": [{}], "sites": 
 )
 
 
+@settings(deadline=None)
 @given(
     st.dictionaries(st.text(), RUNS | JSON, max_size=2),
     st.dictionaries(

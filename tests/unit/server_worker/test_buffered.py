@@ -187,8 +187,8 @@ def test_when_everybody_refuses_the_run_ends_and_says_why(tmp_path: Path) -> Non
 
 
 def test_a_client_that_does_not_answer_in_time_is_given_up_and_replaced(tmp_path: Path) -> None:
-    clock = Clock()
-    federation = Federation(buffered(rounds=1, in_flight=3), tmp_path, clock=clock)
+    clock, recipe = Clock(), buffered(rounds=1, in_flight=3, deadline_seconds=60.0)
+    federation = Federation(recipe, tmp_path, clock=clock)
     with served(federation) as (server, hands):
         silent = hands.take(2)
         (task,) = hands.take(1)
@@ -208,7 +208,7 @@ def test_a_client_that_does_not_answer_in_time_is_given_up_and_replaced(tmp_path
 
 def test_silence_ends_the_run_and_says_what_to_do(tmp_path: Path) -> None:
     clock = Clock()
-    federation = Federation(buffered(), tmp_path, clock=clock)
+    federation = Federation(buffered(deadline_seconds=60.0), tmp_path, clock=clock)
     with served(federation) as (server, hands):
         hands.take(4)
         clock.now = 60.0

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from broker_config.errors import FedILError
+from broker_config.errors import FedILError, LedgerMissing
+from broker_config.stores.memory import MemoryStore
 from tests.federation import Federation, blobs_recipe
 
 
@@ -23,3 +24,51 @@ def test_a_checkpoint_that_the_ledgers_have_left_behind_is_named_as_such(tmp_pat
         FedILError, match="ahead of its newest checkpoint: restore the run's folder and the store"
     ):
         again.coordinator().run()
+
+
+def test_a_store_restored_from_an_older_copy_while_a_client_trained_is_not_taken_for_one_that_is_ahead(
+    tmp_path: Path,
+) -> None:
+    recipe = blobs_recipe(rounds=4, split={"clients": 3})
+    federation = Federation(recipe, tmp_path)
+    federation.diary.on_update = lambda number, answered: (
+        federation.stop.set() if (number, answered) == (3, 1) else None
+    )
+    assert federation.play() is None
+    again = Federation(recipe, tmp_path)
+    again.store = MemoryStore(tmp_path / "restored")
+    again.store.begin(recipe.name)
+    for client in range(3):
+        again.store.commit(recipe.name, client, 1, b"of the older copy")
+    again.store.commit(recipe.name, 0, 3, b"of the task that was under way")
+    with pytest.raises(LedgerMissing, match="committed and is gone"):
+        again.coordinator().run()
+
+
+def test_a_run_of_an_earlier_version_is_marked_when_it_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = blobs_recipe(rounds=2)
+    undisturbed = Federation(recipe, tmp_path / "undisturbed")
+    undisturbed.play()
+    earlier = Federation(recipe, tmp_path / "earlier")
+    earlier.diary.on_update = lambda number, _: earlier.stop.set() if number == 2 else None
+    with monkeypatch.context() as patch:
+        patch.setattr("server_worker.progress._MARKED", "a word that nobody looks for")
+        assert earlier.play() is None
+    (earlier.directory / "ledgers" / recipe.name / "begun").unlink()
+    again = Federation(recipe, earlier.directory, broker=earlier.broker)
+    assert again.play() is not None
+    assert again.fingerprint() == undisturbed.fingerprint()
+    again.store.check_begun(recipe.name)
+
+
+def test_a_store_that_has_lost_the_mark_is_not_gone_on_with_though_all_ledgers_are_there(
+    tmp_path: Path,
+) -> None:
+    federation = Federation(blobs_recipe(rounds=2), tmp_path)
+    federation.diary.on_update = lambda number, _: federation.stop.set() if number == 1 else None
+    assert federation.play() is None  # before anybody's answer was in a checkpoint
+    (tmp_path / "ledgers" / federation.recipe.name / "begun").unlink()
+    with pytest.raises(LedgerMissing, match="has lost all"):
+        Federation(federation.recipe, tmp_path, broker=federation.broker).play()

@@ -288,7 +288,8 @@ class Absence:
 
 
 def test_time_in_which_the_broker_was_away_does_not_count_for_a_rounds_deadline(tmp_path: Path) -> None:
-    federation = Federation(blobs_recipe(rounds=1, federation={"quorum": 0.3}), tmp_path)
+    recipe = blobs_recipe(rounds=1, federation={"quorum": 0.3, "deadline_seconds": 60.0})
+    federation = Federation(recipe, tmp_path)
     absence = Absence(federation)
     with served(federation) as (server, hands):
         *tasks, silent = hands.take(3)
@@ -305,8 +306,8 @@ def test_time_in_which_the_broker_was_away_does_not_count_for_a_rounds_deadline(
 
 
 def test_time_in_which_the_broker_was_away_does_not_count_for_a_clients_deadline(tmp_path: Path) -> None:
-    recipe = blobs_recipe(rounds=1, federation={"mode": "buffered", "in_flight": 3, "buffer_size": 3})
-    federation, told = Federation(recipe, tmp_path), list[int]()
+    buffered = {"mode": "buffered", "in_flight": 3, "buffer_size": 3, "deadline_seconds": 60.0}
+    federation, told = Federation(blobs_recipe(rounds=1, federation=buffered), tmp_path), list[int]()
     federation.diary.on_update = lambda _, answered: told.append(answered)
     absence = Absence(federation)
     with served(federation) as (server, hands):

@@ -1,0 +1,81 @@
+"""Somebody deletes a site's queue in the middle of a run: its clients are asked again, and no bit changes."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ops.services import Service
+from tests.federation import SOON, Federation, Hands, Over, OverBrokers, at_work, blobs_recipe
+from tests.integration.rabbitmq_peeking import delete_queue
+
+BUFFERED = {"mode": "buffered", "in_flight": 3, "buffer_size": 3}
+IN_BOTH_MODES = pytest.mark.parametrize("federation", [{}, BUFFERED], ids=["rounds", "buffered"])
+
+
+def check_outcome(over_brokers: OverBrokers, folder: Path) -> None:
+    assert any(f"{over_brokers.site} was deleted" in note for note in over_brokers.diary.notes)
+    if over_brokers.recipe.federation.mode == "rounds":  # in buffered mode the order of answers decides
+        undisturbed = Federation(over_brokers.recipe, folder)
+        undisturbed.play()
+        assert over_brokers.digests() == undisturbed.digests()
+
+
+@IN_BOTH_MODES
+def test_clients_whose_tasks_went_with_their_queue_are_asked_again(
+    over: Over, rabbitmq: Service, tmp_path: Path, federation: dict[str, Any]
+) -> None:
+    over_brokers = over(blobs_recipe(federation=federation))
+    hands, served = Hands(over_brokers), over_brokers.serve()
+    for task in hands.take(3):
+        hands.give_back(task)
+    hands.transport.close()
+    delete_queue(rabbitmq.url, hands.tasks)
+    with at_work(over_brokers.participant()):
+        assert served.result(SOON).rounds_done == over_brokers.recipe.rounds
+    check_outcome(over_brokers, tmp_path / "undisturbed")
+
+
+@IN_BOTH_MODES
+def test_a_queue_that_is_deleted_while_its_workers_train_and_wait_stops_nobody(
+    over: Over, rabbitmq: Service, tmp_path: Path, federation: dict[str, Any]
+) -> None:
+    over_brokers = over(blobs_recipe(federation=federation))
+    hands, served = Hands(over_brokers), over_brokers.serve()
+    (task,) = hands.take(1)
+    update, deleted = hands.train(task), threading.Event()
+
+    def delete(_: int, answered: int) -> None:
+        if (
+            answered == 2 and not deleted.is_set()
+        ):  # the other worker waits for a task, and this one still trains
+            delete_queue(rabbitmq.url, hands.tasks)
+            deleted.set()
+
+    over_brokers.diary.on_update = delete
+    with at_work(over_brokers.participant()):
+        assert deleted.wait(SOON)
+        hands.send(update)
+        hands.settle(task)
+        assert served.result(SOON).rounds_done == over_brokers.recipe.rounds
+    check_outcome(over_brokers, tmp_path / "undisturbed")
+
+
+@IN_BOTH_MODES
+def test_a_queue_that_is_deleted_before_tasks_are_sent_to_it_ends_no_run(
+    over: Over, rabbitmq: Service, tmp_path: Path, federation: dict[str, Any]
+) -> None:
+    over_brokers = over(blobs_recipe(federation=federation))
+    hands = Hands(over_brokers)
+    hands.transport.close()
+
+    def delete(round_number: int, name: str) -> None:
+        if (round_number, name) == (2, "broadcast"):
+            delete_queue(rabbitmq.url, hands.tasks)
+
+    over_brokers.diary.phase = delete  # type: ignore[method-assign]
+    served = over_brokers.serve()
+    with at_work(over_brokers.participant()):
+        assert served.result(SOON).rounds_done == over_brokers.recipe.rounds
+    check_outcome(over_brokers, tmp_path / "undisturbed")
