@@ -24,7 +24,7 @@ import io
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 
@@ -43,21 +43,30 @@ class Shards(Protocol):
 
 
 class ShardFolder:
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        try:
-            self._inputs = np.load(directory / _INPUTS, mmap_mode="r", allow_pickle=False)
-            self._offsets = np.load(directory / _OFFSETS, allow_pickle=False)
-            numbered = (directory / _CLIENTS).exists()
-            clients = np.load(directory / _CLIENTS, allow_pickle=False) if numbered else None
-        except (OSError, ValueError) as error:
-            raise DataError(
-                f"no shards in {directory} ({_why(error)}): make them, see fedil shards --help"
-            ) from error
+    def __init__(self, directory: Path, remedy: str = "make them anew, see fedil shards --help") -> None:
+        """`remedy`: what helps if they are damaged."""
+        self._directory, self._remedy = directory, remedy
+        self._inputs = self._read(_INPUTS, mmap_mode="r")
+        self._offsets = self._read(_OFFSETS)
         self._check_offsets()
-        clients = np.arange(len(self._offsets) - 1) if clients is None else clients
+        numbered = (directory / _CLIENTS).exists()
+        clients = self._read(_CLIENTS) if numbered else np.arange(len(self._offsets) - 1)
         self._check_clients(clients)
         self._places = {int(client): place for place, client in enumerate(clients)}
+
+    def _read(self, name: str, mmap_mode: Literal["r"] | None = None) -> np.ndarray:
+        path = self._directory / name
+        try:
+            found = np.load(path, mmap_mode=mmap_mode, allow_pickle=False)
+        except FileNotFoundError as error:
+            raise DataError(f"no shards in {self._directory} (it has no {name}): {self._remedy}") from error
+        except OSError as error:
+            raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+        except (ValueError, EOFError) as error:  # numpy's words are about pickles, which nobody here writes
+            raise self._damaged(f"{name} is damaged") from error
+        if not isinstance(found, np.ndarray):  # numpy also reads archives
+            raise self._damaged(f"{name} is damaged")
+        return found
 
     def _check_offsets(self) -> None:
         inputs, offsets = self._inputs, self._offsets
@@ -75,7 +84,7 @@ class ShardFolder:
             raise self._damaged(f"{_CLIENTS} must name every client once, by a number from 0 up")
 
     def _damaged(self, why: str) -> DataError:
-        return DataError(f"the shards in {self._directory} contradict themselves: {why}")
+        return DataError(f"the shards in {self._directory} cannot be used: {why}; {self._remedy}")
 
     @property
     def clients(self) -> tuple[int, ...]:
@@ -91,12 +100,6 @@ class ShardFolder:
 
         place = self._places[client]
         return torch.from_numpy(np.array(self._inputs[self._offsets[place] : self._offsets[place + 1]]))
-
-
-def _why(error: OSError | ValueError) -> str:
-    if isinstance(error, FileNotFoundError):
-        return f"it has no {Path(error.filename).name}"
-    return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
 def has_shards(directory: Path) -> bool:

@@ -11,13 +11,14 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, m
 
 
 class Settings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    # Strict: `true` is not the number 1, and "1" is none. A whole number still is a float.
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
 
 
 class DataSettings(Settings):
     name: str = "digits"
     """A registered dataset, or `module:callable` of your own."""
-    root: Path | None = None
+    root: Path | None = Field(default=None, strict=False)
     """Where the files are; FEDIL_DATA is used by the command line when this is not set."""
     download: bool = False
     options: dict[str, Any] = {}
@@ -114,7 +115,7 @@ class FedILSettings(Settings):
     """ξb"""
     weight_credible: float = Field(default=1.0, ge=0.0)
     """ξc"""
-    promote_lag: Literal[0, 1] = 1
+    promote_lag: int = Field(default=1, ge=0, le=1)
     """0: a promoted sample takes part in ξc from the same activation on; 1: from the next (eq. 20)."""
     client_init: Literal["global", "server"] = "global"
     """Clients start from θ′ (paper) or from θ₀."""

@@ -53,6 +53,9 @@ class FlatModel:
         self.params = torch.cat([p.detach().reshape(-1) for _, p in trainable])
         self.grads = torch.zeros_like(self.params)
         self._point_into_the_vectors([p for _, p in trainable])
+        for name, buffer in module.named_buffers():
+            if buffer.is_floating_point() and buffer.dtype != torch.float32:
+                raise NetworkError(f"buffer {name} is {buffer.dtype}; only float32 is supported")
         self._buffers = [b for _, b in module.named_buffers() if b.is_floating_point()]
         # Counters (BatchNorm's num_batches_tracked) are not sent, so every load begins with them as built;
         # otherwise one client's training would show in the next one's.

@@ -2,31 +2,72 @@
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from traceback import walk_tb
 from typing import Any
 
-from fedil_model.errors import SettingError
+from fedil_model.errors import LearningError, SettingError
 
 
 def is_plugin(name: str) -> bool:
     return ":" in name
 
 
-def load_callable(path: str) -> Callable[..., Any]:
+def load_callable(setting: str, path: str) -> Callable[..., Any]:
+    """`setting` is the one that named it."""
     module_name, _, callable_name = path.partition(":")
     if not module_name or not callable_name:
-        raise SettingError(f"{path!r} is not of the form 'module:callable'")
-    try:
-        found: object = getattr(importlib.import_module(module_name), callable_name, None)
-    except ImportError as error:
-        raise SettingError(
-            f"{path!r}: cannot import {module_name!r} ({error}); is its folder on PYTHONPATH?"
-        ) from error
+        raise SettingError(f"{setting}={path} is not of the form 'module:callable'")
+    with users_code(setting, path):
+        try:
+            module = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            # Another name is that of something which the user's module imports.
+            if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+                raise
+            raise SettingError(
+                f"{setting}={path}: cannot import {module_name!r} ({error}); is its folder on PYTHONPATH?"
+            ) from error
+    found: object = getattr(module, callable_name, None)
     if found is None:
-        raise SettingError(f"{path!r}: module {module_name!r} has no {callable_name!r}")
+        raise SettingError(f"{setting}={path}: module {module_name!r} has no {callable_name!r}")
     if not callable(found):
-        raise SettingError(f"{path!r} is a {type(found).__name__}, not a callable")
+        raise SettingError(f"{setting}={path} is a {type(found).__name__}, not a callable")
     return found
+
+
+@contextmanager
+def users_code(setting: str, path: str, call: str = "") -> Iterator[None]:
+    """What a user's own code raises in here becomes one line that names the setting, the error and its place. Our own
+    code has no such excuse: its errors stay as they are."""
+    try:
+        yield
+    except LearningError:
+        raise
+    except Exception as error:
+        if not is_plugin(path):
+            raise
+        raise SettingError(": ".join(filter(None, (f"{setting}={path}", call, told(error, path))))) from error
+
+
+def told(error: Exception, path: str) -> str:
+    """`ValueError: what it says (file:line)`, in one line; the place is the innermost one in the user's package."""
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    said = ": ".join(filter(None, (type(error).__name__, " ".join(text.split()))))
+    place = _place(error, path.partition(":")[0].partition(".")[0])
+    return f"{said} ({place})" if place else said
+
+
+def _place(error: Exception, package: str) -> str:
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}"
+    places = [
+        f"{frame.f_code.co_filename}:{line}"
+        for frame, line in walk_tb(error.__traceback__)
+        if str(frame.f_globals.get("__name__")).partition(".")[0] == package
+    ]
+    return places[-1] if places else ""
 
 
 def call_with_options(setting: str, make: Callable[..., Any], *given: Any, options: dict[str, Any]) -> Any:

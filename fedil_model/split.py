@@ -6,6 +6,7 @@ A split can be kept beside the results: all methods of one table must share it.
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -94,6 +95,20 @@ def _positions(written: Any) -> np.ndarray:
     if not isinstance(written, list) or not all(type(position) is int for position in written):
         raise ValueError("positions must be a list of whole numbers")
     return np.array(written, dtype=np.int64)
+
+
+def refuse_missing_classes(labels: np.ndarray, class_names: Sequence[str], settings: SplitSettings) -> None:
+    """A stratified split promises labels of every class."""
+    if settings.partition == "elsewhere" or settings.label_split != "stratified":
+        return
+    present = set(np.unique(labels).tolist())
+    missing = [name for label, name in enumerate(class_names) if label not in present]
+    if missing:
+        shown = ", ".join(map(repr, missing[:10])) + (", …" if len(missing) > 10 else "")
+        raise DataError(
+            f'the training data has no sample of {shown}; split.label_split="stratified" needs one a class at '
+            'least (or use "random")'
+        )
 
 
 def make_split(labels: np.ndarray, num_classes: int, settings: SplitSettings, seed: int) -> Split:

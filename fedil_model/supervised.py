@@ -1,5 +1,6 @@
 """Training on labelled data: the server's step of every method here, and the server-only floor."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -32,14 +33,17 @@ def train_supervised(
     strong_weight: float,
     generator: torch.Generator,
     precision: Autocast = "off",
+    check_stop: Callable[[], None] = lambda: None,
 ) -> Supervised:
-    """Eq. 22, with the loss that it means: cross-entropy of the weak view against the true label."""
+    """Eq. 22, with the loss that it means: cross-entropy of the weak view against the true label. `check_stop` is
+    called with every batch, and may raise."""
     optimiser = FlatSGD(model, settings, lr)
     model.module.train()
     epoch_loss = torch.zeros((), device=model.device)
     for _ in range(epochs):
         epoch_loss = torch.zeros((), device=model.device)
         for batch in shuffled_batches(len(samples.labels), settings.batch_size, generator, model.device):
+            check_stop()
             raw, labels_B = samples.inputs[batch], samples.labels[batch]
             inputs, weights = [views.weak(raw, generator)], [1.0]
             if strong_weight > 0.0:

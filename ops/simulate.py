@@ -16,9 +16,10 @@ from broker_config.durable import write_atomically
 from broker_config.embedded import serve
 from broker_config.stores.memory import MemoryStore
 from broker_config.transports.memory import EmbeddedBroker, MemoryTransport
-from client_worker.shards import has_shards, write_shards
+from client_worker.shards import ShardFolder, has_shards, write_shards
 from fedil_model.evaluate import accuracy
 from fedil_model.methods import make_method
+from fedil_model.networks.normalisation import refresh_statistics
 from fedil_model.parameters import FlatModel
 from fedil_model.plugins import is_plugin
 from fedil_model.precision import choose_device, repeatable_on, seeded
@@ -86,7 +87,7 @@ def simulate(
         url = stack.enter_context(serve(broker, store, short / "broker")).url
         arguments = _worker_arguments(recipe, url, where, chosen)
         pool = stack.enter_context(WorkerPool(arguments, workers, where.logs, watcher, stop))
-        baseline = _baseline(where, recipe, materials, watcher)
+        baseline = _baseline(where, recipe, materials, watcher, stop)
         watch.live.tell(baseline=baseline)
         evaluator = materials.evaluator(recipe)
         stack.callback(evaluator.close)
@@ -124,6 +125,7 @@ def simulate(
 
 def _write_missing_shards(where: RunDir, materials: Materials) -> None:
     if has_shards(where.shards):
+        ShardFolder(where.shards, remedy="delete that folder, and --resume makes it anew")
         return
     inputs, clients = materials.train.inputs, materials.split.clients
     write_shards(
@@ -146,15 +148,31 @@ def _run(coordinator: Coordinator) -> Progress | None:
         return None
 
 
-def _baseline(where: RunDir, recipe: Recipe, materials: Materials, watcher: Watcher) -> float | None:
-    """The floor: the same network trained on the same labels and nothing else."""
+def _baseline(
+    where: RunDir, recipe: Recipe, materials: Materials, watcher: Watcher, stop: threading.Event
+) -> float | None:
+    """The floor: the same network trained on the same labels and nothing else. None if it was left out, or asked to
+    stop before it was known: the next life measures it."""
     if recipe.baseline_epochs == 0:
         return None
-    if where.baseline.exists():
-        known = json.loads(where.baseline.read_text(encoding="utf-8"))
-        if known["epochs"] == recipe.baseline_epochs:
-            return float(known["accuracy"])
+    known = _known_baseline(where, recipe.baseline_epochs)
+    if known is not None:
+        return known
     watcher.phase(0, "baseline")
+    try:
+        found = _measure_baseline(recipe, materials, stop)
+    except Stopped:
+        return None
+    fields = {"accuracy": found, "epochs": recipe.baseline_epochs, "labels": len(materials.labelled.labels)}
+    write_atomically(where.baseline, [json.dumps(fields).encode()])
+    return found
+
+
+def _measure_baseline(recipe: Recipe, materials: Materials, stop: threading.Event) -> float:
+    def check_stop() -> None:
+        if stop.is_set():
+            raise Stopped
+
     dataset, labelled, device = materials.dataset, materials.labelled, materials.device
     seed = derive_seed(recipe.seed, "baseline")
     model = FlatModel(network_of(recipe, dataset), device)
@@ -169,8 +187,19 @@ def _baseline(where: RunDir, recipe: Recipe, materials: Materials, watcher: Watc
             strong_weight=recipe.server.pretrain_strong_weight,
             generator=torch.Generator().manual_seed(seed),
             precision=recipe.autocast,
+            check_stop=check_stop,
         )
-    found = accuracy(model.module, materials.test, dataset.views)
-    fields = {"accuracy": found, "epochs": recipe.baseline_epochs, "labels": len(labelled.labels)}
-    write_atomically(where.baseline, [json.dumps(fields).encode()])
-    return found
+    # Static batch norm leaves no statistics behind; a network without it is not touched.
+    refresh_statistics(
+        model.module, (dataset.views.plain(part) for part in torch.split(labelled.inputs, 500))
+    )
+    return accuracy(model.module, materials.test, dataset.views)
+
+
+def _known_baseline(where: RunDir, epochs: int) -> float | None:
+    """None if it is another's, or cannot be read: it is measured again, from the same seed."""
+    try:
+        known = json.loads(where.baseline.read_text(encoding="utf-8"))
+        return float(known["accuracy"]) if known["epochs"] == epochs else None
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None

@@ -42,6 +42,7 @@ class Coordinator:
     ) -> None:
         self._run, self._recipe, self._method, self._labelled = run, recipe, method, labelled
         self._around = around
+        method.check_stop = around.check_stop
         self._reporter = Reporter(recipe, around)
         self._asking = Asking(run, recipe, around)
         parts = (run, recipe, method, labelled, around, self._reporter)

@@ -5,6 +5,7 @@ from typing import TypeVar
 
 from broker_config.errors import FedILError
 from fedil_model.errors import LearningError
+from server_worker.surroundings import Stopped
 
 _T = TypeVar("_T")
 
@@ -16,7 +17,7 @@ class Superseded(FedILError):
 def named(what: str, step: Callable[[], _T]) -> _T:
     try:
         return step()
-    except (FedILError, LearningError):
+    except (FedILError, LearningError, Stopped):
         raise
     except Exception as error:
         raise FedILError(f"{what} failed: {type(error).__name__}: {error}") from error

@@ -8,12 +8,13 @@ from torch import nn
 
 from broker_config.durable import write_atomically
 from fedil_model.datasets import open_dataset
+from fedil_model.datasets.checking import check_views
 from fedil_model.datasets.interface import Dataset, Samples
 from fedil_model.errors import DataError
 from fedil_model.networks import build_network
 from fedil_model.parameters import FlatModel
 from fedil_model.seeding import derive_seed
-from fedil_model.split import Split, make_split
+from fedil_model.split import Split, make_split, refuse_missing_classes
 from server_worker.evaluation import BackgroundEvaluator
 from server_worker.recipe import Recipe
 from server_worker.run_dir import RunDir
@@ -38,14 +39,18 @@ def gather(where: RunDir, recipe: Recipe, device: torch.device, *, resume: bool)
     """Also writes recipe and split into the run's folder. Repeating it changes nothing."""
     dataset = open_dataset(recipe.data)
     train, test = dataset.load_train(), _on_device(dataset.load_test(), device)
+    check_views(recipe.data.name, dataset, train, test, device)
+    network_of(recipe, dataset)  # one that does not fit is told before anything is written
     split = _split(where, recipe, dataset, train, resume)
     labelled = _on_device(_chosen(train, split.labelled), device)
     return Materials(dataset, train, test, split, labelled, device)
 
 
 def _split(where: RunDir, recipe: Recipe, dataset: Dataset, train: Samples, resume: bool) -> Split:
+    labels = train.labels.numpy()
+    refuse_missing_classes(labels, dataset.class_names, recipe.split)
     where.root.mkdir(parents=True, exist_ok=True)
-    split = make_split(train.labels.numpy(), len(dataset.class_names), recipe.split, recipe.seed)
+    split = make_split(labels, len(dataset.class_names), recipe.split, recipe.seed)
     if resume and where.split.exists() and Split.load(where.split).digest != split.digest:
         raise DataError(f"{where.split} is not the split of this recipe and this data: use another --run-dir")
     write_atomically(where.recipe, [recipe.model_dump_json(indent=1).encode()])

@@ -2,7 +2,8 @@
 
 import difflib
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import reduce
 from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -122,16 +123,40 @@ def load_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise SettingError(f"recipe {path} is not valid TOML: {error}") from error
-    for override in overrides:
-        values = merge(values, parse_override(override))
-    return make_recipe(values, source=str(path))
+    return make_recipe(values, str(path), overrides)
 
 
-def make_recipe(values: Mapping[str, Any], source: str = "recipe") -> Recipe:
+def make_recipe(values: Mapping[str, Any], source: str = "recipe", overrides: Iterable[str] = ()) -> Recipe:
+    """`source` is blamed for what is wrong in `values`, and an override for what is wrong in it."""
+    overrides = list(overrides)
+    merged = reduce(merge, map(parse_override, overrides), dict(values))
     try:
-        return Recipe.model_validate(dict(values))
+        return Recipe.model_validate(merged)
     except ValidationError as error:
-        raise SettingError(explain(error, source)) from error
+        raise SettingError(explain(error, lambda path: _blamed(path, values, source, overrides))) from error
+
+
+def _blamed(path: list[str], values: Mapping[str, Any], source: str, overrides: Iterable[str]) -> str:
+    """Who wrote this key; where it is a table that contradicts itself, who wrote parts of it."""
+    parts: list[str] = []
+    for override in overrides:
+        key = _key_of(override)
+        if path[: len(key)] == key:
+            parts, values = [override], {}
+        elif key[: len(path)] == path:
+            parts.append(override)
+    sets = " ".join(f"--set {override}" for override in parts)
+    if not parts:
+        return source
+    return f"{source} with {sets}" if _holds(values, path) else sets
+
+
+def _holds(values: Any, path: list[str]) -> bool:
+    for part in path:
+        if not isinstance(values, Mapping) or part not in values:
+            return False
+        values = values[part]
+    return bool(values)
 
 
 # What a run is for, where its data lies, how often it is looked at and how long it waits change no number.
@@ -173,33 +198,42 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 def parse_override(text: str) -> dict[str, Any]:
     """`client.lr=0.1` → {"client": {"lr": 0.1}}; a value that is not TOML is taken as a string."""
-    key, equals, value = text.partition("=")
-    if not equals or not all(part.isidentifier() for part in key.strip().split(".")):
+    _, equals, value = text.partition("=")
+    if not equals or not all(part.isidentifier() for part in _key_of(text)):
         raise SettingError(f"--set wants key=value, such as client.lr=0.1; got {text!r}")
     try:
         parsed: Any = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         parsed = value.strip()
-    for part in reversed(key.strip().split(".")):
+    for part in reversed(_key_of(text)):
         parsed = {part: parsed}
     assert isinstance(parsed, dict)
     return parsed
 
 
-def explain(error: ValidationError, source: str) -> str:
-    """One line per mistake, naming the key, and the nearest known key for one that does not exist."""
-    return "\n".join(f"{source}: {_explain_one(dict(detail))}" for detail in error.errors())
+def _key_of(override: str) -> list[str]:
+    return override.partition("=")[0].strip().split(".")
 
 
-def _explain_one(detail: dict[str, Any]) -> str:
-    path = [str(part) for part in detail["loc"]]
+def explain(error: ValidationError, blamed: Callable[[list[str]], str]) -> str:
+    """One line per mistake, naming the key, and the nearest known key for one that does not exist. `blamed` knows who
+    wrote a key."""
+    details = [(list(map(str, detail["loc"])), dict(detail)) for detail in error.errors()]
+    return "\n".join(f"{blamed(path)}: {_explain_one(path, detail)}" for path, detail in details)
+
+
+def _explain_one(path: list[str], detail: dict[str, Any]) -> str:
     where = ".".join(path)
     if detail["type"] != "extra_forbidden":
         message = str(detail["msg"]).removeprefix("Value error, ")
         return f"{where}: {message}" if where else message
     known = _keys_at(path[:-1])
     near = difflib.get_close_matches(path[-1], known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(sorted(known))}"
+    hint = (
+        f"did you mean {'.'.join([*path[:-1], near[0]])}?"
+        if near
+        else f"known keys: {', '.join(sorted(known))}"
+    )
     return f"unknown setting {where}; {hint}"
 
 

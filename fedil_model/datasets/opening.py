@@ -2,15 +2,17 @@
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from fedil_model.datasets.checking import load
 from fedil_model.datasets.digits import digits
 from fedil_model.datasets.folder import image_folder
 from fedil_model.datasets.interface import Dataset
 from fedil_model.datasets.torchvision_sets import cifar10, cifar100, fashion_mnist, mnist, svhn
 from fedil_model.errors import SettingError
 from fedil_model.hyperparameters import DataSettings
-from fedil_model.plugins import call_with_options, is_plugin, load_callable
+from fedil_model.plugins import call_with_options, is_plugin, load_callable, users_code
 
 DATASETS: dict[str, Callable[..., Dataset]] = {
     "digits": digits,
@@ -24,20 +26,28 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
 
 
 def open_dataset(settings: DataSettings) -> Dataset:
-    """Calls the dataset's function with `data.options`, and with `root` and `download` if it names them."""
+    """Calls the dataset's function with `data.options`, and with `root` and `download` if it names them. What it
+    loads is checked."""
     make = _find(settings.name)
-    dataset = call_with_options("data.options", make, options=_arguments(make, settings))
+    with users_code("data.name", settings.name):
+        dataset = call_with_options("data.options", make, options=_arguments(make, settings))
     if not isinstance(dataset, Dataset):
         raise SettingError(
             f"data.name: {settings.name!r} returned a {type(dataset).__name__}, "
             "not a fedil_model.datasets.interface.Dataset"
         )
-    return dataset
+    return Dataset(
+        dataset.class_names,
+        dataset.input_shape,
+        dataset.views,
+        load_train=partial(load, settings.name, dataset, "train"),
+        load_test=partial(load, settings.name, dataset, "test"),
+    )
 
 
 def _find(name: str) -> Callable[..., Any]:
     if is_plugin(name):
-        return load_callable(name)
+        return load_callable("data.name", name)
     if name not in DATASETS:
         known = ", ".join(sorted(DATASETS))
         raise SettingError(f"data.name: unknown {name!r}; known: {known}, or your own 'module:callable'")

@@ -41,6 +41,7 @@ class FedIL:
         device: torch.device,
     ) -> None:
         self.device = device
+        self.check_stop: Callable[[], None] = lambda: None
         self._learning = learning
         self._settings: FedILSettings = learning.method
         self._views = views
@@ -106,6 +107,7 @@ class FedIL:
                 strong_weight=strong_weight,
                 generator=torch.Generator().manual_seed(seed),
                 precision=self._learning.autocast,
+                check_stop=self.check_stop,
             )
 
     def _refresh(self, labelled: Samples) -> None:

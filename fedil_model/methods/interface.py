@@ -5,7 +5,7 @@ many sets of weights as it likes, and its client state ("ledger") need not look 
 Adding a method: one file, one settings class in hyperparameters.py, one line in METHODS.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -64,6 +64,8 @@ class Method(Protocol):
     micro_batch: int | None
     """A client trains so many samples at a time, their gradients adding up to the batch's; None: the whole batch.
     For a device with too little memory: the last bits differ, and with batch norm the statistics do."""
+    check_stop: Callable[[], None]
+    """Called now and then while the server trains; raises where it shall stop. Nothing of that step is kept then."""
 
     def initial_state(self, labelled: Samples) -> State: ...
 

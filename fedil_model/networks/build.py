@@ -1,5 +1,8 @@
 """From settings to an initialised network that is known to fit the data."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -11,7 +14,7 @@ from fedil_model.networks.interface import MakeNetwork
 from fedil_model.networks.lenet5 import make_lenet5
 from fedil_model.networks.mlp import make_mlp
 from fedil_model.networks.resnet9 import make_resnet9
-from fedil_model.plugins import call_with_options, is_plugin, load_callable
+from fedil_model.plugins import call_with_options, is_plugin, load_callable, told, users_code
 
 NETWORKS: dict[str, MakeNetwork] = {
     "resnet9": make_resnet9,
@@ -34,10 +37,11 @@ def build_network(
 
 def _make(settings: NetworkSettings, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     if is_plugin(settings.name):
-        make = load_callable(settings.name)
-        network = call_with_options(
-            "network.options", make, input_shape, num_classes, options=settings.options
-        )
+        make = load_callable("network.name", settings.name)
+        with users_code("network.name", settings.name):
+            network = call_with_options(
+                "network.options", make, input_shape, num_classes, options=settings.options
+            )
         if not isinstance(network, nn.Module):
             raise SettingError(f"{settings.name!r} returned a {type(network).__name__}, not an nn.Module")
         return network
@@ -50,31 +54,48 @@ def _make(settings: NetworkSettings, input_shape: tuple[int, ...], num_classes: 
 
 
 def _check_output(network: nn.Module, name: str, input_shape: tuple[int, ...], num_classes: int) -> None:
-    """One batch of zeros through the network; leaves modes and buffers as they were."""
-    was_training = network.training
+    """Batches of zeros through the network: it may behave otherwise while it trains, or with other batches."""
+    # Evaluating comes first: what is lazy is made and drawn then.
+    for training, batch_size in ((False, 2), (True, 3)):
+        with _left_as_it_was(network):
+            logits_BC = _logits_of_zeros(network.train(training), name, (batch_size, *input_shape))
+        expected, when = (batch_size, num_classes), _when(training)
+        if tuple(logits_BC.shape) != expected or not logits_BC.is_floating_point():
+            raise NetworkError(
+                f"network {name!r} turned an input of shape {(batch_size, *input_shape)} into {logits_BC.dtype} "
+                f"of shape {tuple(logits_BC.shape)}{when}; expected floats of shape {expected}"
+            )
+
+
+@contextmanager
+def _left_as_it_was(network: nn.Module) -> Iterator[None]:
+    """Modes and buffers; the random state is the caller's to keep."""
+    modes = {module: module.training for module in network.modules()}
     buffers = {key: buffer.clone() for key, buffer in network.named_buffers() if not is_lazy(buffer)}
-    logits_BC = _logits_of_zeros(network.eval(), name, input_shape)
-    network.train(was_training)
+    yield
+    for module, training in modes.items():
+        module.training = training
     with torch.no_grad():
         for key, before in buffers.items():
-            network.get_buffer(key).copy_(before)
-    expected = (2, num_classes)
-    if tuple(logits_BC.shape) != expected or not logits_BC.is_floating_point():
-        raise NetworkError(
-            f"network {name!r} turned an input of shape {(2, *input_shape)} into {logits_BC.dtype} of shape "
-            f"{tuple(logits_BC.shape)}; expected floats of shape {expected}"
-        )
+            buffer = network.get_buffer(key)
+            if buffer.shape != before.shape:
+                raise NetworkError(f"buffer {key} changes its shape as the network runs")
+            buffer.copy_(before)
 
 
-def _logits_of_zeros(network: nn.Module, name: str, input_shape: tuple[int, ...]) -> Tensor:
-    zeros = torch.zeros(2, *input_shape)
+def _logits_of_zeros(network: nn.Module, name: str, shape: tuple[int, ...]) -> Tensor:
+    when = _when(network.training)
     try:
         with torch.no_grad():
-            logits = network(zeros)
+            logits = network(torch.zeros(shape))
     except Exception as error:  # a user's network may fail in any way: the shapes are what helps
         raise NetworkError(
-            f"network {name!r} fails on an input of shape {tuple(zeros.shape)}: {error}"
+            f"network {name!r} fails on an input of shape {shape}{when}: {told(error, name)}"
         ) from error
     if not isinstance(logits, Tensor):
-        raise NetworkError(f"network {name!r} returned a {type(logits).__name__}, expected logits")
+        raise NetworkError(f"network {name!r} returned a {type(logits).__name__}{when}, expected logits")
     return logits
+
+
+def _when(training: bool) -> str:
+    return " while training" if training else ""

@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from fedil_model.errors import SettingError
 from ops.commands.model_choice import add_model_arguments, load_trained
 
 HELP = "write a run's model as safetensors, TorchScript or ONNX"
@@ -22,6 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     output: Path = args.output or args.run_dir / f"{args.model}{ENDINGS[args.format]}"
+    if output.is_dir():
+        raise SettingError(f"{output} is a folder: --output wants the name of a file")
     trained = load_trained(args)
     from ops.export import digest_of, export, make_package
 

@@ -64,12 +64,14 @@ def write_site_shards(recipe: "Recipe", site: str, out: Path) -> tuple[range, in
 
     from client_worker.shards import check_unwritten, write_shards
     from fedil_model.datasets import open_dataset
-    from fedil_model.split import make_split
+    from fedil_model.split import make_split, refuse_missing_classes
 
     check_unwritten(out)
     dataset = open_dataset(recipe.data)
     train = dataset.load_train()
-    split = make_split(train.labels.numpy(), len(dataset.class_names), recipe.split, recipe.seed)
+    labels = train.labels.numpy()
+    refuse_missing_classes(labels, dataset.class_names, recipe.split)
+    split = make_split(labels, len(dataset.class_names), recipe.split, recipe.seed)
     own = {client: torch.from_numpy(split.deal()[client]) for client in clients}
     write_shards(out, {client: train.inputs[rows] for client, rows in own.items()})
     return clients, sum(map(len, own.values()))

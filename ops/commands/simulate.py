@@ -100,14 +100,10 @@ def chosen_recipe(args: argparse.Namespace) -> "Recipe":
         return read_recipe(args.recipe or DEFAULT_RECIPE, args.overrides)
     if not is_run(args.run_dir):
         raise SettingError(f"there is nothing to resume in {args.run_dir}")
-    from fedil_model.hyperparameters import merge
     from ops.run_dir import load_run
-    from server_worker.recipe import make_recipe, parse_override
+    from server_worker.recipe import make_recipe
 
-    values = load_run(args.run_dir).model_dump()
-    for override in args.overrides:
-        values = merge(values, parse_override(override))
-    return make_recipe(values)
+    return make_recipe(load_run(args.run_dir).model_dump(), str(args.run_dir), args.overrides)
 
 
 def going_on(run_dir: Path, recipe: "Recipe") -> "Recipe":

@@ -126,7 +126,7 @@ def _known_part(values: dict[str, Any], source: str) -> tuple[Recipe, list[str]]
     except ValidationError as error:
         extra = [detail["loc"] for detail in error.errors() if detail["type"] == "extra_forbidden"]
         if not extra:
-            raise FedILError(explain(error, source)) from error
+            raise FedILError(explain(error, lambda _: source)) from error
     known = json.loads(json.dumps(values))
     for *path, key in extra:
         table = known

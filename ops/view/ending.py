@@ -90,7 +90,8 @@ def comparison(accuracy: Mapping[str, float], baseline: float) -> str:
 
 def next_steps(summary: Summary, resume_line: str) -> Text:
     if summary.stopped:
-        return Text(f"\nGo on with\n  {resume_line}")
+        how = "Go on with" if summary.model_digest else "Nothing was saved yet. Begin again with"
+        return Text(f"\n{how}\n  {resume_line}")
     run_dir = brief_path(summary.run_dir)
     steps = [
         shell_line("report", run_dir),

@@ -76,6 +76,7 @@ class Echo:
     ) -> None:
         self.device = device
         self.micro_batch: int | None = None
+        self.check_stop: Callable[[], None] = lambda: None
         self._num_parameters: int = learning.data.options["parameters"]
         self._make_fold = _FOLDS[learning.data.options["fold"]]
         network = build_network(learning.network, input_shape, num_classes, seed=0)

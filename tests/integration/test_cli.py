@@ -314,6 +314,11 @@ def test_an_exported_model_carries_the_digest_that_the_run_reported(run_dir: Pat
     assert logits.shape == (3, 10)
 
 
+def test_a_folder_is_no_place_for_an_export(run_dir: Path, tmp_path: Path) -> None:
+    line = complaint(fedil("export", run_dir, "--format", "safetensors", "--output", tmp_path), 2)
+    assert line == f"fedil: {tmp_path} is a folder: --output wants the name of a file"
+
+
 def test_predict_labels_pictures_names_the_unreadable_and_exits_with_1(run_dir: Path, tmp_path: Path) -> None:
     pictures = tmp_path / "pictures"
     pictures.mkdir()

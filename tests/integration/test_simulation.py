@@ -209,7 +209,7 @@ def test_a_damaged_checkpoint_is_named_and_deleting_it_helps(
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("client.lrr=1", "unknown setting client.lrr; did you mean lr?"),
+        ("client.lrr=1", "fedil: --set client.lrr=1: unknown setting client.lrr; did you mean client.lr?"),
         ("split.labelled=99999", "split.labelled"),
         ("data.name=mnist", "data.root"),
         ("data.name=nothing:here", "nothing"),

@@ -77,8 +77,8 @@ def test_a_missing_folder_is_one_line_before_anything_is_started(
 DAMAGE = {
     "none": (lambda folder: (folder / "offsets.npy").unlink(), 2, "there are no shards in"),
     "lost inputs": (lambda folder: (folder / "inputs.npy").unlink(), 1, "no shards in"),
-    "cut off": (lambda folder: os.truncate(folder / "inputs.npy", 100), 1, "no shards in"),
-    "other offsets": (lambda folder: np.save(folder / "offsets.npy", [0, 9]), 1, "contradict themselves"),
+    "cut off": (lambda folder: os.truncate(folder / "inputs.npy", 100), 1, "inputs.npy is damaged; make"),
+    "other offsets": (lambda folder: np.save(folder / "offsets.npy", [0, 9]), 1, "offsets.npy must go"),
 }
 
 

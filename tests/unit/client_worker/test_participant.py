@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor, nn
 
 import client_worker.participant
@@ -22,14 +23,14 @@ from tests.unit.client_worker.bench import CPU, TASKS, UPDATES, Bench, serve_one
 
 
 class BrokenNetwork(nn.Module):
-    """Passes the check at the start and breaks in training."""
+    """Passes the check at the start, which learns nothing, and breaks in training."""
 
     def __init__(self) -> None:
         super().__init__()
         self.fc = nn.Linear(8, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training:
+        if torch.is_grad_enabled():
             raise RuntimeError("a bug in the user's network")
         out: Tensor = self.fc(x)
         return out

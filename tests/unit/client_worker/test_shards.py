@@ -108,3 +108,24 @@ def test_many_clients_are_named_briefly() -> None:
     assert brief([0]) == "clients 0"
     assert brief([5, 0, 1, 2]) == "clients 0–2, 5"
     assert brief(range(0, 100, 2)).endswith(", 18 and more (50 in all)")
+
+
+@pytest.mark.parametrize("name", ["inputs.npy", "offsets.npy", "clients.npy"])
+@pytest.mark.parametrize("content", [b"", b"not an array", b"\x93NUMPY\x01\x00v\x00{'descr'"])
+def test_a_damaged_file_is_named_with_what_to_do(tmp_path: Path, name: str, content: bytes) -> None:
+    write_shards(tmp_path, {0: PIXELS})
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(
+        DataError, match=rf"{tmp_path} cannot be used: {name} is damaged; make them anew, see"
+    ):
+        ShardFolder(tmp_path)
+    with pytest.raises(DataError, match=f"{name} is damaged; pray$"):
+        ShardFolder(tmp_path, remedy="pray")
+
+
+def test_an_archive_is_not_taken_for_an_array(tmp_path: Path) -> None:
+    write_shards(tmp_path, {0: PIXELS})
+    with (tmp_path / "inputs.npy").open("wb") as file:
+        np.savez(file, PIXELS)
+    with pytest.raises(DataError, match=r"inputs\.npy is damaged"):
+        ShardFolder(tmp_path)

@@ -3,7 +3,7 @@ from typing import Literal
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedil_model.errors import DataError, NetworkError, SettingError
 from fedil_model.hyperparameters import NetworkSettings
@@ -191,3 +191,60 @@ def test_a_users_network_that_does_not_fit_is_refused_with_both_shapes(users_net
         build_network(NetworkSettings(name=f"{users_network}:failing"), (1, 3, 3), 4, seed=0)
     with pytest.raises(SettingError, match="returned a str"):
         build_network(NetworkSettings(name=f"{users_network}:not_a_network"), (1, 3, 3), 4, seed=0)
+
+
+class TwoFaced(nn.Module):
+    """Right when evaluated with two samples; otherwise as `kind` says."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.seen: Tensor
+        self.fc, self.kind = nn.Linear(3, 4), kind
+        self.norm = nn.BatchNorm1d(3).eval()
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> object:
+        logits = self.fc(nn.functional.dropout(self.norm(x), training=self.training))
+        if self.kind == "fixed batch":
+            return logits.reshape(2, 4)
+        if not self.training:
+            return logits
+        if self.kind == "grows":
+            self.seen = torch.cat([self.seen, self.seen])
+        self.seen += 1.0
+        return {"tuple": (logits, logits), "wider": torch.cat([logits, logits], 1)}.get(self.kind, logits)
+
+
+def two_faced(input_shape: tuple[int, ...], num_classes: int, kind: str) -> nn.Module:
+    return TwoFaced(kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("tuple", "returned a tuple while training"),
+        ("wider", r"shape \(3, 8\) while training; expected floats of shape \(3, 4\)"),
+        (
+            "fixed batch",
+            r"fails on an input of shape \(3, 3\) while training: RuntimeError: .*test_networks\.py:",
+        ),
+        ("grows", "buffer seen changes its shape"),
+    ],
+)
+def test_a_network_is_tried_in_training_and_with_another_batch_size(kind: str, words: str) -> None:
+    settings = NetworkSettings(name=f"{__name__}:two_faced", options={"kind": kind})
+    with pytest.raises(NetworkError, match=words):
+        build_network(settings, (3,), 4, seed=0)
+
+
+def test_trying_a_network_leaves_it_as_it_was_made() -> None:
+    torch.default_generator.manual_seed(5)
+    before = torch.get_rng_state()
+    settings = NetworkSettings(name=f"{__name__}:two_faced", options={"kind": "good"})
+    network = build_network(settings, (3,), 4, seed=7)
+    assert torch.equal(torch.get_rng_state(), before)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(7)
+        made = TwoFaced("good")
+    assert same_state(network, made)
+    assert [module.training for module in network.modules()] == [True, True, False]

@@ -170,3 +170,10 @@ def test_counters_begin_as_built_with_every_load() -> None:
     assert int(module[1].num_batches_tracked) == 0  # type: ignore[arg-type]
     assert torch.equal(module(torch.ones(2, 3) * torch.tensor([[1.0], [2.0]])), first)
     assert torch.equal(model.weights().buffers, trained.buffers)
+
+
+def test_a_buffer_that_is_not_float32_is_named() -> None:
+    network = nn.Sequential(nn.Linear(2, 2))
+    network.register_buffer("scale", torch.ones(1, dtype=torch.float64))
+    with pytest.raises(NetworkError, match=r"buffer scale is torch\.float64"):
+        FlatModel(network)

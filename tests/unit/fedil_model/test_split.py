@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fedil_model.errors import DataError
 from fedil_model.hyperparameters import SplitSettings
-from fedil_model.split import Split, make_split
+from fedil_model.split import Split, make_split, refuse_missing_classes
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 60))
 
@@ -127,3 +127,12 @@ def test_elsewhere_keeps_everything_labelled_here_and_deals_nothing_out() -> Non
 def test_elsewhere_is_not_told_how_many_labels_there_are() -> None:
     with pytest.raises(ValueError, match="do not say how many"):
         SplitSettings(partition="elsewhere", labelled=10)
+
+
+def test_a_class_without_a_sample_is_named_where_the_labels_should_be_stratified() -> None:
+    names = [f"class {label}" for label in range(12)]
+    with pytest.raises(DataError, match=r"no sample of 'class 10', 'class 11'; split\.label_split"):
+        refuse_missing_classes(LABELS, names, SplitSettings(labelled=50))
+    refuse_missing_classes(LABELS, names[:10], SplitSettings(labelled=50))
+    refuse_missing_classes(LABELS, names, SplitSettings(labelled=50, label_split="random"))
+    refuse_missing_classes(LABELS, names, SplitSettings(partition="elsewhere"))

@@ -1,19 +1,21 @@
 """What surrounds the server's loop; the loop itself, with workers that work, is in tests/integration."""
 
 import json
+import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import client_worker.pool
 import ops.simulate
 from broker_config.errors import FedILError
 from fedil_model.datasets.digits import digits
 from fedil_model.datasets.interface import Dataset, Samples
-from fedil_model.errors import DataError
+from fedil_model.errors import DataError, NetworkError, SettingError
 from ops.run_place import replacing
 from ops.simulate import simulate
 from ops.summary import Summary
@@ -132,3 +134,114 @@ def test_a_simulation_has_a_name_of_its_own_until_another_takes_its_place(tmp_pa
     assert known_run(where) not in (None, name)
     digests = {(done.model_digest, done.ledger_digest) for done in (first, again, other)}
     assert len(digests) == 1
+
+
+@pytest.mark.usefixtures("_dying_workers")
+@pytest.mark.parametrize("damaged", ["{", "{}", '{"epochs": 1}', "[]"])
+def test_a_baseline_that_cannot_be_read_is_measured_again(tmp_path: Path, damaged: str) -> None:
+    (tmp_path / "baseline.json").write_text(damaged)
+    with pytest.raises(FedILError, match="workers keep dying"):
+        run(tiny(baseline_epochs=1), tmp_path)
+    assert json.loads((tmp_path / "baseline.json").read_text())["epochs"] == 1
+
+
+@pytest.mark.usefixtures("_dying_workers")
+def test_the_baseline_of_static_batch_norm_has_statistics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    means: list[float] = []
+
+    def look(module: torch.nn.Module, *_: object) -> float:
+        means.extend(
+            float(b.abs().sum()) for name, b in module.named_buffers() if name.endswith("running_mean")
+        )
+        return 0.5
+
+    monkeypatch.setattr(ops.simulate, "accuracy", look)
+    network = {"name": "mlp", "width": 8, "norm": "sbn"}
+    with pytest.raises(FedILError, match="workers keep dying"):
+        run(tiny(baseline_epochs=1, network=network), tmp_path)
+    assert means
+    assert min(means) > 0.0
+
+
+def unfit() -> Dataset:
+    whole = digits().load_test()
+    return replace(digits(), load_test=lambda: Samples(whole.inputs, whole.labels[:-1]))
+
+
+def with_narrow_views() -> Dataset:
+    return replace(digits(), input_shape=(1, 8, 9))
+
+
+def without_a_seven() -> Dataset:
+    whole = digits().load_train()
+    rows = whole.labels != 7
+    return replace(digits(), load_train=lambda: Samples(whole.inputs[rows], whole.labels[rows]))
+
+
+def raising(input_shape: tuple[int, ...], num_classes: int) -> torch.nn.Module:
+    raise ZeroDivisionError("not today")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"data": f"{__name__}:unfit"}, DataError, "unfit: load_test"),
+        ({"data": f"{__name__}:with_narrow_views"}, DataError, r"views\.plain\(\)"),
+        ({"data": f"{__name__}:without_a_seven"}, DataError, "no sample of '7'"),
+        ({"network": {"name": f"{__name__}:raising"}}, SettingError, "raising: ZeroDivisionError: not today"),
+        ({"network": {"name": "lenet5"}}, NetworkError, "lenet5"),
+    ],
+)
+def test_what_does_not_fit_is_named_before_anything_is_written(
+    tmp_path: Path, changes: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        run(tiny(**changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_damaged_shards_are_named_with_the_folder_to_delete(tmp_path: Path) -> None:
+    recipe, where = tiny(rounds=1, federation={"clients_per_round": 2}), RunDir(tmp_path / "run")
+    first = run(recipe, where.root)
+    (where.shards / "inputs.npy").write_bytes(b"not an array")
+    with pytest.raises(DataError, match=r"shards cannot be used: inputs\.npy is damaged; delete that folder"):
+        run(recipe, where.root, resume=True)
+    shutil.rmtree(where.shards)
+    assert run(recipe, where.root, resume=True).model_digest == first.model_digest
+
+
+class StopsIn(QuietView):
+    """Asks to stop as soon as the phase is entered."""
+
+    def __init__(self, phase: str, stop: threading.Event) -> None:
+        self._phase, self._stop = phase, stop
+
+    def phase(self, round_number: int, name: str) -> None:
+        if name == self._phase:
+            self._stop.set()
+
+
+@pytest.mark.parametrize(
+    ("phase", "pretrain_epochs"), [("baseline", 0), ("baseline", 10**9), ("pretrain", 10**9)]
+)
+def test_training_before_the_rounds_stops_when_asked_to(
+    tmp_path: Path, phase: str, pretrain_epochs: int
+) -> None:
+    stop = threading.Event()
+    epochs = {"baseline": 10**9, "pretrain": 0}[phase]
+    recipe = tiny(baseline_epochs=epochs, server={"epochs": 10**9, "pretrain_epochs": pretrain_epochs})
+    done = simulate(
+        recipe,
+        tmp_path / "run",
+        workers=1,
+        device="cpu",
+        resume=False,
+        watcher=StopsIn(phase, stop),
+        stop=stop,
+    )
+    assert done.stopped
+    assert done.baseline_accuracy is None
+    assert (done.rounds_done, bool(done.model_digest)) == (0, not pretrain_epochs)
+    assert not (tmp_path / "run" / "baseline.json").exists()

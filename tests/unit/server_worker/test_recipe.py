@@ -10,7 +10,7 @@ from server_worker.recipe import load_recipe, make_recipe, numbers_depend_on, pa
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"client": {"lrr": 1.0}}, "unknown setting client.lrr; did you mean lr?"),
+        ({"client": {"lrr": 1.0}}, "unknown setting client.lrr; did you mean client.lr?"),
         ({"methd": {}}, "unknown setting methd; did you mean method?"),
         ({"client": {"lr": -1}}, "client.lr: Input should be greater than 0"),
         ({"split": {"labelled": 5, "labelled_fraction": 0.1}}, "give exactly one of"),
@@ -149,3 +149,48 @@ def test_overrides_apply_on_top_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "r.toml").write_text("rounds = 7\n[client]\nlr = 0.5\nepochs = 2\n")
     recipe = load_recipe(tmp_path / "r.toml", ["client.lr=0.25", "seed=9"])
     assert (recipe.rounds, recipe.seed, recipe.client.lr, recipe.client.epochs) == (7, 9, 0.25, 2)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["client.lrr=0.1"], "--set client.lrr=0.1: unknown setting client.lrr; did you mean client.lr?"),
+        (["clint.lr=1"], "--set clint.lr=1: unknown setting clint; did you mean client?"),
+        (["seed=1", "rounds=0"], "--set rounds=0: rounds: Input should be greater than 0"),
+        (["rounds=5", "rounds=0"], "--set rounds=0: rounds: Input should be greater than 0"),
+        (["server={epochs = 0}"], "--set server={epochs = 0}: server.epochs: Input should be greater than 0"),
+        (["client.momentum=0"], "FILE with --set client.momentum=0: client: nesterov needs momentum > 0"),
+        (["server.momentum=0"], "--set server.momentum=0: server: nesterov needs momentum > 0"),
+        (["split.labelled=5", "split.clients=2"], "FILE with --set split.labelled=5 --set split.clients=2: "),
+    ],
+)
+def test_what_is_wrong_in_an_override_is_blamed_on_it(
+    overrides: list[str], says: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "r.toml"
+    file.write_text("rounds = 7\n[client]\nlr = 0.5\n")
+    with pytest.raises(SettingError) as caught:
+        load_recipe(file, overrides)
+    assert str(caught.value).startswith(says.replace("FILE", str(file)))
+
+
+def test_what_is_wrong_in_the_file_is_not_blamed_on_overrides(tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text("[client]\nlrr = 0.5\n")
+    with pytest.raises(SettingError) as caught:
+        load_recipe(tmp_path / "r.toml", ["client.lr=0.1", "seed=3"])
+    assert str(caught.value).startswith(f"{tmp_path / 'r.toml'}: unknown setting client.lrr")
+
+
+@pytest.mark.parametrize("value", ["true", '"1"'])
+@pytest.mark.parametrize("key", ["rounds", "client.lr", "method.promote_lag", "federation.sites.a"])
+def test_neither_a_truth_value_nor_a_text_is_a_number(key: str, value: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=f"{key}: Input should be a valid (integer|number)"):
+        make_recipe({}, overrides=[f"{key}={value}"])
+    (tmp_path / "r.toml").write_text(f"{key} = {value}\n")
+    with pytest.raises(SettingError, match=f"{key}: Input should be a valid (integer|number)"):
+        load_recipe(tmp_path / "r.toml")
+
+
+def test_a_whole_number_is_a_number_and_a_text_a_path() -> None:
+    recipe = make_recipe({}, overrides=["client.lr=1", "data.root=/somewhere"])
+    assert (recipe.client.lr, recipe.data.root) == (1.0, Path("/somewhere"))
