@@ -33,6 +33,8 @@ class Patience:
     """How long one call goes on trying"""
     stop: Callable[[], bool] = lambda: False
     """Asked between tries: whoever wants to stop does not wait for a broker"""
+    tell: Callable[[str], None] = lambda _: None
+    """Told between tries what is waited for; it names no password"""
 
 
 class PatientTransport:
@@ -149,6 +151,7 @@ class PatientTransport:
             raise GivenUp(str(error)) from error
         if tries == 1:
             _log.warning("%s; trying again", error)
+        self._patience.tell(str(error))
         # Jitter, so that a thousand workers do not come back in the same instant.
         seconds = min(LONGEST_PAUSE_SECONDS, 0.1 * 2 ** min(tries, 10)) * random.uniform(0.5, 1.0)
         self._closed.wait(min(seconds, max(0.0, deadline - time.monotonic())))

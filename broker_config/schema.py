@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from broker_config.errors import MessageRejected
+from broker_config.errors import MessageRejected, WronglyAsked
 from broker_config.messages import Message, Refusal, TrainTask, Update
 from broker_config.transports.interface import ModelAddress
 
@@ -29,6 +29,16 @@ def check_run(field: str, value: object) -> str:
     if not isinstance(value, str) or not _RUN.fullmatch(value):
         raise bad_field(field, "1 to 80 of A-Z a-z 0-9 . _ - beginning with a letter or digit", value)
     return value
+
+
+def check_asked_run(run: str) -> str:
+    """A name that a person has given, and no message."""
+    if not _RUN.fullmatch(run):
+        raise WronglyAsked(
+            f"{run!r:.80} cannot be the name of a run: take 1 to 80 letters (A-Z, a-z), digits, '.', '_' and '-', "
+            "of which the first is a letter or a digit"
+        )
+    return run
 
 
 def check_count(field: str, value: object) -> int:

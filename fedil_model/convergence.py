@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-# From worst to best; of two verdicts the worse one stands.
+# From worst to best
 VERDICTS = (
     "too early to say",
     "stalled",
@@ -57,12 +57,29 @@ class Increment:
     model_norm: float
 
 
-def assess(increments: Sequence[Increment], window: int = 10) -> Convergence:
+def assess(increments: Sequence[Increment], rates: Sequence[float], window: int = 10) -> Convergence:
+    """`rates`: η of each increment.
+
+    A cosine learning rate makes any series look summable, so what the norms seem to show must also hold without it:
+    the verdict on ‖Δ‖ / η can make that on ‖Δ‖ worse. Two things are not as one might expect:
+
+    η · steps is what one step of a client moves, and is shown, but does not judge. η follows the calendar and goes to
+    its floor whatever is learned. Steps become fewer because samples are promoted, which is learning, and no client
+    that takes part has fewer than one: a decay that comes from there alone ends there, and then the norms show it.
+
+    Without η a series may grow while the increments themselves shrink: gradients do as η falls, and a momentum of
+    the server lags behind η. It has not shown that it decays, and no more than that: only norms that grow diverge.
+    """
     norms = [i.norm for i in increments]
     normalised = [i.norm / i.effort if i.effort > 0 else 0.0 for i in increments]
     raw, exponent, error = judge(norms, window)
-    # A cosine learning rate makes any series look summable; without it the drift shows.
-    adjusted, _, _ = judge(normalised, window)
+    # Where no client counted, θ′ may have taken the server's own step: that is a stall, too.
+    by_rate = [
+        i.norm / rate if min(i.effort, rate) > 0 else 0.0 for i, rate in zip(increments, rates, strict=True)
+    ]
+    adjusted, _, _ = judge(by_rate, window)
+    if adjusted == "diverging":
+        adjusted = "plateau"
     last = increments[-1] if increments else None
     recent = norms[-window:]
     return Convergence(

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from broker_config.errors import FedILError
 from broker_config.patient import Patience
-from broker_config.schema import check_run
+from broker_config.schema import check_asked_run
 from broker_config.stores.redis import RedisStore
 from broker_config.stores.redis_runs import looking_at_runs
 from broker_config.topology import RUN_KINDS, RUNS_TOPIC, lead_queue, models_queue, run_of, updates_queue
@@ -103,7 +103,7 @@ def retire(
     run: str, broker_url: str, store_url: str | None, say: Callable[[str], None], *, ledgers: bool
 ) -> None:
     """Drops what the brokers keep for a run. Whoever does it leads the run meanwhile, so no server can."""
-    check_run("run", run)
+    check_asked_run(run)
     with ExitStack() as opened:
         # Both first: what is half gone is harder to explain than what is all there.
         runs = opened.enter_context(looking_at_runs(store_url)) if ledgers and store_url else None

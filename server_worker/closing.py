@@ -7,6 +7,7 @@ import torch
 from fedil_model.convergence import Increment
 from fedil_model.datasets.interface import Samples
 from fedil_model.methods.interface import Folded, Method, ServerStep
+from fedil_model.optimiser import learning_rate
 from server_worker.events import NOT_LEARNED, ClientOutcome
 from server_worker.progress import Progress
 from server_worker.recipe import Recipe
@@ -39,6 +40,7 @@ def close_round(
         step=step,
         folded=folded,
         increments=increments,
+        rates=[learning_rate(recipe.client, t, recipe.rounds) for t in range(1, number + 1)],
         before=progress.labelled,
         labelled=held,
         refused=refused,

@@ -112,7 +112,7 @@ def _serve(
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     repeatable_on(device)
     with ExitStack() as stack:
-        patience = Patience(stop=stop.is_set)
+        patience = Patience(stop=stop.is_set, tell=watch.waiting_for)
         store = connect_store(deployment.store, site_of=recipe.site_of, patience=patience)
         stack.callback(store.close)
         transport = _take_charge(deployment, run, patience, watch, watcher.note, stack)

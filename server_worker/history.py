@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,19 @@ from typing import Any
 from broker_config.durable import append_line, write_atomically
 from broker_config.errors import FedILError
 from server_worker.events import ClientOutcome, RoundRecord, Watcher, record_from_fields, record_to_json
+
+_NUMBERS = (
+    "rounds",
+    "delta_norm",
+    "reference_norm",
+    "pseudo_labels",
+    "credible",
+    "selected",
+    "accepted",
+    "promoted",
+)
+_TABLES = ("convergence", "accuracy", "losses", "purity", "seconds", "refused")
+_MAY_BE_UNKNOWN = ("convergence", "purity")
 
 
 def read_history(path: Path) -> Iterator[dict[str, Any]]:
@@ -28,9 +41,31 @@ def read_history(path: Path) -> Iterator[dict[str, Any]]:
 def read_records(path: Path) -> Iterator[RoundRecord]:
     for number, fields in enumerate(read_history(path), start=1):
         try:
-            yield record_from_fields(fields)
-        except (KeyError, TypeError) as error:
+            yield checked_record(fields)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise FedILError(f"{path}, line {number} is no round ({error}): take it out") from error
+
+
+def checked_record(fields: Mapping[str, Any]) -> RoundRecord:
+    """As far as those who draw it and go on with it need it to be right."""
+    record = record_from_fields(fields)
+    if type(record.round) is not int or record.round < 1:
+        raise ValueError(f"its number is {record.round!r}")
+    for name in _NUMBERS:
+        if not _is_number(getattr(record, name)):
+            raise ValueError(f"{name} is {getattr(record, name)!r}")
+    for name in _TABLES:
+        for key, value in getattr(record, name).items():
+            if not _is_number(value) and (value is not None or name not in _MAY_BE_UNKNOWN):
+                raise ValueError(f"{name}.{key} is {value!r}")
+    for outcome in record.outcomes:
+        if not isinstance(outcome.outcome, str) or not (outcome.cosine is None or _is_number(outcome.cosine)):
+            raise ValueError(f"client {outcome.client!r} has outcome {outcome.outcome!r}, {outcome.cosine!r}")
+    return record
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 class HistoryTail:

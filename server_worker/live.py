@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from server_worker import live_rows as rows
-from server_worker.events import ClientOutcome, RoundRecord, record_from_fields
-from server_worker.history import HistoryTail, read_records
+from server_worker.events import ClientOutcome, RoundRecord
+from server_worker.history import HistoryTail, checked_record, read_records
 from server_worker.recipe import Recipe
 from server_worker.run_dir import RunDir
 from server_worker.survey import Survey
@@ -151,7 +151,7 @@ class LiveRun:
                 continue
             # A damaged line is named by who is to lead: here it is only left out.
             with suppress(ValueError, KeyError, TypeError, AttributeError):
-                record = record_from_fields(json.loads(line))
+                record = checked_record(json.loads(line))
                 if record.round > last:
                     self._rows.append(rows.encode_row(record))
                     self._numbers.append(record.round)

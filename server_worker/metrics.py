@@ -64,8 +64,11 @@ class ServerMetrics:
         about = metrics.gauge("fedil_run_info", "What is run.", "recipe", "method", "mode", "version")
         mode = recipe.federation.mode
         about.set(1, recipe.name, recipe.method.name, mode, software_version())
-        self._running = metrics.gauge("fedil_running", "1 while this server leads the run and works on it.")
-        self._running.set(0)
+        self._running = metrics.gauge(
+            "fedil_running",
+            "1 while this server leads the run or tries to; 0 while another leads it, and once it is over.",
+        )
+        self._running.set(1)
         self._progress = metrics.gauge(
             "fedil_progress_timestamp_seconds", "When the run last got on: a phase, an answer or a round."
         )
@@ -97,6 +100,10 @@ class ServerMetrics:
     def working(self, is_working: bool) -> None:
         """Events say that it is."""
         self._running.set(is_working)
+
+    def reached_brokers(self, are_there: bool | None) -> None:
+        """For as long as no survey tells"""
+        self._fleet.reached(are_there)
 
     def run_started(self, first_round: int, rounds: int) -> None:
         with self._metrics.at_once():
@@ -139,6 +146,10 @@ class _Rounds:
         self._round = metrics.gauge("fedil_round", "The last closed round.")
         self._planned = metrics.gauge("fedil_rounds_planned", "How many rounds the run is to have.")
         self._planned.set(planned)
+        self._empty = metrics.gauge(
+            "fedil_empty_rounds", "Rounds in a row, up to the last, in which no update was accepted."
+        )
+        self._empties = 0
         self._closed = metrics.gauge(
             "fedil_round_closed_timestamp_seconds", "When the last closed round was closed."
         )
@@ -159,6 +170,8 @@ class _Rounds:
     def show(self, record: RoundRecord) -> None:
         self._round.set(record.round)
         self._planned.set(record.rounds)
+        self._empties = 0 if record.accepted else self._empties + 1
+        self._empty.set(self._empties)
         self._closed.set(record.finished_at or None)
 
     def count(self, record: RoundRecord) -> None:
@@ -294,6 +307,9 @@ class _Fleet:
         self._reachable = metrics.gauge(
             "fedil_brokers_reachable", "1 if broker and store answered when last asked."
         )
+
+    def reached(self, are_there: bool | None) -> None:
+        self._reachable.set(are_there)
 
     def show(self, survey: Survey) -> None:
         self._reachable.set(not survey.trouble)

@@ -3,7 +3,7 @@
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from fedil_model.convergence import Increment, assess
@@ -71,13 +71,14 @@ def make_record(
     step: ServerStep,
     folded: Folded,
     increments: tuple[Increment, ...],
+    rates: Sequence[float],
     before: tuple[tuple[int, int], ...],
     labelled: tuple[tuple[int, int], ...],
     refused: dict[str, int],
     seconds: dict[str, float],
 ) -> RoundRecord:
     """`before` and `labelled`: what each client held before this round and holds now, as `labels_held` tells."""
-    convergence = assess(increments)
+    convergence = assess(increments, rates)
     return RoundRecord(
         round=number,
         rounds=rounds,

@@ -23,7 +23,8 @@ from server_worker.survey import Survey
 
 _LINGER_SECONDS = 20.0
 _ASKED_LATELY_SECONDS = 60.0
-_ROUNDS_SHOWN_AGAIN = 100
+_ROUNDS_SHOWN_AGAIN = (3, 100)
+"""At least, at most: an alert counts up to three rounds in which nobody was accepted"""
 _PLACE = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]{1,253}):[0-9]{1,5}")
 _LOOPBACK = ("127.", "localhost:", "[::1]:")
 _MOST_TARGETS = 1000
@@ -45,12 +46,22 @@ class Watching:
         self._unready = "starting"
         self._workers: tuple[Mapping[str, object], ...] = ()
         self._asked: dict[str, float] = {}
-        self._led = False
+        self._led, self._waits_for = False, ""
         self.url: str | None = None
 
+    def waiting_for(self, what: str) -> None:
+        """A broker that is away before this server leads; later the survey tells of it."""
+        if self._led or what == self._waits_for:
+            return
+        self._waits_for = what
+        self._unready = f"waiting: {what}"
+        self.live.tell(state="starting", reason=what)
+        self.metrics.reached_brokers(False)
+
     def standing_by(self) -> None:
-        self._unready = "standby: another server leads this run"
+        self._waits_for, self._unready = "", "standby: another server leads this run"
         self.live.tell(state="standby")
+        self.metrics.reached_brokers(None)  # for the leader to say
         self.metrics.working(False)
 
     def leading(self, class_names: tuple[str, ...], traffic: Bytes) -> None:
@@ -60,15 +71,20 @@ class Watching:
         self._show_again()
 
     def leading_again(self) -> None:
-        """After the broker was away and took us for another. Before the first time there is more to be done."""
+        """After the broker was away, or another server led. Before the first time there is more to be done."""
+        self.metrics.reached_brokers(True)
         if self._led:
             self._unready = ""
             self.live.tell(state="running")
             self.metrics.working(True)
+        elif self._waits_for:
+            self._waits_for, self._unready = "", "starting"
+            self.live.tell(state="starting")
 
     def _show_again(self) -> None:
         """What an earlier life of this server did, back to the last round whose accuracy was measured."""
-        rounds = min(self._evaluated_every, _ROUNDS_SHOWN_AGAIN)
+        fewest, most = _ROUNDS_SHOWN_AGAIN
+        rounds = min(max(self._evaluated_every, fewest), most)
         for record in deque(read_records(self._history), maxlen=rounds):
             self.metrics.restore(record)
 

@@ -198,6 +198,7 @@ class RedisLink:
             raise GivenUp(f"{what}: see that it runs and {hint}, then try again") from error
         if self._changes_to(away=True):
             _log.warning("%s; trying again", what)
+        self._patience.tell(what)
         if isinstance(error, ReadOnlyError):
             # A new connection may be led to the new primary; this one never will.
             self._redis.connection_pool.disconnect(inuse_connections=False)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from broker_config.addresses import fill_from_environment
-from broker_config.errors import FedILError
+from broker_config.errors import FedILError, WronglyAsked
 from broker_config.logs import set_up_logs
 from fedil_model.errors import SettingError
 from ops.interruption import interruptible
@@ -87,6 +87,8 @@ def run(args: argparse.Namespace) -> int:
         )
         try:
             outcome = serve_logged(args, deployment, view, interruption.stop)
+        except WronglyAsked:
+            raise  # the same command would be refused again
         except FedILError as error:
             error.add_note(f"what was saved before is intact; go on with: {again}")
             raise

@@ -119,7 +119,7 @@ def now() -> list[Panel]:
             "What the norms of the increments say of convergence; known from round 8 on.",
             Query(
                 f"max by (run, verdict) (last_over_time(fedil_convergence_verdict{{{RUN}}}[$__range])) == 1",
-                "{{verdict}}",
+                "{{verdict}} {{run}}",
             ),
             unit=units.Short,
             names_only=True,

@@ -80,7 +80,7 @@ def traffic() -> list[Panel]:
         lines(
             "Server: bytes per second",
             "Of message bodies, by direction and kind.",
-            Query(bytes_of(RUN), "{{direction}} {{kind}}"),
+            Query(bytes_of(f'{RUN},job="fedil-server"'), "{{direction}} {{kind}}"),
             unit=units.BytesPerSecondIEC,
             lowest=0,
             width=8,

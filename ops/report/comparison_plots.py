@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypedDict
 
 from ops.report.comparison import Comparison, Group, Series, final_accuracy
-from ops.report.curves import few_ticks_on_log
+from ops.report.curves import few_ticks_on_log, room_at_hundred
 from ops.report.drawing import (
     DASHES,
     FAINT,
@@ -112,7 +112,10 @@ def draw_curve(figure: "Figure", comparison: Comparison, axis: str, scale: str, 
     rounds_axis(axes, rounds)
     axes.set_ylabel(axis)
     if scale == "percent":
+        room_at_hundred(axes)
         percent_axis(axes, axis)
+    elif scale == "plain":
+        axes.set_ylim(bottom=0, top=None if axes.dataLim.y1 > 0 else 1)
     elif scale == "log":
         few_ticks_on_log(axes)
     legend(axes, columns=2 if len(comparison.groups) <= MOST_NAMED_GROUPS else 5)

@@ -181,6 +181,9 @@ def few_ticks_on_log(axes: "Axes") -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     low, high = axes.get_ylim()
+    if high < 1.2 * low:  # a single round, or all alike: else every tick would have the same number
+        middle = math.sqrt(low * high)
+        low, high = axes.set_ylim(middle / 1.2, middle * 1.2)
     decades = math.log10(high / low)
     parts = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0) if decades < 1 else (1.0, 2.0, 5.0) if decades < 3 else (1.0,)
     axes.yaxis.set_major_locator(LogLocator(subs=parts, numticks=12))
@@ -243,12 +246,12 @@ def draw_pseudo_labels(figure: "Figure", run: Run) -> None:
     panels[0].set_ylim(bottom=0)
     legend(panels[0])
     if with_purity:
-        _room_at_hundred(panels[1])
+        room_at_hundred(panels[1])
         percent_axis(panels[1], "right")
     rounds_axis(panels[-1], rounds)
 
 
-def _room_at_hundred(axes: "Axes") -> None:
+def room_at_hundred(axes: "Axes") -> None:
     low, high = axes.get_ylim()
     low = min(low, high - 0.01)
     axes.set_ylim(max(low, -0.02), min(high, 1.0 + 0.05 * (1.0 - max(low, 0.0)) + 1e-6))

@@ -213,7 +213,7 @@ def rounds_axis(axes: "Axes", rounds: Iterable[int]) -> None:
 
     known = list(rounds)
     axes.set_xlabel("round")
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
     if known:
         margin = max(0.5, 0.02 * (max(known) - min(known)))
         axes.set_xlim(min(known) - margin, max(known) + margin)

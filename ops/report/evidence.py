@@ -113,6 +113,8 @@ def _class_counts(run: Run, dataset: Dataset | Missing, train: Samples | Missing
 def _ledgers(run: Run, store_url: str | None) -> Ledgers | Missing:
     here = run.where.ledgers.is_dir()
     url = store_url or (None if here else os.environ.get(STORE_URL))
+    if url is None and not here and not run.records:
+        return Missing("no client has a ledger in the folder: no round has closed yet")
     if url is None and not here:
         return Missing(
             "the ledgers are not in the folder: a deployment keeps them in Redis, name it with --store URL"

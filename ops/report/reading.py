@@ -4,8 +4,8 @@ import fcntl
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,18 +15,14 @@ from broker_config.errors import FedILError
 from fedil_model.errors import DataError, SettingError
 from fedil_model.split import Split
 from ops.recipe_files import flatten
-from server_worker.events import ClientOutcome, RoundRecord, record_from_fields
-from server_worker.history import read_history
+from server_worker.events import RoundRecord
+from server_worker.history import read_records
 from server_worker.recipe import Recipe, explain
 from server_worker.run_dir import RunDir
 from server_worker.run_environment import read_environment
 from server_worker.run_lock import lock_file
 
 _T = TypeVar("_T")
-_OUTCOME_FIELDS = frozenset(field.name for field in fields(ClientOutcome))
-_NUMBERS = ("delta_norm", "reference_norm", "pseudo_labels", "credible", "selected", "accepted")
-_MAY_BE_UNKNOWN = ("convergence", "purity")
-_TABLES = ("convergence", "accuracy", "losses", "purity", "seconds", "refused")
 
 
 @dataclass(frozen=True)
@@ -60,7 +56,11 @@ class Run:
             return f"round {done} of {planned}, still running"
         if not self.records:
             return "no round has closed yet"
-        return f"finished, {done} rounds" if done >= planned else f"stopped after {done} of {planned} rounds"
+        return (
+            f"finished, {num_rounds(done)}"
+            if done >= planned
+            else f"stopped after {done} of {planned} rounds"
+        )
 
     @property
     def evaluated(self) -> list[RoundRecord]:
@@ -70,6 +70,10 @@ class Run:
         """By round, where it was measured"""
         found = {record.round: record.accuracy.get(model, math.nan) for record in self.records}
         return {number: value for number, value in found.items() if math.isfinite(value)}
+
+
+def num_rounds(number: int) -> str:
+    return f"{number:,} rounds" if number != 1 else "1 round"
 
 
 def read_run(folder: Path) -> Run:
@@ -146,47 +150,13 @@ def _records(history: Path, running: bool, notes: list[str]) -> tuple[RoundRecor
         notes.append(
             "The last line of history.jsonl is half written, as a crash leaves it, and was passed over"
         )
-    by_round = {record.round: record for record in _read_records(history)}
+    by_round = {record.round: record for record in read_records(history)}
     return tuple(by_round[number] for number in sorted(by_round))
 
 
 def _has_unfinished_line(path: Path) -> bool:
     body = path.read_bytes()
     return bool(body) and not body.endswith(b"\n")
-
-
-def _read_records(history: Path) -> Iterator[RoundRecord]:
-    for number, line in enumerate(read_history(history), start=1):
-        try:
-            yield _record(line)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise FedILError(f"{history}, line {number} is no round ({error}): take it out") from error
-
-
-def _record(line: Mapping[str, Any]) -> RoundRecord:
-    """As far as drawing needs it to be right. Fields that a later version has added are passed over."""
-    outcomes = [
-        {name: value for name, value in outcome.items() if name in _OUTCOME_FIELDS}
-        for outcome in line["outcomes"]
-    ]
-    record = record_from_fields({**line, "outcomes": outcomes})
-    if type(record.round) is not int or record.round < 1:
-        raise ValueError(f"its number is {record.round!r}")
-    for name in _NUMBERS:
-        if not _is_number(getattr(record, name)):
-            raise ValueError(f"{name} is {getattr(record, name)!r}")
-    for name in _TABLES:
-        for key, value in getattr(record, name).items():
-            if not _is_number(value) and (value is not None or name not in _MAY_BE_UNKNOWN):
-                raise ValueError(f"{name}.{key} is {value!r}")
-    for outcome in record.outcomes:
-        if not isinstance(outcome.outcome, str) or not (outcome.cosine is None or _is_number(outcome.cosine)):
-            raise ValueError(f"client {outcome.client!r} has outcome {outcome.outcome!r}, {outcome.cosine!r}")
-    return record
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _json_in(path: Path) -> Any:

@@ -4,7 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fedil_model.convergence import MIN_ROUNDS, judge
+from fedil_model.optimiser import learning_rate
 from ops.report.reading import Run
+from server_worker.recipe import Recipe
 
 TOO_EARLY = "too early to say"
 ALWAYS = (
@@ -41,8 +43,9 @@ MEANINGS = {
     ),
     "plateau": Meaning(
         "Consistent with a plateau",
-        "The steps ‖Δθ‖ neither shrink nor grow measurably: θ′ keeps wandering by about the same distance each "
-        "round, as it does under a constant learning rate. Its accuracy may be steady all the same.",
+        "The steps ‖Δθ‖ neither shrink nor grow measurably, or shrink only because the learning rate does: at a "
+        "constant one θ′ would keep wandering by about the same distance each round. Its accuracy may be steady all "
+        "the same.",
         "fair",
     ),
     "decaying, not summable": Meaning(
@@ -71,12 +74,10 @@ def figures(run: Run) -> Iterator[tuple[str, str]]:
     if not run.records:
         return
     norms = [record.delta_norm for record in run.records]
-    normalised = [record.convergence.get("lr_normalised") for record in run.records]
     whole = [record.round for record in run.records] == list(range(1, len(norms) + 1))
     if whole:
         yield "p̂ of ‖Δθ‖ (±2 standard errors)", _fit(norms)
-        if all(value is not None for value in normalised):
-            yield "p̂ of ‖Δθ‖ ∕ (η · steps)", _fit([value for value in normalised if value is not None])
+        yield "p̂ of ‖Δθ‖ ∕ η", _fit(list(_without_rates(norms, run.recipe)))
     last = run.records[-1].convergence
     names = {
         "share_decreasing": ("rounds of the last 10 with ‖Δₜ‖ ≤ ‖Δₜ₋₁‖ (the paper’s criterion)", "{:.0%}"),
@@ -90,6 +91,12 @@ def figures(run: Run) -> Iterator[tuple[str, str]]:
             yield name, form.format(value)
 
 
+def _without_rates(norms: list[float], recipe: Recipe) -> Iterator[float]:
+    for number, norm in enumerate(norms, start=1):
+        rate = learning_rate(recipe.client, number, recipe.rounds)
+        yield norm / rate if rate > 0 else 0.0
+
+
 def _fit(norms: list[float]) -> str:
     verdict, exponent, error = judge(norms)
     if exponent is None or error is None:
@@ -99,6 +106,6 @@ def _fit(norms: list[float]) -> str:
 
 HOW = (
     "p̂ is fitted to the second half of the rounds: ‖Δθ‖ ~ t to the power −p̂. A series has a finite sum only if it "
-    "shrinks faster than 1/t, that is p̂ > 1. The fit is repeated for steps divided by learning rate and length, since "
-    "a falling learning rate makes any steps shrink; of the two verdicts the worse one stands."
+    "shrinks faster than 1/t, that is p̂ > 1. A falling learning rate η makes any steps shrink, so the fit is repeated "
+    "without it, and the worse verdict stands; but only steps that grow themselves are called divergent."
 )

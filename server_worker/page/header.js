@@ -83,6 +83,7 @@ function phaseWords(run, phase, feed) {
   if (run.state === "stopped") return `stopped ${clock(run.since)}; it can be resumed`;
   if (run.state === "failed") return `failed ${clock(run.since)}`;
   if (run.state === "standby") return `waiting since ${clock(run.since)}`;
+  if (run.state === "starting" && run.reason) return `waiting since ${clock(run.since)}: ${run.reason}`;
   if (!phase) return STATES[run.state] ?? run.state;
   const opened = run.open.find((one) => one.round === phase.round);
   const words = PHASES[phase.name] ?? phase.name.replaceAll("_", " ");
@@ -175,7 +176,7 @@ function showFigures(run) {
   const baseline = run.about?.baseline;
   const gain =
     measured && known(baseline)
-      ? `${points(measured.accuracy.global - baseline)} over server-only`
+      ? `${points(measured.accuracy.global - baseline)} server-only`
       : measured
         ? `after round ${measured.round}`
         : "";

@@ -7,7 +7,7 @@ export function percent(share, digits = 1) {
 }
 
 export function points(share) {
-  return `${share < 0 ? "−" : "+"}${Math.abs(100 * share).toFixed(1)} pts`;
+  return `${Math.abs(100 * share).toFixed(1)} points ${share < 0 ? "under" : "over"}`;
 }
 
 export function count(value) {

@@ -106,7 +106,7 @@ export const VERDICTS = {
     level: "fair",
     mark: "▬",
     words: "plateau",
-    why: "The steps of θ′ neither shrink nor grow: it wanders at a constant pace. Its accuracy may still be good.",
+    why: "The steps of θ′ neither shrink nor grow, or shrink only because the learning rate does: it wanders at a constant pace. Its accuracy may still be good.",
   },
   "decaying, not summable": {
     level: "fair",
@@ -122,7 +122,7 @@ export const VERDICTS = {
   },
 };
 export const VERDICT_FOOT =
-  "Fitted as ‖Δθ‖ ≈ t^−p over the later half of the rounds, also with the learning rate taken out; the worse of the two stands. " +
+  "Fitted as ‖Δθ‖ ≈ t^−p over the later half of the rounds, also with the learning rate taken out; the worse of the two stands, but only steps that grow themselves diverge. " +
   "Finitely many rounds never prove convergence, and convergence says nothing of accuracy.";
 
 export const LOSSES = {

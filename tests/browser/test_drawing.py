@@ -72,6 +72,9 @@ def test_the_header_says_how_the_run_is(page: Page, run: tuple[str, list[RoundRe
     assert page.text(".now-round") == f"Round {ROUNDS} of {ROUNDS}"
     share = records[-1].accuracy["global"]
     assert f"{100 * share:.2f} %" in page.text("#figures")
+    gain = "points(0.0391) + '; ' + points(-0.0391)"
+    said = page.evaluate(f"import('/page/numbers.js').then(({{ points }}) => {gain})")
+    assert said == "3.9 points over; 3.9 points under"
     assert page.evaluate("document.querySelector('#verdict-why').hidden")
     page.evaluate("document.querySelector('#verdict').click()")
     assert "never prove convergence" in page.text("#verdict-why")

@@ -108,6 +108,19 @@ def test_a_page_that_comes_late_gets_all_rounds(page: Page, tmp_path: Path) -> N
         assert points(page, "accuracy", "s-1") == 30
 
 
+def test_what_a_server_waits_for_before_it_leads_is_told(page: Page, tmp_path: Path) -> None:
+    watch = Watching("r", blobs_recipe(), RunDir(tmp_path))
+    with WebServer(made_up.ANYWHERE_HERE, watch.routes()) as server:
+        page.open(server.url)
+        page.wait("document.querySelector('#now-phase').textContent === 'starting'")
+        watch.waiting_for("Redis at h:1 is away (Connection refused)")
+        page.wait("document.querySelector('#now-phase').textContent.startsWith('waiting since')")
+        assert page.text("#now-phase").endswith(": Redis at h:1 is away (Connection refused)")
+        watch.leading_again()
+        page.wait("document.querySelector('#now-phase').textContent === 'starting'")
+        assert page.complaints == []
+
+
 def test_trouble_with_the_brokers_is_told(page: Page, tmp_path: Path) -> None:
     watch = made_up.watching_of(tmp_path, 3, 5)
     with WebServer(made_up.ANYWHERE_HERE, watch.routes()) as server:

@@ -4,18 +4,25 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 import pytest
 
+from broker_config.addresses import LOOPBACK, WebAddress
 from broker_config.errors import FedILError
 from broker_config.transports import connect_transport
 from ops.services import Service, redis_service
 from ops.services.process import free_ports
+from server_worker.deployment import Deployment, serve
+from server_worker.events import Watchers
 from tests.deployment import ROOT, write_all_shards, write_recipe
 from tests.federation import SOON, Over, blobs_recipe
 from tests.services import needed
@@ -164,6 +171,44 @@ def test_who_finds_no_broker_says_so_and_tries_until_it_is_asked_to_stop(
     assert waiting.process.wait(PATIENCE) == 0, waiting.said()
     assert SECRET not in waiting.said()
     assert "Traceback" not in waiting.said()
+
+
+@pytest.mark.parametrize("away", ["Redis", "RabbitMQ"])
+def test_a_server_that_waits_for_a_broker_names_it_to_those_who_look(
+    rabbitmq: Service, redis: Service, tmp_path: Path, away: str
+) -> None:
+    ports = free_ports(["nowhere", "web"])
+    broker, store = rabbitmq.url, redis.url
+    if away == "Redis":
+        store = f"redis://someone:{SECRET}@{LOOPBACK}:{ports['nowhere']}/0"
+    else:
+        broker = f"amqp://someone:{SECRET}@{LOOPBACK}:{ports['nowhere']}/"
+    deployment = Deployment(
+        blobs_recipe(), tmp_path, broker, store, device="cpu", web=WebAddress(LOOPBACK, ports["web"])
+    )
+    stop = threading.Event()
+
+    def readiness() -> str:
+        with suppress(URLError):  # not yet there
+            try:
+                urlopen(f"http://{LOOPBACK}:{ports['web']}/readyz", timeout=PATIENCE).close()
+            except HTTPError as error:
+                with error:
+                    return error.read().decode()
+        return ""
+
+    with ThreadPoolExecutor() as pool:
+        serving = pool.submit(serve, deployment, Watchers(), stop)
+        try:
+            until(lambda: readiness().startswith("waiting: ") or serving.done(), seconds=PATIENCE)
+            said = readiness()
+        finally:
+            stop.set()
+        assert serving.result(PATIENCE).stopped
+    assert f"{away} " in said
+    assert f"{LOOPBACK}:{ports['nowhere']}" in said
+    assert "Connection refused" in said
+    assert SECRET not in said
 
 
 def test_a_server_that_waits_for_another_stops_when_it_is_asked_to(over: Over) -> None:

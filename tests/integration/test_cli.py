@@ -188,6 +188,16 @@ def test_an_address_that_no_broker_has_is_refused_before_the_other_one_is_waited
     assert heavy_modules_loaded_by(*words, "--broker", broker, "--store", store) == set()
 
 
+def test_a_name_that_no_run_can_have_is_refused_in_plain_words(tmp_path: Path) -> None:
+    words = ["server", "--recipe", "digits", "--broker", NOWHERE[1], "--store", NOWHERE[0], "--quiet"]
+    line = complaint(fedil(*words, "--run-dir", tmp_path / "new", "--run", "<b>x</b>"), 2)
+    assert line.startswith("fedil: '<b>x</b>' cannot be the name of a run: take 1 to 80 letters")
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "run.json").write_text('{"run": "mine"}')
+    line = complaint(fedil(*words, "--run-dir", tmp_path, "--run", "yours"), 2)
+    assert line == f"fedil: {tmp_path} belongs to run mine, not yours: use another --run-dir"
+
+
 def test_a_folder_without_shards_is_named_before_anything_heavy_is_loaded(tmp_path: Path) -> None:
     words = ["worker", "--site", "s", "--broker", NOWHERE[1], "--store", NOWHERE[0], "--processes", "2"]
     line = complaint(fedil(*words, "--shards", tmp_path), 2)

@@ -187,6 +187,22 @@ def test_a_full_disk_is_one_clear_line_and_loses_nothing(tmp_path: Path, undistu
     assert digests(simulation.finish(simulation.start("--resume"))) == digests(undisturbed)
 
 
+def test_a_history_with_a_text_where_a_number_belongs_is_named_before_anything_is_done(
+    tmp_path: Path,
+) -> None:
+    simulation = Simulation(tmp_path)
+    simulation.finish(simulation.start())
+    history = simulation.run_dir / "history.jsonl"
+    lines = history.read_text("utf-8").splitlines()
+    lines[1] = json.dumps(json.loads(lines[1]) | {"accuracy": {"global": "abc"}})
+    history.write_text("\n".join(lines) + "\n", "utf-8")
+    process = simulation.start("--resume")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "history.jsonl, line 2 is no round (accuracy.global is 'abc'): take it out" in err
+    assert "Traceback" not in err
+
+
 def test_a_damaged_checkpoint_is_named_and_deleting_it_helps(
     tmp_path: Path, undisturbed: dict[str, Any]
 ) -> None:

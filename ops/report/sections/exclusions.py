@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from ops.report.markup import Content, Markup, brief, element, join, table
-from ops.report.reading import Run
+from ops.report.reading import Run, num_rounds
 from ops.view.rows import excluded, number, percent
 from server_worker.events import RoundRecord
 
@@ -30,7 +30,9 @@ def exclusions(run: Run) -> Markup:
     if not asked:
         parts.append(element("p", "Nobody has been asked yet.", class_="absent"))
     elif not reasons:
-        parts.append(element("p", f"Nobody: all {asked:,} updates of {len(run.records)} rounds counted."))
+        parts.append(
+            element("p", f"Nobody: all {asked:,} updates of {num_rounds(len(run.records))} counted.")
+        )
     else:
         parts += [_by_reason(run, reasons, asked), _by_client(run)]
     parts.append(_refused_messages(run))
@@ -111,15 +113,14 @@ def rounds_table(run: Run) -> Markup:
         "excluded, and why",
     ]
     rows = [_row(record) for record in shown]
+    all_of_them = f"All {len(shown)} rounds" if len(shown) > 1 else "1 round"
     return element(
         "section",
         element("h2", "Rounds"),
         element("p", f"The first {left_out:,} are in history.jsonl.", class_="fine") if left_out else None,
         element(
             "details",
-            element(
-                "summary", f"All {len(shown)} rounds" if not left_out else f"The last {len(shown)} rounds"
-            ),
+            element("summary", f"The last {len(shown)} rounds" if left_out else all_of_them),
             table(headings, rows, numbers=range(8)),
         ),
     )

@@ -57,7 +57,9 @@ def _cards(run: Run) -> Iterator[tuple[str, str, str]]:
         last = evaluated[-1]
         mean = statistics.fmean(list(run.accuracy("global").values())[-LAST_EVALUATIONS:])
         counted = min(LAST_EVALUATIONS, len(evaluated))
-        below = f"round {last.round}; mean of the last {counted} evaluations {percent(mean)} %"
+        below = f"round {last.round}"
+        if counted > 1:
+            below += f"; mean of the last {counted} evaluations {percent(mean)} %"
         yield "accuracy of θ′", _percent(last.accuracy["global"]), below
         if "server" in last.accuracy:
             yield "accuracy of θ₀", _percent(last.accuracy["server"]), "after the server’s own step"

@@ -82,6 +82,16 @@ def test_who_was_asked_to_stop_does_not_wait(outage: Outage) -> None:
         transport.receive(QUEUE, 0.1)
 
 
+def test_whoever_waits_can_tell_what_for(outage: Outage) -> None:
+    told: list[str] = []
+    transport = PatientTransport(outage.connect, Patience(30.0, tell=told.append))
+    assert told == []
+    outage.cut(refusals=2)
+    transport.publish(QUEUE, [b"task"])
+    assert len(told) >= 2
+    assert all(told)
+
+
 def test_patience_ends(outage: Outage) -> None:
     transport = patient(outage, seconds=0.3)
     outage.cut(refusals=1000)

@@ -21,10 +21,16 @@ COSINE_LR = (1 + np.cos(np.pi * (T - 1) / len(T))) / 2
 
 
 def assessed(
-    norms: Sequence[float] | np.ndarray, efforts: Sequence[float] | np.ndarray | None = None
+    norms: Sequence[float] | np.ndarray,
+    rates: Sequence[float] | np.ndarray | None = None,
+    steps: Sequence[float] | np.ndarray | None = None,
 ) -> Convergence:
-    efforts = np.ones(len(norms)) if efforts is None else efforts
-    return assess([Increment(float(n), float(e), 10.0) for n, e in zip(norms, efforts, strict=True)])
+    rates = np.ones(len(norms)) if rates is None else rates
+    steps = np.full(len(norms), 50) if steps is None else steps
+    increments = [
+        Increment(float(n), float(r * s), 10.0) for n, r, s in zip(norms, rates, steps, strict=True)
+    ]
+    return assess(increments, [float(rate) for rate in rates])
 
 
 @pytest.mark.parametrize(
@@ -85,11 +91,31 @@ def test_a_cosine_learning_rate_does_not_make_constant_drift_summable() -> None:
     assert judge(list(COSINE_LR))[0] == SUMMABLE
     noise = 1 + 0.01 * np.random.default_rng(0).standard_normal(len(T))
     for drift in (np.ones(len(T)), noise):
-        assert assessed(COSINE_LR * drift, 50 * COSINE_LR).verdict == PLATEAU
+        assert assessed(COSINE_LR * drift, COSINE_LR).verdict == PLATEAU
 
 
-def test_steps_that_grow_faster_than_the_learning_rate_falls_are_diverging() -> None:
-    assert assessed(COSINE_LR * 1.01**T, COSINE_LR).verdict == DIVERGING
+def test_increments_that_shrink_only_with_the_learning_rate_have_not_shown_that_they_decay() -> None:
+    """Nor do they diverge: they shrink, though less than the learning rate does, as they do when a momentum lags."""
+    assert judge(list(COSINE_LR * 1.01**T))[0] == SUMMABLE
+    assert assessed(COSINE_LR * 1.01**T, COSINE_LR).verdict == PLATEAU
+
+
+def test_increments_that_grow_under_a_falling_learning_rate_are_diverging() -> None:
+    rates = 0.5 + COSINE_LR / 2
+    assert assessed(rates * 1.02**T, rates).verdict == DIVERGING
+
+
+@pytest.mark.parametrize("rates", [np.full(len(T), 0.05), 0.5 + COSINE_LR / 2], ids=["constant", "cosine"])
+def test_fewer_steps_do_not_make_increments_that_shrink_diverge(rates: np.ndarray) -> None:
+    """As samples are promoted, a client has fewer unlabelled ones and makes fewer steps."""
+    norms, steps = rates * T**-0.2, np.where(len(T) * 0.7 > T, 4, 1)
+    assert judge(list(norms / (rates * steps)))[0] == DIVERGING
+    assert assessed(norms, rates, steps).verdict == DECAYING
+
+
+def test_rounds_that_only_the_server_moved_are_a_stall() -> None:
+    """Nobody was accepted, and θ′ took the server's own step."""
+    assert assessed(T**-2, steps=np.zeros(len(T))).verdict == STALLED
 
 
 def test_real_decay_under_a_cosine_learning_rate_stays_summable() -> None:
@@ -97,7 +123,7 @@ def test_real_decay_under_a_cosine_learning_rate_stays_summable() -> None:
 
 
 def test_the_raw_series_counts_too() -> None:
-    """Effort that grows would hide a plateau."""
+    """A learning rate that grows would hide a plateau."""
     assert assessed(np.ones(len(T)), T**2).verdict == PLATEAU
 
 
@@ -142,7 +168,7 @@ def test_the_exponents_error_is_that_of_ordinary_least_squares() -> None:
 
 def test_the_numbers_beside_the_verdict() -> None:
     norms = [2.0**-t for t in range(12)]
-    result = assess([Increment(n, 0.5, 4.0) for n in norms], window=10)
+    result = assess([Increment(n, 0.5, 4.0) for n in norms], [0.1] * 12, window=10)
     assert result.ratio == 0.5
     assert result.rate == pytest.approx(0.5)
     assert result.path == math.fsum(norms)
@@ -153,10 +179,10 @@ def test_the_numbers_beside_the_verdict() -> None:
 
 
 def test_nothing_is_divided_by_zero() -> None:
-    result = assess([Increment(0.0, 0.0, 0.0)] * 12)
+    result = assess([Increment(0.0, 0.0, 0.0)] * 12, [0.0] * 12)
     assert result.verdict == STALLED
     assert (result.ratio, result.relative, result.rate) == (None, None, None)
-    empty = assess([])
+    empty = assess([], [])
     assert (empty.verdict, empty.path, empty.moving_average, empty.share_decreasing) == (
         EARLY,
         0.0,

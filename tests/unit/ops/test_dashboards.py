@@ -107,6 +107,26 @@ def test_dashboards_link_to_each_other_by_their_tag() -> None:
     assert len({read(name)["uid"] for name in BOARDS}) == len(BOARDS)
 
 
+@pytest.mark.parametrize("name", BOARDS)
+def test_a_legend_names_all_that_its_series_differ_in(name: str) -> None:
+    """Else two runs have the same name in one panel."""
+    for panel in panels(name):
+        for target in panel["targets"]:
+            grouped = re.match(r"[\w(]* ?by \(([^)]*)\)", target["expr"])
+            if grouped and panel["type"] != "heatmap":
+                named = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+                assert set(grouped[1].split(", ")) <= named, panel["title"]
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_what_servers_and_workers_both_export_is_asked_of_one_of_them(name: str) -> None:
+    """`run=~".*"`, all runs, is also true of a worker's series, which have no run."""
+    shared = {"fedil_transport_bytes_total", "process_cpu_seconds_total", "process_resident_memory_bytes"}
+    for query in queries(name):
+        for metric, labels in re.findall(r"\b(\w+)\{([^}]*)\}", query):
+            assert metric not in shared or "job=" in labels, query
+
+
 def exported() -> set[str]:
     """Every name is written once, in a metrics.py."""
     sources = [ROOT / room / "metrics.py" for room in ("broker_config", "server_worker", "client_worker")]
@@ -133,5 +153,9 @@ def test_every_metric_that_is_exported_is_shown_somewhere() -> None:
     shown = " ".join(query for name in BOARDS for query in queries(name)) + recording
     unseen = exported() - {without_suffix(name) for name in FEDIL.findall(shown)}
     # When a round was closed is for those who ask; the panels show how long ago anything happened. How many were
-    # asked to spare is for an alert.
-    assert unseen == {"fedil_round_closed_timestamp_seconds", "fedil_over_selected_ratio"}
+    # asked to spare and how many rounds were empty is for alerts.
+    assert unseen == {
+        "fedil_round_closed_timestamp_seconds",
+        "fedil_over_selected_ratio",
+        "fedil_empty_rounds",
+    }

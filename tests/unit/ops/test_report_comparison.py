@@ -162,6 +162,19 @@ def test_bands_go_from_the_lowest_to_the_highest_and_the_line_is_the_mean(tmp_pa
     assert len(axes.lines) == 4  # the seeds themselves
 
 
+def test_no_axis_goes_beyond_what_there_can_be(tmp_path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    records = [make_record(number, selected=2, accepted=2, credible=0) for number in (1, 2)]
+    runs = [make_run(tmp_path / str(seed), records, seed=seed) for seed in range(2)]
+    for name, highest in (("accepted", 1.01), ("credible", 1.0)):
+        figure: Any = Figure()
+        _, axis, scale, series = CURVES[name]
+        draw_curve(figure, compare(runs), axis, scale, series)
+        low, high = figure.axes[0].get_ylim()
+        assert 0 <= low < high <= highest, name
+
+
 def test_thirty_recipes_can_be_drawn(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / str(n), client={"lr": 0.01 * (n + 1)}) for n in range(30)]
     comparison = compare(runs)

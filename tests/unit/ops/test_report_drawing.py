@@ -124,6 +124,15 @@ def drawn(draw: Callable[..., None], run: Run) -> Any:
     return figure.axes[0]
 
 
+def test_the_axes_of_a_single_round_have_whole_rounds_and_no_number_twice(tmp_path: Path) -> None:
+    axes = drawn(draw_delta_norm, make_run(tmp_path / "r", 1, planned=1))
+    low, high = axes.get_xlim()
+    assert [tick for tick in axes.get_xticks() if low <= tick <= high] == [1]
+    low, high = axes.get_ylim()
+    said = [axes.yaxis.get_major_formatter()(tick, 0) for tick in axes.get_yticks() if low <= tick <= high]
+    assert len(said) == len(set(said)) > 0
+
+
 def test_the_accuracy_curve_shows_what_was_measured_and_the_baseline(tmp_path: Path) -> None:
     records = [
         make_record(n, accuracy={"global": n / 10, "server": 0.5} if n % 2 else {}) for n in range(1, 6)

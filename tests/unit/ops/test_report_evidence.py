@@ -109,6 +109,13 @@ def test_without_a_checkpoint_or_ledgers_the_reasons_are_given(tmp_path: Path) -
     assert set(found.digests) == {"split"}
 
 
+def test_a_run_that_was_stopped_before_its_first_round_is_not_taken_for_a_deployment(tmp_path: Path) -> None:
+    folder = split_folder(tmp_path)
+    (folder / "history.jsonl").unlink()
+    found = gather(read_run(folder), None)
+    assert found.promoted == Missing("no client has a ledger in the folder: no round has closed yet")
+
+
 def test_data_that_cannot_be_read_costs_only_what_needs_it(tmp_path: Path) -> None:
     run = make_run(tmp_path / "r", data={"name": "mnist", "root": tmp_path / "nowhere", "download": True})
     found = gather(run, None)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fedil_model.convergence import VERDICTS
+from fedil_model.optimiser import learning_rate
 from fedil_model.split import Split
 from ops.quality import Quality
 from ops.report.evidence import Evidence, Missing
@@ -116,6 +117,15 @@ def test_what_is_missing_is_said_and_the_rest_is_there(tmp_path: Path) -> None:
     assert "has not recorded what it was made with" in text
     assert "the history holds no accuracy by class" in text
     assert "Test accuracy" in text
+
+
+def test_one_round_is_one_round(tmp_path: Path) -> None:
+    text = parsed_page(make_run(tmp_path / "r", [make_record(1)], planned=1)).text
+    assert "finished, 1 round ·" in text
+    assert "updates of 1 round counted" in text
+    assert "1 rounds" not in text
+    assert "the last 1 " not in text
+    assert "mean of the last 2 evaluations" in parsed_page(make_run(tmp_path / "two", 2)).text
 
 
 def test_a_run_without_rounds_makes_a_page_that_says_so(tmp_path: Path) -> None:
@@ -243,14 +253,17 @@ def test_a_verdict_of_a_later_version_is_repeated_not_explained(tmp_path: Path) 
 
 
 def test_the_figures_behind_a_verdict_are_fitted_for_both_series(tmp_path: Path) -> None:
-    """Steps that shrink as 1/t² only because the learning rate does."""
+    """Steps that shrink only because the learning rate does."""
+    cosine = {"lr": 0.1, "lr_schedule": "cosine"}
+    run = make_run(tmp_path / "r", 40, planned=40, client=cosine)
+    rates = [learning_rate(run.recipe.client, n, 40) for n in range(1, 41)]
     records = [
-        make_record(n, delta_norm=1 / n**2, convergence={"lr_normalised": 1.0, "share_decreasing": 1.0})
-        for n in range(1, 41)
+        make_record(n, delta_norm=rate, convergence={"share_decreasing": 1.0})
+        for n, rate in enumerate(rates, 1)
     ]
-    shown = dict(figures(make_run(tmp_path / "r", records)))
-    assert shown["p̂ of ‖Δθ‖ (±2 standard errors)"] == "2.00 ± 0.00: consistent with a summable series"
-    assert shown["p̂ of ‖Δθ‖ ∕ (η · steps)"].endswith("plateau")
+    shown = dict(figures(dataclasses.replace(run, records=tuple(records))))
+    assert shown["p̂ of ‖Δθ‖ (±2 standard errors)"].endswith(": consistent with a summable series")
+    assert shown["p̂ of ‖Δθ‖ ∕ η"].endswith(": plateau")
     assert shown["rounds of the last 10 with ‖Δₜ‖ ≤ ‖Δₜ₋₁‖ (the paper’s criterion)"] == "100%"
 
 

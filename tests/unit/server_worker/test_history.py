@@ -69,6 +69,27 @@ def test_what_a_later_version_has_added_is_passed_over(tmp_path: Path) -> None:
         list(read_records(path))
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"delta_norm": "abc"}, "delta_norm is 'abc'"),
+        ({"accuracy": {"global": "0.5"}}, "accuracy.global is '0.5'"),
+        ({"promoted": None}, "promoted is None"),
+        ({"round": "2"}, "its number is '2'"),
+    ],
+)
+def test_a_text_where_a_number_belongs_is_named_by_its_line(
+    tmp_path: Path, change: dict[str, object], said: str
+) -> None:
+    write_history(tmp_path, [make_record(number) for number in (1, 2, 3)])
+    path = tmp_path / "history.jsonl"
+    lines = path.read_text().splitlines()
+    lines[1] = json.dumps(json.loads(lines[1]) | change)
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(FedILError, match=rf"history\.jsonl, line 2 is no round \({said}\): take it out"):
+        list(read_records(path))
+
+
 def test_a_record_is_written_as_all_its_fields() -> None:
     outcomes = (
         ClientOutcome(3, "accepted", 0.5, "ü", {"loss_total": 1.5}, 70, 2),

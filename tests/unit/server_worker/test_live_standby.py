@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ops.view import QuietView
-from server_worker.events import RoundRecord, record_from_fields
-from server_worker.history import HistoryWriter
+from server_worker.events import RoundRecord
+from server_worker.history import HistoryWriter, checked_record
 from server_worker.live import LiveRun
 from tests.federation import blobs_recipe
 from tests.unit.ops.records import make_record
@@ -62,9 +62,9 @@ def test_a_standby_reads_only_what_is_new(tmp_path: Path, monkeypatch: pytest.Mo
 
     def noted(fields: dict[str, Any]) -> RoundRecord:
         decoded.append(fields["round"])
-        return record_from_fields(fields)
+        return checked_record(fields)
 
-    monkeypatch.setattr("server_worker.live.record_from_fields", noted)
+    monkeypatch.setattr("server_worker.live.checked_record", noted)
     looks = [live._tail.offset]
     for number in (21, 22):
         append(tmp_path, line(number))

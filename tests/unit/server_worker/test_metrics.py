@@ -24,13 +24,14 @@ from server_worker.survey import Survey
 from server_worker.watching import Watching
 from tests.exposition import by_label, promtool_complaints, types, value, values
 from tests.federation import RUN, Diary, Federation, blobs_recipe
-from tests.unit.ops.records import make_record
+from tests.unit.ops.records import make_record, write_history
 
 GAUGE, COUNTER, HISTOGRAM = "gauge", "counter", "histogram"
 NAMES = {
     "fedil_run_info": GAUGE,
     "fedil_running": GAUGE,
     "fedil_round": GAUGE,
+    "fedil_empty_rounds": GAUGE,
     "fedil_rounds_planned": GAUGE,
     "fedil_progress_timestamp_seconds": GAUGE,
     "fedil_round_closed_timestamp_seconds": GAUGE,
@@ -144,7 +145,7 @@ def test_what_is_not_known_yet_is_absent_and_counters_begin_at_nothing() -> None
         assert values(text, name) == {}
     assert by_label(text, "fedil_updates_total", "outcome") == dict.fromkeys(OUTCOMES, 0.0)
     assert set(by_label(text, "fedil_messages_refused_total", "reason")) == {*REASONS, OTHER_REASON}
-    assert value(text, "fedil_running") == 0
+    assert value(text, "fedil_running") == 1
     assert value(text, "fedil_clients") == 6
     about = {"recipe": "blobs", "method": "fedil", "mode": "rounds"}
     assert value(text, "fedil_run_info", **about) == 1
@@ -310,6 +311,24 @@ def test_rounds_that_will_be_played_again_are_not_shown_as_closed() -> None:
     assert (value(text, "fedil_round"), value(text, "fedil_rounds_planned")) == (5, 9)
 
 
+def test_rounds_in_a_row_in_which_nobody_was_accepted_are_counted_over_a_restart(tmp_path: Path) -> None:
+    def empty(metrics: ServerMetrics) -> float | None:
+        return value(metrics.render(), "fedil_empty_rounds")
+
+    records = [
+        make_record(number, accepted=accepted) for number, accepted in enumerate((0, 2, 0, 0, 0), start=1)
+    ]
+    metrics, counted = ServerMetrics("r", blobs_recipe()), []
+    for record in records:
+        metrics.round_closed(record)
+        counted.append(empty(metrics))
+    assert counted == [1, 0, 1, 2, 3]
+    write_history(tmp_path, records)
+    watch = Watching("r", blobs_recipe(evaluate_every=1), RunDir(tmp_path))
+    watch.leading(("a", "b"), lambda: ({}, {}))
+    assert empty(watch.metrics) == 3
+
+
 # ---- now ------------------------------------------------------------------------------------------------------
 
 
@@ -321,7 +340,7 @@ def test_a_run_that_gets_on_says_when_it_did() -> None:
         text = metrics.render()
         return value(text, "fedil_progress_timestamp_seconds"), value(text, "fedil_running")
 
-    assert at() == (None, 0)
+    assert at() == (None, 1)
     events: list[Callable[[], None]] = [
         lambda: metrics.phase(0, "pretrain"),
         lambda: metrics.run_started(1, 3),

@@ -15,6 +15,7 @@ from broker_config.errors import PortTaken
 from server_worker.run_dir import RunDir
 from server_worker.survey import Survey
 from server_worker.watching import Watching, watching
+from tests.exposition import value
 from tests.federation import blobs_recipe
 
 ANY = WebAddress(LOOPBACK, 0)
@@ -46,6 +47,40 @@ def test_a_server_is_ready_only_while_it_leads(tmp_path: Path) -> None:
         watch.ended("done")
         assert ask(watch, "readyz") == (503, "done\n")
         assert json.loads(ask(watch, "api/state")[1])["state"] == "done"
+
+
+def test_a_server_that_still_waits_for_its_brokers_says_so(tmp_path: Path) -> None:
+    """Alerts see it by its metrics: it was perhaps started again in the middle of a run."""
+
+    def told() -> tuple[float | None, str, str]:
+        metrics = ask(watch, "metrics")[1].encode()
+        assert value(metrics, "fedil_running") == 1
+        state = json.loads(ask(watch, "api/state")[1])
+        page = f"{state['state']}: {state['reason']}"
+        return value(metrics, "fedil_brokers_reachable"), ask(watch, "readyz")[1], page
+
+    with watching("r", blobs_recipe(), RunDir(tmp_path), ANY, threading.Event()) as watch:
+        assert told() == (None, "starting\n", "starting: ")
+        watch.waiting_for("Redis at h:1 is away")
+        assert told() == (0, "waiting: Redis at h:1 is away\n", "starting: Redis at h:1 is away")
+        watch.leading_again()
+        assert told() == (1, "starting\n", "starting: ")
+        watch.leading(("a", "b"), lambda: ({}, {}))
+        watch.waiting_for("Redis at h:1 is away")  # for which the run waits, and its survey says so
+        assert told() == (1, "ready\n", "running: ")
+
+
+def test_a_standby_whose_brokers_go_away_and_come_back_says_so(tmp_path: Path) -> None:
+    with watching("r", blobs_recipe(), RunDir(tmp_path), ANY, threading.Event()) as watch:
+        for _ in range(2):
+            watch.standing_by()
+            assert ask(watch, "readyz")[1].startswith("standby")
+            assert (
+                value(ask(watch, "metrics")[1].encode(), "fedil_brokers_reachable") is None
+            )  # the leader says it
+            watch.waiting_for("no RabbitMQ answers at h:1")
+            assert ask(watch, "readyz")[1] == "waiting: no RabbitMQ answers at h:1\n"
+            assert value(ask(watch, "metrics")[1].encode(), "fedil_running") == 0
 
 
 def test_a_server_that_has_lost_the_lead_no_longer_says_that_it_works(tmp_path: Path) -> None:

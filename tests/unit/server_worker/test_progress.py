@@ -1,0 +1,46 @@
+"""What goes into a checkpoint comes back, also from checkpoints that an earlier version has written."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedil_model.convergence import Increment, assess
+from fedil_model.optimiser import learning_rate
+from server_worker.checkpoint import Checkpoint, CheckpointFolder
+from server_worker.progress import Progress, from_checkpoint, to_checkpoint
+from tests.federation import Federation, blobs_recipe
+
+BEGUN = Progress(
+    round=2,
+    state={"global": torch.ones(3)},
+    activations=(1, 0),
+    selection=(1,),
+    labelled=((0, 0), (2, 1)),
+    increments=(),
+    models={},
+    record=None,
+    answered=(1, 0),
+)
+
+
+def test_increments_are_three_numbers_a_round_as_they_have_always_been(tmp_path: Path) -> None:
+    checkpoint = to_checkpoint(BEGUN, "recipe")
+    written = np.array([[0.5, 0.25, 10.0], [0.4, 0.2, 11.0]])
+    arrays = {**checkpoint.arrays, "increments": written}
+    CheckpointFolder(tmp_path).save(Checkpoint(2, checkpoint.meta, arrays))
+    read = CheckpointFolder(tmp_path).latest()
+    assert read is not None
+    progress = from_checkpoint(read, "recipe")
+    assert progress.increments == (Increment(0.5, 0.25, 10.0), Increment(0.4, 0.2, 11.0))
+    assert to_checkpoint(progress, "recipe").arrays["increments"].tolist() == written.tolist()
+
+
+def test_increments_are_judged_by_the_learning_rate_that_each_round_had(tmp_path: Path) -> None:
+    recipe = blobs_recipe(rounds=9, client={"lr_schedule": "cosine"})
+    progress = Federation(recipe, tmp_path).play()
+    assert progress is not None
+    rates = [learning_rate(recipe.client, number, 9) for number in range(1, 10)]
+    assert len(set(rates)) == 9
+    assert progress.record is not None
+    assert progress.record.verdict == assess(progress.increments, rates).verdict
