@@ -14,7 +14,7 @@ BROKER_URL, STORE_URL = "FEDIL_BROKER_URL", "FEDIL_STORE_URL"
 LOOPBACK = "127.0.0.1"
 _VARIABLES = {"broker": BROKER_URL, "store": STORE_URL}
 _SCHEMES = {"broker": tuple(TRANSPORTS), "store": tuple(STORES)}
-_LAST_PORT = 65535
+LAST_PORT = 65535
 
 
 def add_address_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,8 +72,8 @@ def parse_address(text: str) -> WebAddress | None:
     wanted = f"wants HOST:PORT, PORT or off, got {text!r}"
     if not found:
         raise ValueError(wanted)
-    if int(found["port"]) > _LAST_PORT:
-        raise ValueError(f"{wanted}: ports end at {_LAST_PORT}")
+    if int(found["port"]) > LAST_PORT:
+        raise ValueError(f"{wanted}: ports end at {LAST_PORT}")
     host = LOOPBACK if found["host"] is None else found["host"].strip("[]") or "0.0.0.0"
     return WebAddress(host, int(found["port"]))
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from broker_config.buffers import DIGEST_BYTES, digest, raw_digest, recut, size
+from broker_config.buffers import DIGEST_BYTES, check_size, digest, raw_digest, recut, size
 from broker_config.errors import MessageRejected
 from broker_config.transports.interface import MAX_BODY_BYTES, Buffers
 
@@ -100,8 +100,7 @@ class Assembler:
         return partial.buffer.toreadonly()
 
     def _begin(self, body_id: bytes, outline: _Outline) -> _Partial:
-        if outline.total > self._max_bytes:
-            raise MessageRejected("too_large", f"a body of {outline.total} bytes; at most {self._max_bytes}")
+        check_size(outline.total, self._max_bytes)
         while self._partials and self._reserved_bytes + outline.reserved_bytes > self._max_bytes:
             self._forget(next(iter(self._partials)))
         # numpy reserves without touching the pages: a frame that lies about its total costs nothing yet.

@@ -33,8 +33,7 @@ def path_of(url: str) -> Path:
     parts = urlsplit(url)
     if parts.netloc or not parts.path:
         raise AddressWrong(
-            f"{url!r} names no socket: write memory:///path/to.sock for a broker in another process; "
-            "plain memory:// needs the broker object of this process"
+            f"{url!r} names no socket: write memory:///path/to.sock for a broker in another process"
         )
     return Path(unquote(parts.path))
 
@@ -94,7 +93,8 @@ def describe(error: FedILError) -> dict[str, object]:
 
 def _raise_described(fields: Mapping[str, Any]) -> None:
     if "error" in fields:
-        kind: type[FedILError] = getattr(errors, fields["error"])
+        # One that is not among ours, of a store or transport say, is none the less what was said.
+        kind: type[FedILError] = getattr(errors, fields["error"], FedILError)
         raise kind(*fields["arguments"])
 
 

@@ -34,8 +34,7 @@ _TRACEBACK = " | Traceback (most recent call last):"
 _here: ContextVar[Mapping[str, object]] = ContextVar("fedil_log_facts", default=MappingProxyType({}))
 
 
-def add_log_arguments(parser: argparse.ArgumentParser, level: str | None = "info") -> None:
-    """`level`: the usual one; None leaves it to the command."""
+def add_log_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--log-format",
         choices=FORMATS,
@@ -45,7 +44,7 @@ def add_log_arguments(parser: argparse.ArgumentParser, level: str | None = "info
     parser.add_argument(
         "--log-level",
         choices=LEVELS,
-        default=level,
+        default="info",
         help="the least that is logged; debug also tells a round's phases and each task taken; default: info",
     )
 

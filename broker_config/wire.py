@@ -191,8 +191,9 @@ def _check_envelope(view: memoryview) -> int:
     if version != _VERSION:
         raise MessageRejected("unknown_version", f"format {version}; this side reads {_VERSION}")
     if len(view) != total:
-        reason = "truncated" if len(view) < total else "trailing_bytes"
-        raise MessageRejected(reason, f"{len(view)} bytes of {total}")
+        raise MessageRejected(
+            "truncated" if len(view) < total else "trailing_bytes", f"{len(view)} bytes of {total}"
+        )
     if raw_digest([view[:-DIGEST_BYTES]]) != view[-DIGEST_BYTES:]:
         raise MessageRejected("digest", "the bytes are not those that were sent")
     if header_size > MAX_HEADER_BYTES or _PRELUDE.size + header_size > total - DIGEST_BYTES:

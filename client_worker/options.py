@@ -7,6 +7,7 @@ from pathlib import Path
 
 from broker_config.addresses import (
     BROKER_URL,
+    LAST_PORT,
     STORE_URL,
     WebAddress,
     add_address_arguments,
@@ -16,10 +17,6 @@ from broker_config.logs import add_log_arguments
 from client_worker.placement import Slot
 from fedil_model.device_argument import add_device_argument
 from fedil_model.errors import SettingError
-
-_LAST_PORT = 65535
-_WRITTEN_LAST = "offsets.npy"
-"""As client_worker.shards does, which needs numpy"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +80,7 @@ def web_address(options: argparse.Namespace, slot: Slot) -> WebAddress | None:
     first: WebAddress | None = options.web
     if first is None or not first.port:
         return first
-    if first.port + slot.processes - 1 > _LAST_PORT:
+    if first.port + slot.processes - 1 > LAST_PORT:
         raise SettingError(
             f"--web {first} leaves no ports for {slot.processes} processes: choose a lower one"
         )
@@ -93,12 +90,12 @@ def web_address(options: argparse.Namespace, slot: Slot) -> WebAddress | None:
 def check_shards(folder: Path) -> None:
     """Before torch is loaded, and before a pool starts processes that would die of it one after the other. Raises
     DataError for shards that are damaged."""
+    from client_worker.shards import ShardFolder, has_shards
+
     if not folder.is_dir():
         raise SettingError(f"there is no folder {folder}: make the shards first, see fedil shards --help")
-    if not (folder / _WRITTEN_LAST).exists():
+    if not has_shards(folder):
         raise SettingError(f"there are no shards in {folder}: make them first, see fedil shards --help")
-    from client_worker.shards import ShardFolder
-
     ShardFolder(folder)
 
 

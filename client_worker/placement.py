@@ -18,7 +18,7 @@ class Slot:
 class Placement:
     device: str
     sharing: int
-    """How many of these processes have that device to themselves"""
+    """How many of these processes have that device among them"""
 
 
 def place(asked: str, slot: Slot, gpus: int) -> Placement:

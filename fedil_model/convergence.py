@@ -22,6 +22,8 @@ VERDICTS = (
     "consistent with a summable series",
 )
 MIN_ROUNDS = 8
+WINDOW = 10
+"""Rounds that count as the last ones"""
 ROUNDING = 1e-6
 """A series without noise has a standard error of 0; its rounding must not decide."""
 
@@ -57,7 +59,7 @@ class Increment:
     model_norm: float
 
 
-def assess(increments: Sequence[Increment], rates: Sequence[float], window: int = 10) -> Convergence:
+def assess(increments: Sequence[Increment], rates: Sequence[float]) -> Convergence:
     """`rates`: η of each increment.
 
     A cosine learning rate makes any series look summable, so what the norms seem to show must also hold without it:
@@ -72,16 +74,16 @@ def assess(increments: Sequence[Increment], rates: Sequence[float], window: int 
     """
     norms = [i.norm for i in increments]
     normalised = [i.norm / i.effort if i.effort > 0 else 0.0 for i in increments]
-    raw, exponent, error = judge(norms, window)
+    raw, exponent, error = judge(norms)
     # Where no client counted, θ′ may have taken the server's own step: that is a stall, too.
     by_rate = [
         i.norm / rate if min(i.effort, rate) > 0 else 0.0 for i, rate in zip(increments, rates, strict=True)
     ]
-    adjusted, _, _ = judge(by_rate, window)
+    adjusted, _, _ = judge(by_rate)
     if adjusted == "diverging":
         adjusted = "plateau"
     last = increments[-1] if increments else None
-    recent = norms[-window:]
+    recent = norms[-WINDOW:]
     return Convergence(
         verdict=min(raw, adjusted, key=VERDICTS.index),
         exponent=exponent,
@@ -90,19 +92,19 @@ def assess(increments: Sequence[Increment], rates: Sequence[float], window: int 
         moving_average=float(np.mean(recent)) if recent else None,
         relative=last.norm / last.model_norm if last and last.model_norm > 0 else None,
         lr_normalised=normalised[-1] if normalised else None,
-        rate=_geometric_rate(norms, window),
+        rate=_geometric_rate(norms),
         path=math.fsum(norms),
-        share_decreasing=_share_decreasing(norms, window),
+        share_decreasing=_share_decreasing(norms),
     )
 
 
-def judge(norms: Sequence[float], window: int = 10) -> tuple[str, float | None, float | None]:
+def judge(norms: Sequence[float]) -> tuple[str, float | None, float | None]:
     """(verdict, p̂, its standard error) for one series."""
     if len(norms) < MIN_ROUNDS:
         return "too early to say", None, None
     if not all(map(math.isfinite, norms)):
         return "diverging", None, None
-    if sum(1 for n in norms[-window:] if n <= 0.0) * 2 > min(window, len(norms)):
+    if sum(1 for n in norms[-WINDOW:] if n <= 0.0) * 2 > min(WINDOW, len(norms)):
         return "stalled", None, None
     first = len(norms) // 2
     rounds = np.arange(first + 1, len(norms) + 1, dtype=np.float64)
@@ -132,12 +134,12 @@ def _slope(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     return slope, math.sqrt(float(residuals @ residuals) / (len(x) - 2) / spread)
 
 
-def _geometric_rate(norms: Sequence[float], window: int) -> float | None:
-    if len(norms) <= window or norms[-1] <= 0 or norms[-1 - window] <= 0:
+def _geometric_rate(norms: Sequence[float]) -> float | None:
+    if len(norms) <= WINDOW or norms[-1] <= 0 or norms[-1 - WINDOW] <= 0:
         return None
-    return float((norms[-1] / norms[-1 - window]) ** (1.0 / window))
+    return float((norms[-1] / norms[-1 - WINDOW]) ** (1.0 / WINDOW))
 
 
-def _share_decreasing(norms: Sequence[float], window: int) -> float | None:
-    pairs = list(pairwise(norms))[-window:]
+def _share_decreasing(norms: Sequence[float]) -> float | None:
+    pairs = list(pairwise(norms))[-WINDOW:]
     return sum(1 for before, after in pairs if after <= before) / len(pairs) if pairs else None

@@ -19,7 +19,7 @@ class DataSettings(Settings):
     name: str = "digits"
     """A registered dataset, or `module:callable` of your own."""
     root: Path | None = Field(default=None, strict=False)
-    """Where the files are; FEDIL_DATA is used by the command line when this is not set."""
+    """Where the files are; the command line uses FEDIL_DATA when this is not set, or not there."""
     download: bool = False
     options: dict[str, Any] = {}
     """Keyword arguments of the dataset's own."""
@@ -130,7 +130,7 @@ class FedILSettings(Settings):
     normalise: Literal["none", "reference"] = "none"
     """"reference" rescales every update to ‖g₀‖ (FLTrust)."""
     soft_cosine: bool = False
-    """Weight by max(0, cosine) instead of 1."""
+    """Weight by the cosine instead of 1, but never below a thousandth: a sum of zeros would make eq. 25 0/0."""
     server_momentum: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Momentum on Δθ."""
     demote_after: int = Field(default=0, ge=0, le=255)

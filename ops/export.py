@@ -1,8 +1,8 @@
 """A trained network as a file for other programs: raw samples in, logits and probabilities out.
 
 TorchScript and ONNX files hold the preprocessing as part of the program; safetensors hold only weights, so
-the metadata, which all three carry, says what the preprocessing does. Adding a format: one function, and one
-line in FORMATS.
+the metadata, which all three carry, says what the preprocessing does. Adding a format: one function, one line in
+FORMATS, and its ending in ops/commands/export.py, which does not load torch.
 """
 
 import copy

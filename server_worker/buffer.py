@@ -20,7 +20,7 @@ class Rules:
     in_flight: int
     """At most so many clients at work at a time"""
     size: int
-    """Answers after which to aggregate (K)"""
+    """Updates after which to aggregate (K)"""
     max_staleness: int
     deadline_seconds: float
     """A client that has not answered for so long is given up."""

@@ -12,7 +12,7 @@ NOT_LEARNED = frozenset({"refused", "missing", "stale"})
 
 @dataclass(frozen=True)
 class ClientOutcome:
-    """Promise 8: every exclusion is explained."""
+    """Every exclusion is explained."""
 
     client: int
     outcome: str

@@ -13,7 +13,7 @@ import threading
 import time
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,14 +46,12 @@ class _OpenRound:
 
 
 class LiveRun:
-    def __init__(
-        self, run: str, recipe: Recipe, history: Path, clock: Callable[[], float] = time.time
-    ) -> None:
-        self._recipe, self._history, self._clock = recipe, history, clock
+    def __init__(self, run: str, recipe: Recipe, history: Path) -> None:
+        self._recipe, self._history = recipe, history
         self._lock = threading.Lock()
         self._about = rows.about(run, recipe)
         self._abouts = 1
-        self._state: dict[str, Any] = {"state": "starting", "since": clock(), "reason": ""}
+        self._state: dict[str, Any] = {"state": "starting", "since": time.time(), "reason": ""}
         self._phase: dict[str, Any] | None = None
         self._open: dict[int, _OpenRound] = {}
         self._fleet: dict[str, Any] | None = None
@@ -70,11 +68,12 @@ class LiveRun:
     # ---- told ------------------------------------------------------------------------------------------------
 
     def tell(self, **facts: Any) -> None:
-        """state (standby, running, done, stopped, failed) with a reason if there is one; class_names; baseline."""
+        """state (standby, running, done, stopped, failed) with a reason if there is one; class_names; baseline;
+        rounds."""
         with self._lock:
             if "state" in facts:
                 reason = rows.cut(str(facts.pop("reason", "")), rows.LONGEST_TEXT)
-                self._state = {"state": str(facts.pop("state")), "since": self._clock(), "reason": reason}
+                self._state = {"state": str(facts.pop("state")), "since": time.time(), "reason": reason}
             if "class_names" in facts:
                 names = [rows.cut(str(name), rows.LONGEST_NAME) for name in facts["class_names"]]
                 facts["class_names"] = names[:_MOST_CLASSES]
@@ -93,7 +92,7 @@ class LiveRun:
         self.tell(rounds=rounds)
 
     def phase(self, round_number: int, name: str) -> None:
-        now = self._clock()
+        now = time.time()
         with self._lock:
             self._phase = {"round": round_number, "name": name, "since": now}
             if name == "server_step":
@@ -103,7 +102,7 @@ class LiveRun:
 
     def update_arrived(self, round_number: int, outcome: ClientOutcome, answered: int, selected: int) -> None:
         with self._lock:
-            opened = self._open.setdefault(round_number, _OpenRound(round_number, self._clock()))
+            opened = self._open.setdefault(round_number, _OpenRound(round_number, time.time()))
             opened.answered, opened.selected = answered, selected
             opened.outcomes.append(outcome)
 
@@ -121,7 +120,7 @@ class LiveRun:
     def note(self, text: str) -> None:
         with self._lock:
             self._noted += 1
-            self._notes.append((self._noted, self._clock(), rows.cut(text, rows.LONGEST_TEXT)))
+            self._notes.append((self._noted, time.time(), rows.cut(text, rows.LONGEST_TEXT)))
 
     def _restore(self, below: int | None) -> None:
         # Before it is read: what comes meanwhile is read again and not missed.
@@ -178,7 +177,7 @@ class LiveRun:
             page = self._page(begin)
             answer: dict[str, Any] = {
                 "life": self._life,
-                "now": self._clock(),
+                "now": time.time(),
                 **self._state,
                 "phase": self._phase,
                 "open": [_opened(opened) for opened in self._open.values()],

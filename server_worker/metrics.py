@@ -38,6 +38,7 @@ REASONS = (
     "schema",
     "stale",
     "too_large",
+    "trailing_bytes",
     "truncated",
     "unknown_version",
     "wrong_kind",
@@ -218,7 +219,6 @@ class _Learning:
         self._labels = metrics.gauge("fedil_pseudo_labels", "Samples with a pseudo-label at their clients.")
         self._credible = metrics.gauge("fedil_credible_samples", "Samples in the clients' credible sets.")
         self._promoted = metrics.counter("fedil_promoted_samples_total", "Samples that became credible.")
-        self._promoted.add(0)
         self._purity = metrics.gauge(
             "fedil_pseudo_label_purity",
             "Share of right ones among pseudo-labels, where truth is known.",
@@ -263,7 +263,6 @@ class _Answers:
             bounds=_VERSIONS,
         )
         self._images = metrics.counter("fedil_images_total", "Images that clients trained on, times epochs.")
-        self._images.add(0)
         for outcome in OUTCOMES:
             self._updates.add(0, outcome)
         for reason in (*REASONS, OTHER_REASON):

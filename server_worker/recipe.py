@@ -32,9 +32,10 @@ class FederationSettings(Settings):
     in_flight: PositiveInt = 10
     """Buffered: so many clients at work at a time."""
     buffer_size: PositiveInt = 5
-    """Buffered: aggregate after so many answers."""
+    """Buffered: aggregate after so many updates; who refuses, fails or sends nonsense does not fill it."""
     max_staleness: int = Field(default=4, ge=0)
-    """Buffered: who started from a model more versions old than this does not count. So many versions are kept."""
+    """Buffered: who started from a model more versions old than this does not count. So many are kept, and the
+    newest."""
     deadline_seconds: PositiveFloat = 1800.0
     """A round, or in buffered mode a client, is given up after so long."""
     sites: dict[SiteName, PositiveInt] = Field(default={})

@@ -69,7 +69,7 @@ def _facts(device: "torch.device") -> dict[str, str | int]:
         "numpy": numpy.__version__,
         "device": str(device),
         "cpu": _processor(),
-        "cores": _cores(),
+        "cores": usable_cores(),
         "memory_bytes": _memory_bytes(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}".strip(),
     }
@@ -88,7 +88,7 @@ def _processor() -> str:
     return next(filter(None, named), platform.processor() or platform.machine() or "unknown")
 
 
-def _cores() -> int:
+def usable_cores() -> int:
     """Those that this process may use"""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

@@ -76,7 +76,8 @@ class Surveyor:
             return self._look(*self._connections)
         except Exception as error:  # whatever it is: who looks on must not go blind for good
             self._drop()
-            said = " ".join(str(error).split())[:300]
+            # Never empty: without trouble the brokers count as reachable.
+            said = " ".join(str(error).split())[:300] or type(error).__name__
             if not self._last.trouble and not self._closing.is_set():
                 _log.warning("the brokers cannot be looked at: %s", said)
             earlier = self._last

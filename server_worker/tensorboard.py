@@ -34,12 +34,10 @@ class TensorBoardMissing(FedILError):
 class TensorBoardWatcher:
     """`folder`: DIR/tensorboard of a run; `tell` is told of a disk that fails, once, and the run goes on."""
 
-    def __init__(
-        self, folder: Path, tell: Callable[[str], None] = _log.warning, history: Path | None = None
-    ) -> None:
+    def __init__(self, folder: Path, tell: Callable[[str], None] = _log.warning) -> None:
         check_installed()
         self._folder, self._tell = folder, tell
-        self._history = history or RunDir(folder.parent).history
+        self._history = RunDir(folder.parent).history
         self._file: EventFile | None = None
 
     def __enter__(self) -> "TensorBoardWatcher":

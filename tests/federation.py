@@ -226,7 +226,7 @@ class OverBrokers(Federation):
     @property
     def ledgers(self) -> Store:
         if self._ledgers is None:
-            self._ledgers = connect_store(self.store_url, None, self.recipe.site_of, self._patience)
+            self._ledgers = connect_store(self.store_url, self.recipe.site_of, self._patience)
             self._stack.callback(self._ledgers.close)
         return self._ledgers
 

@@ -1,4 +1,5 @@
-"""Real services for tests, benchmarks and chaos scripts. Missing ones: skipped at home, failed in CI."""
+"""Real services for tests, benchmarks and chaos scripts. Tests whose service is missing are skipped under plain pytest,
+and fail under `ops/scripts/test` and in CI."""
 
 import os
 import tempfile
@@ -20,7 +21,7 @@ def temporary_services() -> Iterator[Services]:
 
 
 def needed(start: Callable[[], Started]) -> Started:
-    """What `start` starts; without the program this test is skipped at home and fails in CI."""
+    """What `start` starts; without the program this test is skipped, or fails where all must run."""
     import pytest
 
     try:

@@ -1,15 +1,11 @@
 """Ledger stores by URL scheme. What each needs is imported only when it is asked for."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from broker_config.errors import AddressWrong
 from broker_config.patient import Patience
 from broker_config.stores.interface import Store
-
-if TYPE_CHECKING:
-    from broker_config.stores.memory import MemoryStore
 
 SiteOf = Callable[[int], str]
 """Client → the site that owns it."""
@@ -41,16 +37,9 @@ STORES: dict[str, Callable[[str, SiteOf | None, Patience | None], Store]] = {
 }
 
 
-def connect_store(
-    url: str,
-    store: "MemoryStore | None" = None,
-    site_of: SiteOf | None = None,
-    patience: Patience | None = None,
-) -> Store:
-    """One connection; each thread has its own. Plain `memory://` means the `store` handed in. Only Redis asks
-    whose a client is: without `site_of`, all belong to the site "default"."""
-    if url == "memory://" and store is not None:
-        return store
+def connect_store(url: str, site_of: SiteOf | None = None, patience: Patience | None = None) -> Store:
+    """One connection; each thread has its own. Only Redis asks whose a client is: without `site_of`, all belong to
+    the site "default"."""
     scheme = urlsplit(url).scheme
     if scheme not in STORES:
         # Not the whole URL: there may be a password in it.

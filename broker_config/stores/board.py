@@ -2,26 +2,25 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 
 class MemoryBoard:
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._topics: dict[str, dict[str, tuple[float, dict[str, Any]]]] = {}
 
     def announce(self, topic: str, name: str, facts: Mapping[str, object], seconds: float) -> None:
         with self._lock:
-            self._topics.setdefault(topic, {})[name] = (self._clock() + seconds, dict(facts))
+            self._topics.setdefault(topic, {})[name] = (time.monotonic() + seconds, dict(facts))
 
     def withdraw(self, topic: str, name: str) -> None:
         with self._lock:
             self._topics.get(topic, {}).pop(name, None)
 
     def notices(self, topic: str) -> dict[str, dict[str, Any]]:
-        now = self._clock()
+        now = time.monotonic()
         with self._lock:
             fresh = {name: kept for name, kept in self._topics.get(topic, {}).items() if kept[0] > now}
             self._topics[topic] = fresh

@@ -43,7 +43,7 @@ class MemoryStore:
         with self._lock:
             record = self._shelf.record(run, client)
             if activation < record.opened:
-                raise _fenced(run, client, activation, record.opened)
+                raise fenced(run, client, activation, record.opened)
             if activation > record.opened:
                 self._shelf.write_record(run, client, replace(record, opened=activation))
 
@@ -55,10 +55,7 @@ class MemoryStore:
             if earlier and max(earlier) >= at_least:
                 return self._shelf.ledger(run, client, max(earlier))
         if record.kept and not earlier and 0 < record.first < before_activation:
-            raise LedgerMissing(
-                f"run {run!r}, client {client}: what came before activation {before_activation} has "
-                f"made room for {record.kept}: drop this task, a later one is under way"
-            )
+            raise made_room(run, client, before_activation, record.kept)
         if at_least:
             raise LedgerMissing(
                 f"run {run!r}, client {client}: the ledger of activation {at_least} was committed and is gone: "
@@ -73,7 +70,7 @@ class MemoryStore:
             if activation in record.kept:
                 return False
             if activation < record.opened:
-                raise _fenced(run, client, activation, record.opened)
+                raise fenced(run, client, activation, record.opened)
             if not record.opened:
                 # A ledger without a record would look like a lost record after a crash.
                 self._shelf.write_record(run, client, record)
@@ -131,5 +128,12 @@ def _check_names(run: str, client: int, activation: int) -> None:
     check_count("activation", activation)
 
 
-def _fenced(run: str, client: int, activation: int, opened: int) -> LedgerFenced:
+def fenced(run: str, client: int, activation: int, opened: int) -> LedgerFenced:
     return LedgerFenced(f"run {run!r}, client {client}: activation {activation} is over, {opened} is open")
+
+
+def made_room(run: str, client: int, before_activation: int, kept: tuple[int, ...]) -> LedgerMissing:
+    return LedgerMissing(
+        f"run {run!r}, client {client}: what came before activation {before_activation} has made room for {kept}: "
+        "drop this task, a later one is under way"
+    )

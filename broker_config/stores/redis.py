@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from broker_config.buffers import check_size
-from broker_config.errors import BrokerRefused, LedgerFenced, LedgerMissing
+from broker_config.errors import BrokerRefused, LedgerMissing
 from broker_config.patient import Patience
 from broker_config.schema import MAX_COUNT, check_count, check_run
 from broker_config.stores.batches import in_batches
-from broker_config.stores.memory import KEPT_GENERATIONS
+from broker_config.stores.memory import KEPT_GENERATIONS, fenced, made_room
 from broker_config.stores.redis_board import RedisBoard
 from broker_config.stores.redis_keys import clients_key, ledger_key, run_key, site_in
 from broker_config.stores.redis_link import Client, NotOurs, RedisLink
@@ -67,7 +67,7 @@ class RedisStore:
 
         def opened(record: Record) -> Record:
             if activation < record.opened:
-                raise _fenced(run, client, activation, record.opened)
+                raise fenced(run, client, activation, record.opened)
             return replace(record, opened=activation)
 
         self._rewrite(run, client, opened)
@@ -78,10 +78,7 @@ class RedisStore:
         record = self.record(run, client)
         earlier = [activation for activation in record.kept if activation < before_activation]
         if record.kept and not earlier and 0 < record.first < before_activation:
-            raise LedgerMissing(
-                f"run {run!r}, client {client}: what came before activation {before_activation} has "
-                f"made room for {record.kept}: drop this task, a later one is under way"
-            )
+            raise made_room(run, client, before_activation, record.kept)
         newest = max(earlier, default=0)
         ledger = self._ledgers({key: newest})[0] if earlier else None
         if newest < at_least or (earlier and ledger is None):
@@ -100,7 +97,7 @@ class RedisStore:
             if activation in record.kept:
                 return record
             if activation < record.opened:
-                raise _fenced(run, client, activation, record.opened)
+                raise fenced(run, client, activation, record.opened)
             kept = (*record.kept, activation)[-KEPT_GENERATIONS:]
             return Record(activation, record.first or activation, kept)
 
@@ -331,7 +328,3 @@ def _only_ledgers(key: str) -> Iterator[None]:
             f"{key} in Redis does not hold what FedIL wrote there ({error}): restore Redis's append-only file, "
             "or start a new run"
         ) from error
-
-
-def _fenced(run: str, client: int, activation: int, opened: int) -> LedgerFenced:
-    return LedgerFenced(f"run {run!r}, client {client}: activation {activation} is over, {opened} is open")

@@ -1,13 +1,9 @@
 """Message brokers by URL scheme. What each needs is imported only when it is asked for."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from broker_config.errors import AddressWrong
 from broker_config.transports.interface import Transport
-
-if TYPE_CHECKING:
-    from broker_config.transports.memory import EmbeddedBroker
 
 
 def _connect_memory(url: str) -> Transport:
@@ -30,12 +26,8 @@ TRANSPORTS: dict[str, Callable[[str], Transport]] = {
 }
 
 
-def connect_transport(url: str, broker: "EmbeddedBroker | None" = None) -> Transport:
-    """One connection; each thread has its own. Plain `memory://` means the `broker` handed in."""
-    if url == "memory://" and broker is not None:
-        from broker_config.transports.memory import MemoryTransport
-
-        return MemoryTransport(broker)
+def connect_transport(url: str) -> Transport:
+    """One connection; each thread has its own."""
     scheme = url[: max(url.find("://"), 0)].lower()
     if scheme not in TRANSPORTS:
         # Not the whole URL: there may be a password in it.

@@ -6,7 +6,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from broker_config.buffers import check_size
+from broker_config.buffers import check_size, size
 from broker_config.chunks import OVERHEAD_BYTES, Assembler, split
 from broker_config.errors import BrokerUnavailable, MessageRejected, ModelMissing, QueueMissing
 from broker_config.topology import DEAD_LETTERS, MODELS, kind_name, updates_queue
@@ -218,7 +218,7 @@ class MemoryDelivery:
     def size(self) -> int:
         """Of the body, without what its chunks take for themselves"""
         frames = 0 if self._broker.max_message_bytes is None else len(self._entry.pieces)
-        return length(self._entry.pieces) - frames * OVERHEAD_BYTES
+        return size(self._entry.pieces) - frames * OVERHEAD_BYTES
 
     def release_body(self) -> None:
         self._body = memoryview(b"")
@@ -250,7 +250,7 @@ class MemoryTransport:
     def publish(self, queue: str, body: Buffers) -> None:
         _check_open(self._session)
         self._broker.publish(queue, own(body, self._broker.max_message_bytes))
-        self.bytes_sent[kind_name(queue)] += length(body)
+        self.bytes_sent[kind_name(queue)] += size(body)
 
     def receive(self, queue: str, timeout_seconds: float) -> MemoryDelivery | None:
         _check_open(self._session)
@@ -268,7 +268,7 @@ class MemoryTransport:
     def append_model(self, run: str, version: int, body: Buffers, kept: int = 2) -> ModelAddress:
         _check_open(self._session)
         address = self._broker.append_model(run, version, own(body, self._broker.max_message_bytes), kept)
-        self.bytes_sent[MODELS.name] += length(body)
+        self.bytes_sent[MODELS.name] += size(body)
         return address
 
     def read_model(self, address: ModelAddress) -> memoryview:
@@ -289,10 +289,6 @@ class MemoryTransport:
 
     def close(self) -> None:
         self._broker.release(self._session)
-
-
-def length(body: Buffers) -> int:
-    return sum(memoryview(piece).nbytes for piece in body)
 
 
 def own(body: Buffers, max_message_bytes: int | None) -> Pieces:

@@ -6,12 +6,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from broker_config.buffers import check_size
+from broker_config.buffers import check_size, size
 from broker_config.errors import BrokerUnavailable
 from broker_config.link import Link
 from broker_config.topology import MODELS, kind_name
 from broker_config.transports.interface import MAX_BODY_BYTES, Buffers, ModelAddress
-from broker_config.transports.memory import length
 
 _LONGEST_WAIT_SECONDS = 1.0
 """A longer time-out asks again, so that neither side waits long for one that died."""
@@ -59,7 +58,7 @@ class SocketTransport:
 
     def publish(self, queue: str, body: Buffers) -> None:
         self._link.ask("publish", {"queue": queue}, body)
-        self.bytes_sent[kind_name(queue)] += length(body)
+        self.bytes_sent[kind_name(queue)] += size(body)
 
     def receive(self, queue: str, timeout_seconds: float) -> SocketDelivery | None:
         deadline = time.monotonic() + timeout_seconds
@@ -79,7 +78,7 @@ class SocketTransport:
 
     def append_model(self, run: str, version: int, body: Buffers, kept: int = 2) -> ModelAddress:
         answer, _ = self._link.ask("append_model", {"run": run, "version": version, "kept": kept}, body)
-        self.bytes_sent[MODELS.name] += length(body)
+        self.bytes_sent[MODELS.name] += size(body)
         return ModelAddress(run, version, answer["offset"])
 
     def read_model(self, address: ModelAddress) -> memoryview:

@@ -2,7 +2,7 @@
 
 Everything that is sent or kept is a mapping of named tensors, so a method may broadcast, upload and remember as
 many sets of weights as it likes, and its client state ("ledger") need not look like FedIL's.
-Adding a method: one file, one settings class in hyperparameters.py, one line in METHODS.
+Adding a method: one file, one settings class in hyperparameters.py that `Learning.method` takes, one line in METHODS.
 """
 
 from collections.abc import Callable, Mapping

@@ -2,11 +2,10 @@
 
 from torch import Tensor, nn
 
-from fedil_model.errors import NetworkError
 from fedil_model.hyperparameters import NetworkSettings
+from fedil_model.networks.making import made, need_images
 from fedil_model.networks.normalisation import NormKind
 from fedil_model.networks.resnet9 import conv_block
-from fedil_model.plugins import call_with_options
 
 SMALLEST_SIDE = 4
 
@@ -36,18 +35,6 @@ class Cnn(nn.Module):
 
 
 def make_cnn(input_shape: tuple[int, ...], num_classes: int, settings: NetworkSettings) -> Cnn:
-    if len(input_shape) != 3 or min(input_shape[1:]) < SMALLEST_SIDE:
-        raise NetworkError(
-            f"cnn needs images of at least {SMALLEST_SIDE}×{SMALLEST_SIDE} (channels×height×width), "
-            f'the data has {"×".join(map(str, input_shape))}: use network.name = "mlp"'
-        )
-    network: Cnn = call_with_options(
-        "network.options",
-        Cnn,
-        input_shape[0],
-        num_classes,
-        settings.width,
-        settings.norm,
-        options=settings.options,
-    )
+    need_images("cnn", input_shape, SMALLEST_SIDE)
+    network: Cnn = made(Cnn, input_shape[0], num_classes, settings)
     return network

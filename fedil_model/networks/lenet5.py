@@ -3,10 +3,9 @@ width 16, and a fiftieth of the arithmetic of ResNet9 at that width."""
 
 from torch import Tensor, nn
 
-from fedil_model.errors import NetworkError
 from fedil_model.hyperparameters import NetworkSettings
+from fedil_model.networks.making import made, need_images
 from fedil_model.networks.normalisation import NormKind, make_norm
-from fedil_model.plugins import call_with_options
 
 SMALLEST_SIDE = 16
 
@@ -52,19 +51,6 @@ def _left_of(side: int) -> int:
 
 
 def make_lenet5(input_shape: tuple[int, ...], num_classes: int, settings: NetworkSettings) -> LeNet5:
-    if len(input_shape) != 3 or min(input_shape[1:]) < SMALLEST_SIDE:
-        instead = "cnn" if len(input_shape) == 3 else "mlp"
-        raise NetworkError(
-            f"lenet5 needs images of at least {SMALLEST_SIDE}×{SMALLEST_SIDE} (channels×height×width), "
-            f'the data has {"×".join(map(str, input_shape))}: use network.name = "{instead}"'
-        )
-    network: LeNet5 = call_with_options(
-        "network.options",
-        LeNet5,
-        input_shape,
-        num_classes,
-        settings.width,
-        settings.norm,
-        options=settings.options,
-    )
+    need_images("lenet5", input_shape, SMALLEST_SIDE)
+    network: LeNet5 = made(LeNet5, input_shape, num_classes, settings)
     return network

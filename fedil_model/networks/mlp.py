@@ -6,8 +6,8 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from fedil_model.hyperparameters import NetworkSettings
+from fedil_model.networks.making import made
 from fedil_model.networks.normalisation import NormKind, make_norm
-from fedil_model.plugins import call_with_options
 
 
 class Mlp(nn.Module):
@@ -29,13 +29,5 @@ class Mlp(nn.Module):
 
 
 def make_mlp(input_shape: tuple[int, ...], num_classes: int, settings: NetworkSettings) -> Mlp:
-    network: Mlp = call_with_options(
-        "network.options",
-        Mlp,
-        math.prod(input_shape),
-        num_classes,
-        settings.width,
-        settings.norm,
-        options=settings.options,
-    )
+    network: Mlp = made(Mlp, math.prod(input_shape), num_classes, settings)
     return network

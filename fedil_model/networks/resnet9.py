@@ -6,10 +6,9 @@ The activation sits inside each conv block and not after the addition. Channels:
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedil_model.errors import NetworkError
 from fedil_model.hyperparameters import NetworkSettings
+from fedil_model.networks.making import made, need_images
 from fedil_model.networks.normalisation import NormKind, make_norm
-from fedil_model.plugins import call_with_options
 
 SMALLEST_SIDE = 24
 """Three poolings leave a map of 3×3; less is too little for two more convolutions."""
@@ -67,19 +66,6 @@ class ResNet9(nn.Module):
 
 
 def make_resnet9(input_shape: tuple[int, ...], num_classes: int, settings: NetworkSettings) -> ResNet9:
-    if len(input_shape) != 3 or min(input_shape[1:]) < SMALLEST_SIDE:
-        instead = "cnn" if len(input_shape) == 3 else "mlp"
-        raise NetworkError(
-            f"resnet9 needs images of at least {SMALLEST_SIDE}×{SMALLEST_SIDE} (channels×height×width), "
-            f'the data has {"×".join(map(str, input_shape))}: use network.name = "{instead}"'
-        )
-    network: ResNet9 = call_with_options(
-        "network.options",
-        ResNet9,
-        input_shape[0],
-        num_classes,
-        settings.width,
-        settings.norm,
-        options=settings.options,
-    )
+    need_images("resnet9", input_shape, SMALLEST_SIDE)
+    network: ResNet9 = made(ResNet9, input_shape[0], num_classes, settings)
     return network

@@ -1,7 +1,7 @@
 """Ways to spread unlabelled samples over clients, by name.
 
 Adding one: one file with a function `(labels, num_clients, settings, rng)` that returns, for each client, the
-positions in `labels` that it holds (no position twice), and one line here.
+positions in `labels` that it holds (no position twice), one line here, and its name in `SplitSettings.partition`.
 """
 
 from collections.abc import Callable

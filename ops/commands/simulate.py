@@ -1,7 +1,6 @@
 """Train on one machine: the real server and client loops on an embedded broker, on all cores."""
 
 import argparse
-import os
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from ops.invocation import resume_words, shell_line
 from ops.recipe_files import differences, read_recipe
 from ops.run_place import has_checkpoint, is_run, refuse_if_taken, replacing
 from server_worker.options import add_override_argument, add_watching_arguments
+from server_worker.run_environment import usable_cores
 from server_worker.run_lock import sole_use
 
 if TYPE_CHECKING:
@@ -126,9 +126,3 @@ def default_workers(recipe: "Recipe") -> int:
     federation = recipe.federation
     at_once = federation.in_flight if federation.mode == "buffered" else federation.clients_per_round
     return min(usable_cores(), at_once)
-
-
-def usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -187,16 +187,10 @@ def doing(facts: dict[str, Any]) -> str:
 
 
 def age(since: object, now: float) -> str:
+    from ops.view.ending import duration  # loads rich
+
     began = number(since)
-    return "?" if began is None else spoken(now - began)
-
-
-def spoken(seconds: float) -> str:
-    minutes, rest = divmod(max(0, round(seconds)), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02} min"
-    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+    return "?" if began is None else duration(max(0.0, now - began))
 
 
 def formatted(pattern: str, value: object) -> str:

@@ -172,12 +172,12 @@ def states(
     return panel.legend(build_common.VizLegendOptions().show_legend(False))
 
 
-def rows(title: str, about: str, expr: str, *, hide: tuple[str, ...] = (), width: int = 24) -> Panel:
+def rows(title: str, about: str, expr: str) -> Panel:
     """A table of the labels of what is there now. A cell `instance` leads to the live page behind it."""
     panel = table.Panel()
-    _begin(panel, title, about, width, 6)
+    _begin(panel, title, about, 24, 6)
     panel.with_target(_target("A", Query(expr, "")).format(PromQueryFormat.TABLE).instant())
-    hidden = dict.fromkeys(("Time", "Value", "__name__", "job", *hide), True)
+    hidden = dict.fromkeys(("Time", "Value", "__name__", "job"), True)
     panel.with_transformation(
         dashboard.DataTransformerConfig(id_val="organize", options={"excludeByName": hidden})
     )
@@ -186,5 +186,5 @@ def rows(title: str, about: str, expr: str, *, hide: tuple[str, ...] = (), width
     return panel
 
 
-def words(title: str, content: str, *, height: int, width: int = 24) -> Panel:
-    return text.Panel().title(title).mode(TextMode.MARKDOWN).content(content).span(width).height(height)
+def words(title: str, content: str, *, height: int) -> Panel:
+    return text.Panel().title(title).mode(TextMode.MARKDOWN).content(content).span(24).height(height)

@@ -35,7 +35,7 @@ class Run:
     running: bool
     """A server works in this folder now."""
     run_id: str | None = None
-    """What the brokers call it; None for a simulation"""
+    """What the brokers call it; None for a simulation of a version that gave them no names"""
     baseline: float | None = None
     split: Split | None = None
     environment: tuple[Mapping[str, Any], ...] = ()

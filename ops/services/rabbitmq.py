@@ -151,13 +151,12 @@ def private_rabbitmq(
     definitions: Path | None = None,
     management: bool = False,
     metrics: bool = False,
-    plugins: Sequence[str] = (),
     tls: Tls | None = None,
 ) -> RabbitMQ:
     """`config` is text as in rabbitmq.conf; a key in it overrides ours. With `definitions` there is no guest but the
     one that they name."""
     asked = {_MANAGEMENT: management, _METRICS: metrics}
-    chosen = (*(plugin for plugin, wanted in asked.items() if wanted), *plugins)
+    chosen = [plugin for plugin, wanted in asked.items() if wanted]
     settings = SETTINGS | read_settings(config)
     if definitions:
         settings["load_definitions"] = str(definitions.resolve())

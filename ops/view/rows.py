@@ -75,7 +75,7 @@ def log_line(record: RoundRecord) -> str:
 
 
 def exclusions(outcomes: Sequence[ClientOutcome]) -> list[str]:
-    """Promise 8, for people: who did not count, and why."""
+    """For people: who did not count, and why."""
     return [excluded(outcome) for outcome in outcomes if not outcome.counts]
 
 

@@ -20,7 +20,6 @@ export const OUTCOMES = {
   s: { key: "stale", words: "stale", plural: "stale", why: "started from a model that is too old" },
   "?": { key: "unknown", words: "other", plural: "other", why: "" },
 };
-export const COUNTS = new Set(["a", "p"]);
 export const LETTER_OF = {
   accepted: "a",
   projected: "p",
@@ -80,6 +79,8 @@ export const REFUSALS = {
   not_asked: "nobody had asked this client",
   misplaced: "sent to a queue where it does not belong",
   too_large: "larger than such a message may be",
+  body_missing: "its body is gone, or was never there",
+  contradiction: "parts of it do not belong together",
 };
 
 // The server's own names of verdicts; the level is for the colour.

@@ -24,14 +24,14 @@ Connect = Callable[[], Store]
 @contextmanager
 def memory(_: pytest.FixtureRequest) -> Iterator[Connect]:
     store = MemoryStore()
-    yield lambda: connect_store("memory://", store)
+    yield lambda: store
 
 
 @contextmanager
 def memory_directory(_: pytest.FixtureRequest) -> Iterator[Connect]:
     with tempfile.TemporaryDirectory() as directory:
         store = MemoryStore(Path(directory))
-        yield lambda: connect_store("memory://", store)
+        yield lambda: store
 
 
 @contextmanager

@@ -12,11 +12,11 @@ from broker_config.embedded import serve
 from broker_config.stores.memory import MemoryStore
 from broker_config.transports import connect_transport
 from broker_config.transports.interface import Delivery, Transport
-from broker_config.transports.memory import EmbeddedBroker
+from broker_config.transports.memory import EmbeddedBroker, MemoryTransport
 from ops.services import Service
 
 Connect = Callable[[], Transport]
-SOON = 20.0
+SOON = 60.0
 """Seconds within which a message that is there must come, however busy the machine."""
 NOTHING = 0.3
 """Seconds after which we believe that no message comes."""
@@ -25,13 +25,13 @@ NOTHING = 0.3
 @contextmanager
 def memory(_: pytest.FixtureRequest) -> Iterator[Connect]:
     broker = EmbeddedBroker()
-    yield lambda: connect_transport("memory://", broker)
+    yield lambda: MemoryTransport(broker)
 
 
 @contextmanager
 def memory_chunked(_: pytest.FixtureRequest) -> Iterator[Connect]:
     broker = EmbeddedBroker(max_message_bytes=100_000)
-    yield lambda: connect_transport("memory://", broker)
+    yield lambda: MemoryTransport(broker)
 
 
 @contextmanager

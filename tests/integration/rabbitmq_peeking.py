@@ -9,7 +9,7 @@ from typing import Any
 import pika
 from pika.exceptions import ChannelClosedByBroker
 
-SOON = 20.0
+SOON = 60.0
 """Seconds within which a message that is there must come, however busy the machine."""
 
 

@@ -23,7 +23,7 @@ from ops.services.process import LOOPBACK, free_ports
 from ops.services.rabbitmq import read_settings
 from tests.services import needed
 
-RUN, SOON = "run", 20.0
+RUN, SOON = "run", 60.0
 DAY_MS = 24 * 3600 * 1000
 
 

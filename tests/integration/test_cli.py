@@ -74,7 +74,7 @@ def heavy_modules_loaded_by(*arguments: str | Path) -> set[str]:
         encoding="utf-8",
         env=environment(),
         cwd=ROOT,
-        timeout=60,
+        timeout=240,
         check=True,
     )
     return set(result.stdout.splitlines()[-1].split()[1:])
@@ -421,7 +421,7 @@ def test_a_second_ctrl_c_stops_at_once_and_leaves_no_worker_behind(started: subp
     for _ in range(2):
         os.killpg(started.pid, signal.SIGINT)
         time.sleep(0.05)
-    _, errors = started.communicate(timeout=60)
+    _, errors = started.communicate(timeout=240)
     assert started.returncode == 130, errors
     assert "Traceback" not in errors
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers)

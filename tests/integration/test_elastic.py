@@ -198,17 +198,16 @@ def test_the_task_of_a_frozen_worker_goes_to_another_and_its_late_answer_does_no
 def test_time_in_which_the_store_was_away_does_not_count_for_a_rounds_deadline(
     rabbitmq: Service, own_redis: Service, tmp_path: Path
 ) -> None:
-    recipe = apart(blobs_recipe(rounds=1, federation={"deadline_seconds": 15.0}))
+    recipe = apart(blobs_recipe(rounds=1, federation={"deadline_seconds": 30.0}))
     with OverBrokers(recipe, tmp_path, broker_url=rabbitmq.url, store_url=own_redis.url) as federation:
         hands, server = Hands(federation), federation.serve()
         updates = [hands.train(task) for task in hands.take(3)]
         own_redis.kill()
-        time.sleep(16.0)  # longer than the deadline
+        time.sleep(31.0)  # longer than the deadline
         own_redis.start()
         assert federation.ledgers.latest(recipe.name)
-        time.sleep(
-            LONGEST_PAUSE_SECONDS + 1.0
-        )  # a server that counted all that time would have given up by now
+        # A server that counted all that time would have given up by now.
+        time.sleep(LONGEST_PAUSE_SECONDS + 1.0)
         for update in updates:
             hands.send(update)
         assert server.result(SOON).rounds_done == 1

@@ -32,7 +32,7 @@ from tests.federation import ArrayShards, Diary, Federation, InlineEvaluator, bl
 from tests.integration.configured_brokers import Brokers, configured_brokers
 
 SITES = {"north": range(3), "south": range(3, 6)}
-SOON, NOTHING = 20.0, 0.3
+SOON, NOTHING = 60.0, 0.3
 
 
 @pytest.fixture(scope="module")

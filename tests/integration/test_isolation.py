@@ -36,7 +36,7 @@ from tests.integration.configured_brokers import Brokers, configured_brokers
 RUN = "run"
 NORTH, SOUTH = tasks_queue("north"), tasks_queue("south")
 OWN_BODY, OTHER_BODY = body_queue("site-north", "0" * 32), body_queue("site-south", "1" * 32)
-SOON, NOTHING = 20.0, 0.3
+SOON, NOTHING = 60.0, 0.3
 TEN_MEGABYTES = np.random.default_rng(0).bytes(10_000_000)
 
 

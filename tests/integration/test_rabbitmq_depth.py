@@ -14,7 +14,7 @@ from ops.services import Service
 from ops.services.process import wait_until
 from tests.integration.configured_brokers import configured_brokers
 
-SOON = 20.0
+SOON = 60.0
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from tests.integration.configured_brokers import Brokers, configured_brokers
 from tests.integration.rabbitmq_peeking import queue_exists
 
 USER = "site-north"
-SOON, NOTHING = 20.0, 0.3
+SOON, NOTHING = 60.0, 0.3
 
 
 @pytest.fixture(scope="module")

@@ -158,7 +158,7 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_resume(tmp_path: Path, undisturbed
     process = simulation.start("--workers", "2")
     simulation.wait_until(simulation.has_round(1), process)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=240)
     assert process.returncode == 130, err
     summary = json.loads(out.splitlines()[-1])
     assert summary["stopped"]
@@ -197,7 +197,7 @@ def test_a_history_with_a_text_where_a_number_belongs_is_named_before_anything_i
     lines[1] = json.dumps(json.loads(lines[1]) | {"accuracy": {"global": "abc"}})
     history.write_text("\n".join(lines) + "\n", "utf-8")
     process = simulation.start("--resume")
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=240)
     assert process.returncode == 1
     assert "history.jsonl, line 2 is no round (accuracy.global is 'abc'): take it out" in err
     assert "Traceback" not in err
@@ -213,7 +213,7 @@ def test_a_damaged_checkpoint_is_named_and_deleting_it_helps(
     body[-100] ^= 0xFF
     newest.write_bytes(body)
     process = simulation.start("--resume")
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=240)
     assert process.returncode == 1
     assert f"{newest.name} is damaged" in err
     assert "delete it to continue from round-00000004.ckpt" in err

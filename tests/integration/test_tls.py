@@ -20,7 +20,7 @@ from ops.services.rabbitmq import read_settings
 from tests.certificates import Authority
 from tests.services import needed
 
-SOON = 20.0
+SOON = 60.0
 AT_ONCE = Patience(seconds=0.0)
 
 

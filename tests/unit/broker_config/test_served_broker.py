@@ -26,7 +26,7 @@ from broker_config.transports.interface import DELIVERY_LIMIT
 from broker_config.transports.memory import EmbeddedBroker
 
 QUEUE = "fedil.tasks.a"
-SOON = 20.0
+SOON = 60.0
 
 CLIENT = """
 import sys, time

@@ -8,15 +8,7 @@ import broker_config
 from broker_config.errors import BrokerUnavailable, FedILError
 from broker_config.link import path_of, url_of
 from broker_config.stores import connect_store
-from broker_config.stores.memory import MemoryStore
 from broker_config.transports import connect_transport
-from broker_config.transports.memory import EmbeddedBroker, MemoryTransport
-
-
-def test_plain_memory_means_the_broker_and_the_store_handed_in() -> None:
-    store = MemoryStore()
-    assert isinstance(connect_transport("memory://", EmbeddedBroker()), MemoryTransport)
-    assert connect_store("memory://", store) is store
 
 
 @pytest.mark.parametrize("url", ["kafka://somewhere", "somewhere", "", "memroy:///run.sock"])

@@ -49,7 +49,7 @@ def test_a_worker_is_on_the_board_while_it_lives_with_what_it_is_doing() -> None
         presence.tell(state="idle", tasks_done=1, images_per_second=12.5)
         until(lambda: facts()["tasks_done"] == 1)
         assert facts()["images_per_second"] == 12.5
-    assert store.notices(TOPIC) == {}
+    until(lambda: store.notices(TOPIC) == {})
 
 
 def test_since_begins_with_a_state_and_not_with_every_fact() -> None:
@@ -98,4 +98,4 @@ def test_a_board_that_is_not_there_disturbs_nobody(caplog: pytest.LogCaptureFixt
     with worker_presence(connect, "here", "cpu") as presence:
         assert tried.wait(PATIENCE)
         presence.tell(state="training")
-    assert "no store" in caplog.text
+    until(lambda: "no store" in caplog.text)

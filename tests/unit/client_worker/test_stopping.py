@@ -64,7 +64,7 @@ def test_a_signal_outside_of_training_interrupts_nothing_but_training_does_not_b
 
 
 def test_within_the_grace_period_training_goes_on_and_then_it_is_interrupted(installed: Install) -> None:
-    stopping, went_on = installed(grace_seconds=0.05), list[bool]()
+    stopping, went_on = installed(grace_seconds=1.0), list[bool]()
 
     def event() -> None:
         signal.raise_signal(signal.SIGTERM)

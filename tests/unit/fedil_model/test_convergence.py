@@ -168,7 +168,7 @@ def test_the_exponents_error_is_that_of_ordinary_least_squares() -> None:
 
 def test_the_numbers_beside_the_verdict() -> None:
     norms = [2.0**-t for t in range(12)]
-    result = assess([Increment(n, 0.5, 4.0) for n in norms], [0.1] * 12, window=10)
+    result = assess([Increment(n, 0.5, 4.0) for n in norms], [0.1] * 12)
     assert result.ratio == 0.5
     assert result.rate == pytest.approx(0.5)
     assert result.path == math.fsum(norms)

@@ -145,8 +145,10 @@ def test_an_interruption_while_workers_are_asked_to_end_leaves_none_behind(
     pool = WorkerPool([], 2, tmp_path, QuietView(), threading.Event())
     pids = pids_in(tmp_path)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # others may have left their own
-    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt), pool:
-        pass
-    signal.signal(signal.SIGINT, before)
+    try:
+        with pytest.raises(KeyboardInterrupt), pool:
+            # In here: one that came before would end all tests.
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)

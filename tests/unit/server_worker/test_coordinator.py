@@ -1,5 +1,4 @@
 import dataclasses
-import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -20,6 +19,7 @@ from server_worker.checkpoint import Checkpoint
 from server_worker.coordinator import Stopped
 from server_worker.evaluation import Evaluation
 from tests.federation import RUN, SITE, Diary, Federation, InlineEvaluator, blobs_recipe, working
+from tests.serving import Clock
 
 QUEUE = updates_queue(RUN)
 
@@ -354,12 +354,18 @@ def test_an_update_without_the_usual_metrics_or_with_absurd_ones_does_not_stop_t
 def test_a_record_is_out_before_the_next_checkpoint_forgets_it(tmp_path: Path) -> None:
     federation = Federation(blobs_recipe(), tmp_path)
     coordinator = federation.coordinator()
-    waiting: list[Future[Evaluation]] = []
+    submitted: list[Future[Evaluation]] = []
 
-    class SlowEvaluator(InlineEvaluator):
+    class Late(Future[Evaluation]):
+        """Never done before somebody waits for it"""
+
+        def result(self, timeout: float | None = None) -> Evaluation:
+            return Evaluation()
+
+    class LateEvaluator(InlineEvaluator):
         def submit(self, models: Mapping[str, Weights]) -> "Future[Evaluation]":
-            waiting.append(Future())
-            return waiting[-1]
+            submitted.append(Late())
+            return submitted[-1]
 
     save, seen = coordinator._around.checkpoints.save, []
 
@@ -367,22 +373,13 @@ def test_a_record_is_out_before_the_next_checkpoint_forgets_it(tmp_path: Path) -
         seen.append((checkpoint.round, [record.round for record in federation.diary.records]))
         save(checkpoint)
 
-    around = dataclasses.replace(coordinator._around, evaluator=SlowEvaluator())
+    around = dataclasses.replace(coordinator._around, evaluator=LateEvaluator())
     around.checkpoints.save = watch  # type: ignore[method-assign]
-    coordinator._around = around
+    coordinator._reporter._around = around  # it is the one that asks the evaluator
 
-    def answer_late() -> None:
-        while not finished.wait(0.05):
-            for future in [future for future in waiting if not future.done()]:
-                future.set_result(Evaluation())
-
-    finished = threading.Event()
-    helper = threading.Thread(target=answer_late)
-    helper.start()
     with working(federation.broker, federation.participant()):
         coordinator.run()
-    finished.set()
-    helper.join()
+    assert len(submitted) == 3
     assert seen == [(0, []), (1, []), (2, [1]), (3, [1, 2])]
 
 
@@ -402,7 +399,9 @@ def test_a_run_can_be_resumed_with_a_longer_deadline_but_not_under_another_name(
 
 def test_a_quorum_closes_the_round_at_the_deadline_and_names_who_is_missing(tmp_path: Path) -> None:
     recipe = blobs_recipe(rounds=1, federation={"deadline_seconds": 3.0, "quorum": 0.3})
-    federation = Federation(recipe, tmp_path)
+    clock = Clock()
+    federation = Federation(recipe, tmp_path, clock=clock)
+    federation.diary.on_update = lambda *_: setattr(clock, "now", 4.0)  # later than the deadline
     alone, *silent = federation.coordinator()._asking.select(1)
     participant = federation.participant()
     handle = participant._handle

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -266,7 +267,10 @@ def test_every_word_with_which_a_message_is_refused_is_known() -> None:
     for path in [*(ROOT / "broker_config").rglob("*.py"), *(ROOT / "server_worker").glob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "MessageRejected":
-                words |= {str(word.value) for word in node.args[:1] if isinstance(word, ast.Constant)}
+                # All of `"this" if … else "that"`; a word under another name would go unseen.
+                said = {p.value for p in ast.walk(node.args[0]) if isinstance(p, ast.Constant)}
+                assert said or path.name == "errors.py", f"{path}:{node.lineno} names its reason elsewhere"
+                words |= {word for word in said if isinstance(word, str)}
             if isinstance(node, ast.FunctionDef) and node.name == "objection":
                 returned = [part.value for part in ast.walk(node) if isinstance(part, ast.Return)]
                 constants = [part for value in returned if value is not None for part in ast.walk(value)]
@@ -275,6 +279,9 @@ def test_every_word_with_which_a_message_is_refused_is_known() -> None:
                 }
     # Of a table that is looked up there: what a client's outcome makes of its answer.
     assert words - {"missing"} == set(REASONS)
+    page = (ROOT / "server_worker" / "page" / "words.js").read_text(encoding="utf-8")
+    explained = page.partition("export const REFUSALS = {")[2].partition("}")[0]
+    assert set(re.findall(r"^  (\w+):", explained, re.MULTILINE)) == set(REASONS)
 
 
 # ---- after a restart ------------------------------------------------------------------------------------------

@@ -85,6 +85,15 @@ def test_brokers_that_are_away_are_said_once_and_looked_at_again(tmp_path: Path)
     assert len(connected) == 2
 
 
+def test_an_error_without_words_is_trouble_too() -> None:
+    def connect() -> tuple[Transport, Store]:
+        raise TimeoutError
+
+    told = Told()
+    with Surveyor("r", SITES, connect, told, every_seconds=0.05):
+        assert told.wait_for(lambda survey: survey.at > 0).trouble == "TimeoutError"
+
+
 class Failing(MemoryTransport):
     def __init__(self, broker: EmbeddedBroker, there: threading.Event) -> None:
         super().__init__(broker)

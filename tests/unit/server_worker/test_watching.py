@@ -3,6 +3,8 @@
 import json
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -21,9 +23,20 @@ from tests.federation import blobs_recipe
 ANY = WebAddress(LOOPBACK, 0)
 
 
+LONG, SOON = 120.0, 60.0
+
+
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_worker.watching, "_LINGER_SECONDS", 3.0)
+    monkeypatch.setattr(server_worker.watching, "_LINGER_SECONDS", 0.0)
+
+
+@contextmanager
+def lingering_long() -> Iterator[None]:
+    """Whoever ends in here has a reason to; afterwards nobody is waited for."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(server_worker.watching, "_LINGER_SECONDS", LONG)
+        yield
 
 
 def ask(watch: Watching, path: str) -> tuple[int, str]:
@@ -132,9 +145,10 @@ def test_a_port_that_is_taken_is_named_before_anything_begins(tmp_path: Path) ->
 def test_nobody_is_waited_for_who_was_not_watching(tmp_path: Path) -> None:
     with watching("r", blobs_recipe(), RunDir(tmp_path), ANY, threading.Event()) as watch:
         ask(watch, "healthz")
-        began = time.monotonic()
-        watch.linger(threading.Event())
-        assert time.monotonic() - began < 15
+        with lingering_long():
+            began = time.monotonic()
+            watch.linger(threading.Event())
+            assert time.monotonic() - began < SOON
 
 
 def test_who_was_watching_sees_the_end(tmp_path: Path) -> None:
@@ -142,14 +156,16 @@ def test_who_was_watching_sees_the_end(tmp_path: Path) -> None:
         ask(watch, "metrics")
         ask(watch, "api/state")
         watch.ended("done")
-        lingering = threading.Thread(target=watch.linger, args=(threading.Event(),))
-        lingering.start()
-        ask(watch, "metrics")
-        lingering.join(1.0)
-        assert lingering.is_alive(), "the page has not been told yet"
-        assert json.loads(ask(watch, "api/state")[1])["state"] == "done"
-        lingering.join(60)
-        assert not lingering.is_alive()
+        with lingering_long():
+            lingering = threading.Thread(target=watch.linger, args=(threading.Event(),))
+            lingering.start()
+            lingering.join(0.5)
+            ask(watch, "metrics")
+            lingering.join(0.5)
+            assert lingering.is_alive(), "the page has not been told yet"
+            assert json.loads(ask(watch, "api/state")[1])["state"] == "done"
+            lingering.join(SOON)
+            assert not lingering.is_alive(), "everybody has been told"
 
 
 def test_prometheus_is_waited_for_even_by_a_server_that_was_stopped_and_a_page_is_not(tmp_path: Path) -> None:
@@ -159,12 +175,14 @@ def test_prometheus_is_waited_for_even_by_a_server_that_was_stopped_and_a_page_i
         ask(watch, "api/state")
         ask(watch, "metrics")
         watch.ended("stopped")
-        lingering = threading.Thread(target=watch.linger, args=(stop,))
-        lingering.start()
-        lingering.join(0.5)
-        assert lingering.is_alive()
-        assert "fedil_running" in ask(watch, "metrics")[1]
-        lingering.join(60)
+        with lingering_long():
+            lingering = threading.Thread(target=watch.linger, args=(stop,))
+            lingering.start()
+            lingering.join(0.5)
+            assert lingering.is_alive()
+            assert "fedil_running" in ask(watch, "metrics")[1]
+            lingering.join(SOON)
+            assert not lingering.is_alive(), "the page is not waited for"
 
 
 def test_a_run_that_failed_is_to_be_missed_and_says_why(tmp_path: Path) -> None:
