@@ -59,5 +59,7 @@ def train_supervised(
             epoch_loss += loss.detach() * (len(batch) / len(samples.labels))
     result = Supervised(optimiser.num_steps, float(epoch_loss))
     if not torch.isfinite(model.params).all():
-        raise NumericError("training on the labelled data diverged: lower server.lr or server.clip_norm")
+        raise NumericError(
+            "training on the labelled data diverged: begin anew with a lower server.lr or server.clip_norm"
+        )
     return result

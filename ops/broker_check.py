@@ -21,8 +21,8 @@ from broker_config.errors import BrokerRefused, FedILError, ModelMissing, QueueM
 from broker_config.stores.redis_admin import examine, lets_anybody_in
 from broker_config.stores.redis_keys import ledger_key
 from broker_config.topology import DEAD_LETTERS, site_user, tasks_queue, updates_queue
-from broker_config.transports import connect_transport
 from broker_config.transports.interface import ModelAddress, Transport
+from broker_config.transports.rabbitmq import RabbitTransport
 from broker_config.transports.rabbitmq_line import Line
 from broker_config.transports.rabbitmq_outlet import CHUNK_BYTES, Outlet
 from broker_config.transports.rabbitmq_url import Account, account_of
@@ -34,6 +34,8 @@ _NOBODY = "fedil-check"
 """Name of a site and a run that nobody has"""
 _ASK_TIMEOUT = "{ok, Timeout} = application:get_env(rabbit, consumer_timeout), Timeout."
 _CTL_SECONDS = 60.0
+_BLOCKED_SECONDS = 5.0
+"""Others wait for longer until a broker's alarm is over; this one is to tell of it."""
 _FOR_TASK_QUEUES = ("all", "queues", "quorum_queues")
 
 
@@ -95,7 +97,7 @@ def _check_broker(url: str) -> Iterator[Finding]:
         site = _site_of(account.user)
         if site is not None and not Outlet(line).exists(tasks_queue(site)):
             yield Finding("wrong", f"{where} has no queue for site {site!r}: run fedil broker init")
-    with closing(connect_transport(url)) as transport:
+    with closing(RabbitTransport(url, blocked_seconds=_BLOCKED_SECONDS)) as transport:
         problems = list(_problems_of_rights(transport, site))
     yield from (Finding("wrong", f"{where}: {problem}") for problem in problems)
     if not problems:

@@ -27,8 +27,9 @@ class FederationSettings(Settings):
     over_select: int = Field(default=0, ge=0)
     """Ask so many clients more than needed; the round closes when `clients_per_round` have answered."""
     quorum: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Share of `clients_per_round` that suffices once the deadline has passed, or once nobody else is awaited. Where
-    too few have learned by then, others are asked as well; a round closes below its quorum only if nobody is left."""
+    """Share of `clients_per_round` that suffices once the deadline has passed, or once nobody else is awaited. If those
+    who were asked have failed, others are asked as well, and below its quorum a round closes only if nobody is left;
+    if some are silent until the deadline, the run stops, says so, and can be resumed."""
     in_flight: PositiveInt = 10
     """Buffered: so many clients at work at a time."""
     buffer_size: PositiveInt = 5

@@ -113,8 +113,11 @@ class Watching:
 
     def _noting(self, who: str, route: Route) -> Route:
         def noted(query: Mapping[str, str]) -> Reply:
+            asked = (
+                time.monotonic()
+            )  # before: a reply that was made as the run ended does not tell of its end
             reply = route(query)
-            self._asked[who] = time.monotonic()
+            self._asked[who] = asked
             return reply
 
         return noted

@@ -114,6 +114,8 @@ def _unfit(info: Mapping[str, Any]) -> Iterator[str]:
     policy = str(info.get("maxmemory_policy", "noeviction"))
     if policy.startswith("allkeys"):
         yield f"maxmemory-policy {policy} may evict ledgers: set maxmemory-policy noeviction"
+    elif 0 < info.get("maxmemory", 0) <= info["used_memory"]:
+        yield "it is full and refuses to write: raise maxmemory, or delete keys of old runs"
 
 
 def _forgotten_users(link: RedisLink, info: Mapping[str, Any]) -> tuple[list[str], list[str]]:

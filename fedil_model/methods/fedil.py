@@ -257,7 +257,9 @@ class FedIL:
             not bool(torch.isfinite(self._student.params).all())
             or not np.isfinite(list(losses.values())).all()
         ):
-            raise NumericError(f"training of client {client} diverged: lower client.lr or client.clip_norm")
+            raise NumericError(
+                f"training of client {client} diverged: begin anew with a lower client.lr or client.clip_norm"
+            )
 
 
 def _view(

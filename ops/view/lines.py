@@ -59,7 +59,8 @@ class PlainView(QuietView):
         self._started = time.monotonic()
 
     def run_started(self, first_round: int, rounds: int) -> None:
-        self.note(f"rounds {first_round} to {rounds}")
+        is_over = first_round > rounds
+        self.note(f"all {rounds} rounds are over" if is_over else f"rounds {first_round} to {rounds}")
 
     def phase(self, round_number: int, name: str) -> None:
         """Within a round there is a line soon; before the first, minutes may pass."""

@@ -169,6 +169,16 @@ def test_guest_is_wrong(brokers: Brokers, lines: Check) -> None:
     assert found["wrong"][0].endswith("rabbitmqctl delete_user guest")
 
 
+def test_a_broker_with_an_alarm_is_wrong_and_is_not_waited_for(brokers: Brokers, lines: Check) -> None:
+    brokers.rabbitmq.ctl("set_vm_memory_high_watermark", "absolute", "1MB")
+    try:
+        code, found = lines("--broker", brokers.broker_url("server"))
+    finally:
+        brokers.rabbitmq.ctl("set_vm_memory_high_watermark", "0.5")
+    assert (code, found["ok"]) == (1, [])
+    assert "has blocked publishing (memory or disk alarm) for longer than 5 s" in found["wrong"][0]
+
+
 def test_a_redis_that_loses_ledgers_is_wrong(lines: Check, tmp_path: Path) -> None:
     careless = ["--appendonly", "no", "--maxmemory-policy", "allkeys-lru"]
     with needed(lambda: private_redis(tmp_path, options=careless)) as redis:
@@ -209,6 +219,15 @@ def test_users_of_a_redis_that_are_gone_after_its_restart_are_said_to_be_perhaps
     assert code == 1
     assert "does not let in user 'server'" in found["wrong"][0]
     assert found["wrong"][0].endswith("then run fedil broker init again")
+
+
+def test_a_redis_that_is_full_is_wrong(lines: Check, tmp_path: Path) -> None:
+    with needed(lambda: private_redis(tmp_path, options=["--maxmemory", "1"])) as redis:
+        code, found = lines("--store", redis.url)
+    assert (code, found["ok"]) == (1, [])
+    assert found["wrong"][0].endswith(
+        "it is full and refuses to write: raise maxmemory, or delete keys of old runs"
+    )
 
 
 def test_a_site_that_reads_ledgers_of_others_is_wrong(lines: Check, tmp_path: Path) -> None:

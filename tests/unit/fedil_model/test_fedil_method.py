@@ -164,7 +164,7 @@ def test_a_ledger_of_another_shard_is_refused() -> None:
 
 def test_divergence_is_an_error_not_an_update() -> None:
     fedil = method(client={"lr": 1e30, "clip_norm": 0.0})
-    with pytest.raises(NumericError, match=r"client 0 diverged: lower client\.lr"):
+    with pytest.raises(NumericError, match=r"client 0 diverged: begin anew with a lower client\.lr"):
         client(fedil, broadcast_of(fedil))
     with pytest.raises(NumericError, match=r"lower server\.lr"):
         broadcast_of(method(server={"lr": 1e30, "clip_norm": 0.0}))

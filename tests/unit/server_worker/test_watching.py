@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.error import HTTPError
@@ -166,6 +166,37 @@ def test_who_was_watching_sees_the_end(tmp_path: Path) -> None:
             assert json.loads(ask(watch, "api/state")[1])["state"] == "done"
             lingering.join(SOON)
             assert not lingering.is_alive(), "everybody has been told"
+
+
+def test_who_asked_just_before_the_end_has_not_seen_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with watching("r", blobs_recipe(), RunDir(tmp_path), ANY, threading.Event()) as watch:
+        looked, may_answer, state = threading.Event(), threading.Event(), watch.live.state
+
+        def slow(query: Mapping[str, str]) -> object:
+            found = state(query)
+            looked.set()
+            assert may_answer.wait(SOON)
+            return found
+
+        ask(watch, "api/state")
+        monkeypatch.setattr(watch.live, "state", slow)
+        asking = threading.Thread(target=ask, args=(watch, "api/state"))
+        asking.start()
+        assert looked.wait(SOON)
+        watch.ended("done")
+        with lingering_long():
+            lingering = threading.Thread(target=watch.linger, args=(threading.Event(),))
+            lingering.start()
+            may_answer.set()
+            asking.join(SOON)
+            lingering.join(1.0)
+            assert lingering.is_alive(), "the page has not been told yet"
+            monkeypatch.setattr(watch.live, "state", state)
+            ask(watch, "api/state")
+            lingering.join(SOON)
+            assert not lingering.is_alive()
 
 
 def test_prometheus_is_waited_for_even_by_a_server_that_was_stopped_and_a_page_is_not(tmp_path: Path) -> None:
