@@ -3,6 +3,7 @@
 import time
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 
@@ -40,7 +41,7 @@ class Gated(nn.Module):
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training and not self._arrived:
+        if self.training and torch.is_grad_enabled() and not self._arrived:  # not when it is only tried out
             self._arrived = True
             self._gate.arrive()
             while not self._gate.is_open():

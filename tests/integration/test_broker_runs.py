@@ -272,7 +272,7 @@ def test_a_site_can_retire_nothing(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["retire", "a/b"], "beginning with a letter or digit"),
+        (["retire", "a/b"], "of which the first is a letter or a digit"),
         (["retire", "nobody"], "know of no run 'nobody'"),
         (["retire", "x", "--broker", "redis://h"], "--broker must begin with amqp://"),
         (["retire", "x", "--ledgers", "--store", "amqp://h"], "--store must begin with redis://"),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 from broker_config.logs import message_in
@@ -41,7 +42,7 @@ class Spiteful(nn.Module):
         self.fc = nn.Linear(num_inputs, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training and SPITE in os.environ:
+        if self.training and torch.is_grad_enabled() and SPITE in os.environ:
             raise RuntimeError(SAYS)
         logits: Tensor = self.fc(x.flatten(1))
         return logits
