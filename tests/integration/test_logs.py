@@ -290,12 +290,12 @@ def test_what_happens_to_a_broker_is_told_with_the_task_at_hand(site: Site) -> N
     assert told["stopped as asked"].where == (None, None, None)
 
 
-@pytest.mark.parametrize(("processes", "code"), [("1", 2), ("2", 1)])
-def test_a_bad_start_is_json_too(site: Site, processes: str, code: int) -> None:
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_bad_start_is_json_too(site: Site, processes: str) -> None:
     site.server.close()
     words = ["--log-format", "json", "--web", "off", "--device", "cuda:99"]
     worker = site.start(*words, "--processes", processes)
-    assert worker.wait(PATIENCE) == code
+    assert worker.wait(PATIENCE) == 2
     last = events(site.said(), "json")[-1]
     assert (last.level, last.more["logger"]) == ("ERROR", "client_worker")
     assert "cuda:99" in last.message
