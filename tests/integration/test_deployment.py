@@ -89,7 +89,7 @@ def test_a_redis_that_lost_everything_is_noticed_and_named(
         first.server.kill()
     forget_everything(own_redis)
     with Deployed(tmp_path, recipe, rabbitmq.url, own_redis.url, workers=1, server_restarts=False) as second:
-        second.wait_until_logged(second.server_log, "has lost the ledger of run", SOON)
+        second.wait_until_logged(second.server_log, "has lost all that it kept of run", SOON)
 
 
 def forget_everything(service: Service) -> None:
