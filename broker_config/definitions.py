@@ -33,6 +33,7 @@ from broker_config.topology import (
 )
 
 SERVER_USER, ADMIN_USER = "server", "admin"
+_EVERY_RIGHT = ("~*", "&*", "+@all")
 VHOST = "fedil"
 
 _HERE = Path(__file__).parent
@@ -181,7 +182,7 @@ def redis_password_hash(password: str) -> str:
 def redis_rules(user: str) -> tuple[str, ...]:
     """ACL rules of a user with one of our names, beginning from nothing."""
     if user == ADMIN_USER:
-        return ("~*", "&*", "+@all")
+        return _EVERY_RIGHT
     if user == SERVER_USER:
         rules = server_rules()
     else:
@@ -192,8 +193,9 @@ def redis_rules(user: str) -> tuple[str, ...]:
 
 def redis_acl(password_hashes: Mapping[str, str | None]) -> str:
     """An ACL file. The user `default`, whom Redis lets in without a password, is switched off; nobody can be one
-    without a hash."""
-    lines = ["user default off resetpass resetkeys resetchannels -@all"]
+    without a hash. Its rights are then of use only to Redis itself, which reads its append-only file back with them:
+    without, all that was written in transactions would be lost (redis/redis#14541)."""
+    lines = [" ".join(["user", "default", "off", "resetpass", *_EVERY_RIGHT])]
     for user, hashed in password_hashes.items():
         password = [f"#{hashed}"] if hashed else []
         lines.append(" ".join(["user", user, "on", *password, *redis_rules(user)]))

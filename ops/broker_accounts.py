@@ -1,7 +1,9 @@
 """Users of the brokers and their passwords: made once, written where only their owner reads them."""
 
 import os
+import re
 import secrets
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,8 @@ from broker_config.durable import write_atomically
 from broker_config.errors import FedILError
 
 MANAGEMENT_URL, ADMIN_STORE_URL = "FEDIL_MANAGEMENT_URL", "FEDIL_ADMIN_STORE_URL"
+_PLAIN = re.compile(r"[\w./:@%?=+,\[\]-]*", re.ASCII)
+"""What a shell leaves alone in an assignment"""
 
 
 @dataclass(frozen=True)
@@ -70,9 +74,10 @@ def _variables(user: str) -> tuple[str, str]:
 
 
 def write_environment(folder: Path, user: str, variables: Mapping[str, str]) -> Path:
-    """As docker, compose and systemd read it: no quotes, no comments. Only its owner may."""
+    """As shells, compose and systemd read it, and docker too as long as nothing needs quotes, such as the & between two
+    files of TLS. Only its owner may."""
     path = folder / f"{user}.env"
-    text = "".join(f"{name}={value}\n" for name, value in variables.items())
+    text = "".join(f"{name}={_quoted(value)}\n" for name, value in variables.items())
     mask = os.umask(0o077)
     try:
         write_atomically(path, [text.encode()])
@@ -81,12 +86,16 @@ def write_environment(folder: Path, user: str, variables: Mapping[str, str]) -> 
     return path
 
 
+def _quoted(value: str) -> str:
+    return value if _PLAIN.fullmatch(value) else shlex.quote(value)
+
+
 def _read(path: Path) -> dict[str, str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         return {}
-    return dict(line.split("=", 1) for line in lines if "=" in line)
+    return {name: value.strip("'") for name, _, value in (line.partition("=") for line in lines)}
 
 
 def _password_in(url: str) -> str | None:

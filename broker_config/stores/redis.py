@@ -2,6 +2,10 @@
 
 Every change is a transaction on absolute state (WATCH, MULTI, EXEC), so repeating one is harmless. Not Lua: a site
 would need the right to run scripts, and one endless script stops Redis for all.
+
+No transaction has more than one write: from Redis 7.0 on that goes into the append-only file without MULTI and EXEC
+around it. When Redis reads the file back, it passes over transactions that its user `default` may not do
+(redis/redis#14541), and who switches that user off usually leaves it no rights.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -180,21 +184,24 @@ class RedisStore:
         key = self._ledger_key(run, client)
         clients = clients_key(self._site_of(client), run)
 
+        dropped: set[int] = set()
+
         def rewrite(redis: Client) -> bool:
             _check_sizes(redis, [(key, _RECORD)], _MOST_RECORD_BYTES)
             with redis.pipeline() as transaction:
                 transaction.watch(key)
                 before = _record_from(transaction.hmget(key, _RECORD))
                 after = decide(before)
-                if after == before:
-                    return False
-                transaction.multi()
-                transaction.sadd(clients, client)
-                transaction.hset(key, mapping=_fields_of(after) | dict(ledgers or {}))
-                for dropped in set(before.kept) - set(after.kept):
-                    transaction.hdel(key, str(dropped))
-                transaction.execute()
-                return True
+                if after != before:
+                    dropped.update(before.kept)
+                    transaction.sadd(clients, client)  # first: what is on no list nobody finds
+                    transaction.multi()
+                    transaction.hset(key, mapping=_fields_of(after) | dict(ledgers or {}))
+                    transaction.execute()
+            # Also after a reply was lost. What stays behind if we die here only takes space.
+            if old := dropped - set(after.kept):
+                redis.hdel(key, *map(str, old))
+            return after != before
 
         with _only_ledgers(key):
             return self._link.ask(rewrite)

@@ -35,11 +35,11 @@ class RedisBoard:
         def write(redis: Client) -> None:
             seconds, microseconds = redis.time()  # of Redis: the clocks of sites differ
             now = seconds * 1000 + microseconds // 1000
-            with redis.pipeline() as transaction:
-                transaction.set(notice, body, px=milliseconds)
-                transaction.zadd(board, {name: now + milliseconds})
-                transaction.zremrangebyscore(board, "-inf", now)
-                transaction.execute()
+            with redis.pipeline(transaction=False) as pipeline:
+                pipeline.set(notice, body, px=milliseconds)
+                pipeline.zadd(board, {name: now + milliseconds})
+                pipeline.zremrangebyscore(board, "-inf", now)
+                pipeline.execute()
 
         self._link.ask(write)
 
@@ -47,10 +47,10 @@ class RedisBoard:
         board, notice = board_key(check_run("topic", topic)), notice_key(topic, _check_name(name))
 
         def remove(redis: Client) -> None:
-            with redis.pipeline() as transaction:
-                transaction.delete(notice)
-                transaction.zrem(board, name)
-                transaction.execute()
+            with redis.pipeline(transaction=False) as pipeline:
+                pipeline.delete(notice)
+                pipeline.zrem(board, name)
+                pipeline.execute()
 
         self._link.ask(remove)
 

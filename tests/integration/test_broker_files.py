@@ -3,6 +3,7 @@
 import json
 import shutil
 import stat
+import subprocess
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -43,6 +44,20 @@ def test_writing_again_changes_nothing_and_a_new_site_nothing_for_the_others(tmp
     assert {name: wider[name] for name in SECRET} == {name: first[name] for name in SECRET}
     before, after = (json.loads(files["definitions.json"])["users"] for files in (first, wider))
     assert [user for user in after if user["name"] != "site-west"] == before
+
+
+def test_a_shell_reads_addresses_with_several_options(tmp_path: Path) -> None:
+    options = ("--broker-address", "amqps://rabbitmq:5671/fedil?cafile=/a/ca.pem&certfile=/a/b c.pem")
+    first = write(tmp_path, *options)
+    assert write(tmp_path, *options) == first
+    script = 'set -a; . "$1"; exec env'
+    said = subprocess.run(
+        ["sh", "-c", script, "sh", tmp_path / "site-north.env"], stdout=subprocess.PIPE, text=True, check=True
+    )
+    variables = dict(line.split("=", 1) for line in said.stdout.splitlines() if line.startswith("FEDIL_"))
+    url = urlsplit(variables["FEDIL_BROKER_URL"])
+    assert (url.username, url.query) == ("site-north", "cafile=/a/ca.pem&certfile=/a/b c.pem")
+    assert urlsplit(variables["FEDIL_STORE_URL"]).hostname == "redis"
 
 
 def test_rotating_makes_all_passwords_new(tmp_path: Path) -> None:

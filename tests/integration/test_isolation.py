@@ -12,7 +12,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker
 from redis import Redis as Client
-from redis.exceptions import NoPermissionError
+from redis.exceptions import AuthenticationError, NoPermissionError
 
 from broker_config.definitions import permission, redis_rules, site_rights
 from broker_config.errors import BrokerRefused, FedILError
@@ -351,6 +351,15 @@ def test_what_is_in_a_transaction_is_refused_too(client: Any) -> None:
 def test_nobody_comes_in_without_a_password(brokers: Brokers) -> None:
     with pytest.raises(BrokerRefused, match="password"):
         connect_store(brokers.redis.url)
+
+
+def test_who_lets_go_of_its_name_is_nobody_again(client: Any) -> None:
+    """RESET makes a connection that of the user `default`, which has rights and is switched off."""
+    with client.client() as own:
+        own.connection.send_command("RESET")
+        assert own.connection.read_response() == b"RESET"
+        with pytest.raises(AuthenticationError):
+            own.dbsize()
 
 
 def test_the_configuration_knows_no_site_by_pattern() -> None:

@@ -1,0 +1,69 @@
+"""A Redis with users reads back, after kill -9, all that it confirmed. It does so as the user `default`, whom everybody
+switches off, and passes over transactions that this user may not do (redis/redis#14541)."""
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis import Redis as Client
+
+from broker_config.definitions import redis_acl, redis_password_hash
+from broker_config.stores import connect_store
+from broker_config.topology import workers_topic
+from ops.services import private_redis
+from ops.services.redis import Redis
+from tests.services import needed
+
+RUN = "run"
+USERS = ("server", "site-north", "admin")
+OURS = redis_acl({user: redis_password_hash("word") for user in USERS})
+WITHOUT_RIGHTS = "\n".join(["user default off", *OURS.splitlines()[1:], ""])
+
+
+@contextmanager
+def redis_with(acl: str, directory: Path) -> Iterator[Redis]:
+    file = directory / "users.acl"
+    file.write_text(acl)
+    with needed(lambda: private_redis(directory / "redis", options=["--aclfile", str(file)])) as redis:
+        yield redis
+
+
+def url_of(redis: Redis, user: str) -> str:
+    return redis.url.replace("//", f"//{user}:word@")
+
+
+@pytest.mark.parametrize("acl", [OURS, WITHOUT_RIGHTS], ids=["ours", "an operator's"])
+def test_ledgers_are_there_after_kill_9_though_the_user_default_is_off(tmp_path: Path, acl: str) -> None:
+    with redis_with(acl, tmp_path) as redis:
+        with (
+            closing(connect_store(url_of(redis, "server"), site_of=lambda _: "north")) as server,
+            closing(connect_store(url_of(redis, "site-north"), site_of=lambda _: "north")) as north,
+        ):
+            server.begin(RUN)
+            for activation in (1, 2, 3, 4):
+                server.open_activation(RUN, 7, activation)
+                north.commit(RUN, 7, activation, b"ledger %d" % activation)
+            north.announce(workers_topic("north"), "worker", {"state": "idle"}, 60.0)
+        redis.kill()
+        redis.start()
+        with closing(connect_store(url_of(redis, "server"), site_of=lambda _: "north")) as server:
+            server.check_begun(RUN)
+            assert server.latest(RUN) == {7: (4, b"ledger 4")}
+            assert server.read(RUN, 7, 4) == b"ledger 3"
+            assert server.notices(workers_topic("north")) == {"worker": {"state": "idle"}}
+
+
+def test_with_our_rules_transactions_of_others_are_there_too(tmp_path: Path) -> None:
+    with redis_with(OURS, tmp_path) as redis:
+        with closing(client_of(redis)) as client, client.pipeline() as transaction:
+            transaction.set("a", 1).set("b", 2).execute()
+        redis.kill()
+        redis.start()
+        with closing(client_of(redis)) as client:
+            assert client.mget("a", "b") == [b"1", b"2"]
+
+
+def client_of(redis: Redis) -> Any:
+    return Client.from_url(url_of(redis, "admin"))
