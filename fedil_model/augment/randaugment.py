@@ -64,7 +64,7 @@ def _colour_parameters(operation: Tensor, level: Tensor) -> Tensor:
 
 def _with_changed_colours(images_BCHW: Tensor, operation_B: Tensor, parameter_B: Tensor) -> Tensor:
     """Together: the images that drew the same operation. All are brought next to their likes and back again, which
-    takes a tenth of the time of reading and writing them where they are, operation by operation."""
+    takes less time than reading and writing them where they are, operation by operation."""
     device, order_B = images_BCHW.device, operation_B.argsort(stable=True)
     grouped, parameter_B = images_BCHW.index_select(0, order_B.to(device)), parameter_B[order_B].to(device)
     start = 0
@@ -86,7 +86,7 @@ def _moved(images_BCHW: Tensor, operation_2B: Tensor, signed_level_2B: Tensor) -
         operation_2B[:, chosen_M], signed_level_2B[:, chosen_M] / MAX_LEVEL, height, width
     )
     moved = warp_nearest(images_BCHW.index_select(0, chosen_M.to(device)), second.after(first).to(device))
-    # Those that moved are taken from behind the others: writing them into their places takes ten times as long.
+    # Those that moved are taken from behind the others: writing bytes into their places takes longer.
     behind_B = len(images_BCHW) - 1 + is_move_B.cumsum(0)
     source_B = torch.where(is_move_B, behind_B, torch.arange(len(images_BCHW), device=behind_B.device))
     return torch.cat((images_BCHW, moved)).index_select(0, source_B.to(device))
