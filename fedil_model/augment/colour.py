@@ -9,7 +9,9 @@ from torch import Tensor
 
 
 def brightness(images_MCHW: Tensor, factor_M: Tensor) -> Tensor:
-    return _blend(torch.zeros((), device=images_MCHW.device), images_MCHW, factor_M)
+    """Blends with black."""
+    factor = factor_M.to(torch.float32)[:, None, None, None]
+    return (images_MCHW * factor).clamp_(0, 255).to(torch.uint8)
 
 
 def contrast(images_MCHW: Tensor, factor_M: Tensor) -> Tensor:
@@ -81,5 +83,5 @@ def _luminance(images_MCHW: Tensor) -> Tensor:
     if images_MCHW.shape[1] != 3:
         return images_MCHW.to(torch.float32)
     red, green, blue = images_MCHW.to(torch.float32).unbind(dim=1)
-    gray_MHW = (red * 19595).add_(green * 38470).add_(blue * 7471)
+    gray_MHW = (red * 19595).add_(green, alpha=38470).add_(blue, alpha=7471)
     return gray_MHW.add_(0x8000).mul_(2**-16).floor_()[:, None]

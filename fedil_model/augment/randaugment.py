@@ -18,19 +18,15 @@ NUM_DRAWS = 2
 MAX_LEVEL = 10
 
 
-def _enhance_factor(level: Tensor) -> Tensor:
-    return 0.05 + 0.9 * level / MAX_LEVEL
-
-
 COLOUR_OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "autocontrast": lambda images, _: colour.autocontrast(images),
     "equalize": lambda images, _: colour.equalize(images),
-    "brightness": lambda images, level: colour.brightness(images, _enhance_factor(level)),
-    "color": lambda images, level: colour.saturation(images, _enhance_factor(level)),
-    "contrast": lambda images, level: colour.contrast(images, _enhance_factor(level)),
-    "sharpness": lambda images, level: colour.sharpness(images, _enhance_factor(level)),
-    "posterize": lambda images, level: colour.posterize(images, 4 * level // MAX_LEVEL + 4),
-    "solarize": lambda images, level: colour.solarize(images, 256 - 256 * level // MAX_LEVEL),
+    "brightness": colour.brightness,
+    "color": colour.saturation,
+    "contrast": colour.contrast,
+    "sharpness": colour.sharpness,
+    "posterize": colour.posterize,
+    "solarize": colour.solarize,
 }
 MOVES = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
 OPERATIONS = ("identity", *COLOUR_OPERATIONS, *MOVES)
@@ -52,52 +48,64 @@ def _draw(num_images: int, generator: torch.Generator) -> tuple[Tensor, Tensor, 
 
 
 def apply_operations(images_BCHW: Tensor, operation_2B: Tensor, level_2B: Tensor, sign_2B: Tensor) -> Tensor:
-    images = images_BCHW.clone()
-    _change_colours(images, operation_2B[0], level_2B[0])
-    _move(images, operation_2B, level_2B * sign_2B)
-    _change_colours(images, operation_2B[1], level_2B[1])
-    return images
+    first, second = zip(operation_2B, _colour_parameters(operation_2B, level_2B), strict=True)
+    images = _with_changed_colours(images_BCHW, *first)
+    images = _moved(images, operation_2B, level_2B * sign_2B)
+    return _with_changed_colours(images, *second)
 
 
-def _change_colours(images_BCHW: Tensor, operation_B: Tensor, level_B: Tensor) -> None:
-    """Together: the images that drew the same operation."""
-    grouped_B = operation_B.argsort(stable=True)
-    counts = operation_B.bincount(minlength=len(OPERATIONS)).tolist()
-    there_B, level_B = grouped_B.to(images_BCHW.device), level_B[grouped_B].to(images_BCHW.device)
+def _colour_parameters(operation: Tensor, level: Tensor) -> Tensor:
+    """What an image's operation makes of its level: a factor, a number of bits, a threshold."""
+    factor = 0.05 + 0.9 * level / MAX_LEVEL
+    bits, threshold = 4 * level // MAX_LEVEL + 4, 256 - 256 * level // MAX_LEVEL
+    parameter = torch.where(operation == OPERATIONS.index("posterize"), bits, factor)
+    return torch.where(operation == OPERATIONS.index("solarize"), threshold, parameter)
+
+
+def _with_changed_colours(images_BCHW: Tensor, operation_B: Tensor, parameter_B: Tensor) -> Tensor:
+    """Together: the images that drew the same operation. All are brought next to their likes and back again, which
+    takes less time than reading and writing them where they are, operation by operation."""
+    device, order_B = images_BCHW.device, operation_B.argsort(stable=True)
+    grouped, parameter_B = images_BCHW.index_select(0, order_B.to(device)), parameter_B[order_B].to(device)
     start = 0
-    for name, count in zip(OPERATIONS, counts, strict=True):
+    for name, count in zip(OPERATIONS, operation_B.bincount(minlength=len(OPERATIONS)).tolist(), strict=True):
         if count and name in COLOUR_OPERATIONS:
-            there_M, level_M = there_B[start : start + count], level_B[start : start + count]
-            changed = COLOUR_OPERATIONS[name](images_BCHW.index_select(0, there_M), level_M)
-            images_BCHW.index_copy_(0, there_M, changed)
+            images_MCHW, parameter_M = grouped[start : start + count], parameter_B[start : start + count]
+            images_MCHW.copy_(COLOUR_OPERATIONS[name](images_MCHW, parameter_M))
         start += count
+    return grouped.index_select(0, order_B.argsort().to(device))
 
 
-def _move(images_BCHW: Tensor, operation_2B: Tensor, signed_level_2B: Tensor) -> None:
+def _moved(images_BCHW: Tensor, operation_2B: Tensor, signed_level_2B: Tensor) -> Tensor:
     is_move_B = (operation_2B >= OPERATIONS.index(MOVES[0])).any(dim=0)
     chosen_M = is_move_B.nonzero()[:, 0]
     if not len(chosen_M):
-        return
-    height, width = images_BCHW.shape[-2:]
-    first, second = (
-        _map_of(operation_M, level_M / MAX_LEVEL, height, width)
-        for operation_M, level_M in zip(operation_2B[:, chosen_M], signed_level_2B[:, chosen_M], strict=True)
+        return images_BCHW
+    device, (height, width) = images_BCHW.device, images_BCHW.shape[-2:]
+    first, second = _maps_of(
+        operation_2B[:, chosen_M], signed_level_2B[:, chosen_M] / MAX_LEVEL, height, width
     )
-    there_M = chosen_M.to(images_BCHW.device)
-    joined = second.after(first).to(images_BCHW.device)
-    images_BCHW.index_copy_(0, there_M, warp_nearest(images_BCHW.index_select(0, there_M), joined))
+    moved = warp_nearest(images_BCHW.index_select(0, chosen_M.to(device)), second.after(first).to(device))
+    # Those that moved are taken from behind the others: writing bytes into their places takes longer.
+    behind_B = len(images_BCHW) - 1 + is_move_B.cumsum(0)
+    source_B = torch.where(is_move_B, behind_B, torch.arange(len(images_BCHW), device=behind_B.device))
+    return torch.cat((images_BCHW, moved)).index_select(0, source_B.to(device))
 
 
-def _map_of(operation_M: Tensor, strength_M: Tensor, height: int, width: int) -> AffineMap:
-    """The move of each image, the identity for other operations. Strength is in -0.9..0.9."""
-    rotate, shear_x, shear_y, translate_x, translate_y = (
-        strength_M * (operation_M == OPERATIONS.index(name)) for name in MOVES
-    )
+def _maps_of(
+    operation_2M: Tensor, strength_2M: Tensor, height: int, width: int
+) -> tuple[AffineMap, AffineMap]:
+    """The move of each draw and image, the identity for other operations. Strength is in -0.9..0.9."""
+    numbers = torch.arange(OPERATIONS.index(MOVES[0]), len(OPERATIONS), device=operation_2M.device)
+    is_move_52M = operation_2M == numbers[:, None, None]
+    rotate, shear_x, shear_y, translate_x, translate_y = strength_2M * is_move_52M
     radians = -30 * torch.pi / 180 * rotate
     cos, sin = radians.cos(), radians.sin()
     shear_x, shear_y = 0.3 * shear_x, 0.3 * shear_y
-    linear_22M = torch.stack((cos, sin + shear_x, shear_y - sin, cos)).view(2, 2, -1)
+    linear_24M = torch.stack((cos, sin + shear_x, shear_y - sin, cos), dim=1)
     # PIL shears from the top left corner, not from the centre: the difference is a shift.
     shift_x = 0.3 * width * translate_x + shear_x * height / 2
     shift_y = 0.3 * height * translate_y + shear_y * width / 2
-    return AffineMap(linear_22M.permute(2, 0, 1), torch.stack((shift_x, shift_y), dim=1))
+    linear_2M22 = linear_24M.view(2, 2, 2, -1).permute(0, 3, 1, 2)
+    shift_2M2 = torch.stack((shift_x, shift_y), dim=2)
+    return AffineMap(linear_2M22[0], shift_2M2[0]), AffineMap(linear_2M22[1], shift_2M2[1])

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from fedil_model.hyperparameters import NetworkSettings
 from fedil_model.networks.making import made, need_images
 from fedil_model.networks.normalisation import NormKind, make_norm
+from fedil_model.networks.pooling import MaxPool2x2
 
 SMALLEST_SIDE = 16
 
@@ -23,11 +24,11 @@ class LeNet5(nn.Module):
         self.features = nn.Sequential(
             nn.Conv2d(channels, first, kernel_size=5, bias=norm == "none"),
             make_norm(norm, first),
-            nn.MaxPool2d(2),
+            MaxPool2x2(),
             nn.ReLU(inplace=True),
             nn.Conv2d(first, width, kernel_size=5, bias=norm == "none"),
             make_norm(norm, width),
-            nn.MaxPool2d(2),
+            MaxPool2x2(),
             nn.ReLU(inplace=True),
             nn.Flatten(),
         )

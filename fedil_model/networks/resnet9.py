@@ -9,6 +9,7 @@ from torch.nn import functional
 from fedil_model.hyperparameters import NetworkSettings
 from fedil_model.networks.making import made, need_images
 from fedil_model.networks.normalisation import NormKind, make_norm
+from fedil_model.networks.pooling import MaxPool2x2
 
 SMALLEST_SIDE = 24
 """Three poolings leave a map of 3×3; less is too little for two more convolutions."""
@@ -20,7 +21,7 @@ def conv_block(in_channels: int, channels: int, norm: NormKind, *, pool: bool = 
         make_norm(norm, channels),
     ]
     # ReLU is monotone, so pooling first gives the same and leaves it a quarter of the work.
-    pooling = [nn.MaxPool2d(2)] if pool else []
+    pooling = [MaxPool2x2()] if pool else []
     return nn.Sequential(*layers, *pooling, nn.ReLU(inplace=True))
 
 
