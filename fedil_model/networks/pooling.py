@@ -12,6 +12,10 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 
+_FEW = 1 << 16
+"""Numbers. Of fewer, on the way back, our dozen of small operations would cost more than they save."""
+
+
 class MaxPool2x2(nn.Module):
     """nn.MaxPool2d(2), with the same bits in values and gradients. Only where the largest of a window are zeros of both
     signs may the sign differ, and where it has a NaN the pixel that gets the gradient."""
@@ -22,6 +26,8 @@ class MaxPool2x2(nn.Module):
         if not (torch.is_grad_enabled() and x_BCHW.requires_grad):
             top, bottom = _larger_of_rows(_corners(x_BCHW))
             return torch.maximum(top, bottom)
+        if x_BCHW.numel() < _FEW:
+            return functional.max_pool2d(x_BCHW, 2)
         pooled_BChw: Tensor = _MaxPool2x2.apply(x_BCHW)
         return pooled_BChw
 

@@ -4,10 +4,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedil_model.networks import pooling as module
 from fedil_model.networks.pooling import MaxPool2x2
 
 SHAPES = ((2, 3, 8, 8), (1, 1, 2, 2), (3, 2, 7, 10), (2, 5, 9, 5), (0, 3, 4, 4), (2, 1, 6, 300))
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
+
+
+@pytest.fixture(autouse=True)
+def _however_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small maps are torch's own to pool; here they are ours."""
+    monkeypatch.setattr(module, "_FEW", 0)
 
 
 def bits(tensor: Tensor) -> Tensor:
@@ -77,6 +84,15 @@ def test_maps_in_any_order_of_memory_are_pooled() -> None:
     x = torch.randn((2, 6, 8, 4), generator=torch.Generator().manual_seed(0))
     assert_like_torch(x.to(memory_format=torch.channels_last))
     assert_like_torch(x.transpose(2, 3))
+
+
+@pytest.mark.parametrize(("few", "is_ours"), [(128, True), (129, False)])
+def test_of_few_numbers_gradients_are_torchs_own(
+    few: int, is_ours: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_FEW", few)
+    pooled = MaxPool2x2()(torch.zeros((2, 1, 8, 8), requires_grad=True))
+    assert ("_MaxPool2x2" in type(pooled.grad_fn).__name__) == is_ours
 
 
 def test_what_comes_next_may_work_in_place() -> None:
