@@ -47,7 +47,23 @@ class Cluster:
 
     @property
     def services(self) -> Path:
-        return self.run_dir / "services"
+        return services_of(self.run_dir)
+
+
+def services_of(run_dir: Path) -> Path:
+    return run_dir / "services"
+
+
+def has_redis(run_dir: Path) -> bool:
+    return (services_of(run_dir) / "redis").is_dir()
+
+
+@contextmanager
+def redis_left_by(run_dir: Path) -> Iterator[str]:
+    """The URL of the Redis of a cluster that has ended, which is started for a moment: to read what it has kept."""
+    services = services_of(run_dir)
+    with sole_use(services), private_redis(services / "redis") as redis:
+        yield redis.url
 
 
 def run_cluster(cluster: Cluster, stop: threading.Event, say: Callable[[str], None]) -> int:
