@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from broker_config.addresses import WebAddress
 from broker_config.errors import FedILError
+from broker_config.web import check_free
 from client_worker.pool import WorkerPool
 from fedil_model.plugins import is_plugin
 from ops.invocation import STARTED_AS
@@ -47,7 +48,23 @@ class Cluster:
 
     @property
     def services(self) -> Path:
-        return self.run_dir / "services"
+        return services_of(self.run_dir)
+
+
+def services_of(run_dir: Path) -> Path:
+    return run_dir / "services"
+
+
+def has_redis(run_dir: Path) -> bool:
+    return (services_of(run_dir) / "redis").is_dir()
+
+
+@contextmanager
+def redis_left_by(run_dir: Path) -> Iterator[str]:
+    """The URL of the Redis of a cluster that has ended, which is started for a moment: to read what it has kept."""
+    services = services_of(run_dir)
+    with sole_use(services), private_redis(services / "redis") as redis:
+        yield redis.url
 
 
 def run_cluster(cluster: Cluster, stop: threading.Event, say: Callable[[str], None]) -> int:
@@ -140,7 +157,9 @@ def watch_if_possible(
 
 def with_a_port(address: WebAddress | None) -> WebAddress | None:
     """One that is decided now, so that others can be told of it. Not the usual one, unless it was asked for: before
-    the server has it, any other run on this machine might take that."""
+    the server has it, any other run on this machine might take that. Raises PortTaken, before brokers are started."""
+    if address is not None:
+        check_free(address)
     if address is None or (address.port and address.fixed):
         return address
     return replace(address, port=free_ports(["web"])["web"])

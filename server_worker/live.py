@@ -27,8 +27,9 @@ from server_worker.run_dir import RunDir
 from server_worker.survey import Survey
 
 MOST_ROUNDS = 200
-_MOST_BYTES = 1_000_000
-"""Of one answer; the page asks again for what is left."""
+_MOST_BYTES = 250_000
+"""Of one answer, a quarter of that when packed: a slow link must have it before the web server hangs up. The page asks
+again for what is left."""
 _MOST_NOTES = 200
 _MOST_CLASSES = 1000
 _NUMBERED_LINE = re.compile(rb'\{"round": (\d+),')

@@ -112,7 +112,7 @@ def curves(run: Run) -> list[Plot]:
 
 def _rounds(run: Run) -> list[int]:
     if not run.records:
-        raise NothingToDraw("no round has closed yet")
+        raise NothingToDraw(run.no_rounds)
     return [record.round for record in run.records]
 
 
@@ -172,6 +172,8 @@ def _positive(values: dict[int, float] | dict[int, float | None]) -> dict[int, f
 
 
 def _line(axes: "Axes", values: dict[int, float], colour: str, name: str, **style: object) -> None:
+    if len(values) == 1:
+        style.setdefault("marker", "o")  # there is no line through a single round
     if values:
         axes.plot(list(values), list(values.values()), color=colour, label=name, **style)  # type: ignore[arg-type]
 

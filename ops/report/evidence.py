@@ -3,6 +3,7 @@ out of reach, for a report is often written elsewhere than the run; each part th
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -17,6 +18,7 @@ from broker_config.stores.redis import RedisStore
 from fedil_model.datasets import open_dataset
 from fedil_model.datasets.interface import Dataset, Samples
 from fedil_model.precision import repeatable_on
+from ops.cluster import has_redis, redis_left_by
 from ops.invocation import without_password
 from ops.quality import Quality, measure
 from ops.recipe_files import with_data_root
@@ -111,25 +113,29 @@ def _class_counts(run: Run, dataset: Dataset | Missing, train: Samples | Missing
 
 
 def _ledgers(run: Run, store_url: str | None) -> Ledgers | Missing:
-    here = run.where.ledgers.is_dir()
+    here, of_a_cluster = run.where.ledgers.is_dir(), has_redis(run.where.root)
     url = store_url or (None if here else os.environ.get(STORE_URL))
-    if url is None and not here and not run.records:
+    if url is None and not here and not (run.records or run.rounds_lost):
         return Missing("no client has a ledger in the folder: no round has closed yet")
-    if url is None and not here:
+    if url is None and not here and of_a_cluster and run.running:
+        return Missing(
+            "the cluster goes on and has the ledgers in its Redis: name it with --store URL, as it said at its start"
+        )
+    if url is None and not here and not of_a_cluster:
         return Missing(
             "the ledgers are not in the folder: a deployment keeps them in Redis, name it with --store URL"
         )
 
     def read() -> Ledgers:
-        store: Store = MemoryStore(run.where.ledgers)
         name = run.run_id or run.recipe.name  # as simulations once called themselves
-        if url is not None:
-            store = RedisStore(url, run.recipe.site_of, Patience(seconds=0.0))
-        try:
+        with ExitStack() as stack:
+            redis = url if url or here else stack.enter_context(redis_left_by(run.where.root))
+            store: Store = MemoryStore(run.where.ledgers)
+            if redis is not None:
+                store = RedisStore(redis, run.recipe.site_of, Patience(seconds=0.0))
+            stack.callback(store.close)
             newest = {client: body for client, (_, body) in store.latest(name).items()}
             return Ledgers(newest, ledger_digest(store, name) if newest else "")
-        finally:
-            store.close()
 
     return _tried("the ledgers", read, _TRIES if run.running else 1)
 

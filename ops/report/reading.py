@@ -15,6 +15,7 @@ from broker_config.errors import FedILError
 from fedil_model.errors import DataError, SettingError
 from fedil_model.split import Split
 from ops.recipe_files import flatten
+from server_worker.checkpoint import CheckpointFolder
 from server_worker.events import RoundRecord
 from server_worker.history import read_records
 from server_worker.recipe import Recipe, explain
@@ -40,6 +41,8 @@ class Run:
     split: Split | None = None
     environment: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
+    rounds_lost: int = 0
+    """So many have closed, as the checkpoint says, and the history that told of them is gone."""
 
     @property
     def label(self) -> str:
@@ -55,12 +58,17 @@ class Run:
         if self.running:
             return f"round {done} of {planned}, still running"
         if not self.records:
-            return "no round has closed yet"
+            return self.no_rounds
         return (
             f"finished, {num_rounds(done)}"
             if done >= planned
             else f"stopped after {done} of {planned} rounds"
         )
+
+    @property
+    def no_rounds(self) -> str:
+        """Why there are none"""
+        return "the history is missing" if self.rounds_lost else "no round has closed yet"
 
     @property
     def evaluated(self) -> list[RoundRecord]:
@@ -82,6 +90,7 @@ def read_run(folder: Path) -> Run:
     recipe, settings = _recipe(where, notes)
     running = in_use(folder)
     records = _records(where.history, running, notes)
+    lost = 0 if where.history.exists() else _noted(notes, lambda: _rounds_closed(where)) or 0
     return Run(
         where=where,
         recipe=recipe,
@@ -93,7 +102,13 @@ def read_run(folder: Path) -> Run:
         split=_noted(notes, lambda: Split.load(where.split) if where.split.exists() else None),
         environment=_noted(notes, lambda: read_environment(where)) or (),
         notes=tuple(notes),
+        rounds_lost=lost,
     )
+
+
+def _rounds_closed(where: RunDir) -> int:
+    latest = CheckpointFolder(where.checkpoints).latest()
+    return latest.round if latest else 0
 
 
 def _noted(notes: list[str], read: Callable[[], _T]) -> _T | None:

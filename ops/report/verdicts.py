@@ -63,7 +63,12 @@ MEANINGS = {
 }
 
 
+UNKNOWN = Meaning("Not known", "The history is missing, and with it the steps ‖Δθ‖ of the rounds.", "unknown")
+
+
 def meaning_of(run: Run) -> Meaning:
+    if run.rounds_lost:
+        return UNKNOWN
     said = run.records[-1].verdict if run.records else TOO_EARLY
     unknown = Meaning(str(said), "This version does not know that verdict.", "unknown")
     return MEANINGS.get(said, unknown)

@@ -2,7 +2,8 @@
 //   label                       what it shows, for screen readers
 //   prepare(rows, width)        → {y: {domain, log?, whole?, unit?, format(value, digits)}, …}; null if there is nothing
 //   marks(frame, prepared)      → SVG nodes
-//   ends(prepared)              → [{value, text, css}] labels right of the last points
+//   ends(prepared)              → [{value, text, css, figure?}] labels right of the last points; the figure alone
+//                               where there is no room for both
 //   nearest(frame, prepared, at, again)  → {heading, lines} of what is at that point; again() when more is known
 //   tips(row, prepared)         → lines for the box under the pointer
 //   height(prepared)            in pixels, without the axis; and lane: room below the axis' bottom
@@ -85,9 +86,10 @@ export class Chart {
       y.values ?? choose(...y.domain.map((end) => end / unit), about).map((value) => value * unit);
     const digits = decimals(values.map((value) => value / unit));
     const format = (value) => y.format(value, digits);
+    const room = this.width * 0.3;
     const ends = (this.kind.ends?.(this.prepared) ?? []).map((end) => ({
       ...end,
-      text: fit(end.text, this.width * 0.3, true),
+      text: fit(widthOf(end.text, true) > room ? (end.figure ?? end.text) : end.text, room, true),
     }));
     const from = left ?? Math.max(30, ...values.map((value) => widthOf(format(value)))) + 10;
     const to =

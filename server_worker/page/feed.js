@@ -10,7 +10,7 @@ export const ENDED = new Set(["done", "stopped", "failed"]);
 export function nothingYet() {
   return {
     life: null,
-    state: "starting",
+    state: "connecting",
     since: null,
     reason: "",
     phase: null,
@@ -23,6 +23,26 @@ export function nothingYet() {
     surveys: 0,
     notes: [],
   };
+}
+
+/** JSON from the server. Who says nothing is given up; who is slow, as a phone on a bad day, is not. */
+async function read(url) {
+  const stop = new AbortController();
+  const parts = [];
+  let silence = setTimeout(() => stop.abort(), PATIENCE_MS);
+  try {
+    const reply = await fetch(url, { cache: "no-store", signal: stop.signal });
+    if (!reply.ok) throw Object.assign(new Error(), { told: `it answers with an error (${reply.status})` });
+    const reader = reply.body.getReader();
+    for (let part = await reader.read(); !part.done; part = await reader.read()) {
+      parts.push(part.value);
+      clearTimeout(silence);
+      silence = setTimeout(() => stop.abort(), PATIENCE_MS);
+    }
+    return JSON.parse(await new Blob(parts).text());
+  } finally {
+    clearTimeout(silence);
+  }
 }
 
 export class Feed {
@@ -81,9 +101,7 @@ export class Feed {
         note: notes.at(-1)?.[0] ?? 0,
       });
     }
-    const reply = await fetch(url, { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
-    if (!reply.ok) throw Object.assign(new Error(), { told: `it answers with an error (${reply.status})` });
-    return reply.json();
+    return read(url);
   }
 
   hear(answer) {

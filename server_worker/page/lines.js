@@ -53,6 +53,7 @@ export function lineKind({
         .map((one) => ({
           value: one.points.at(-1)[1],
           text: `${one.short ?? ""} ${one.format(one.points.at(-1)[1])}`.trim(),
+          figure: one.format(one.points.at(-1)[1]),
           css: one.css,
         }))
         .filter((end) => !log || end.value > 0),

@@ -41,7 +41,7 @@ function redraw() {
   cancelAnimationFrame(due);
   due = requestAnimationFrame(() => {
     const { run } = feed;
-    byId("nothing").hidden = run.rounds.length > 0;
+    byId("nothing").hidden = feed.seen === null || run.rounds.length > 0;
     put(byId("nothing-words"), plan(run.about));
     byId("tools").hidden = !run.rounds.length;
     panels.show(run);

@@ -31,6 +31,7 @@ export const LETTER_OF = {
 };
 
 export const STATES = {
+  connecting: "connecting",
   starting: "starting",
   standby: "standby",
   running: "running",

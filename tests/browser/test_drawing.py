@@ -269,3 +269,27 @@ def test_a_dot_that_does_not_count_says_why(page: Page, tmp_path: Path) -> None:
         page.mouse("mouseMoved", box["x"], box["y"])
         page.wait("document.querySelector('#tip').textContent.includes('cosine -0.2500 is negative')")
         assert page.text("#tip").startswith("Round 1, client 41")
+
+
+@pytest.mark.parametrize("width", [320, 390])
+def test_numbers_and_reasons_are_not_cut_off_on_a_phone(
+    browser: Chromium, tmp_path: Path, width: int
+) -> None:
+    watch = made_up.watching_of(tmp_path, 0, 5)
+    outcomes = (ClientOutcome(41, "rejected_cosine", -0.25, "cosine -0.2500 is negative"),)
+    losses = {"loss_pseudo_weak": 0.00123456}
+    record = make_record(1, outcomes=outcomes, losses=losses, purity={"credible": 0.998})
+    made_up.keep(tmp_path / "history.jsonl", record)
+    watch.watcher.round_closed(record)
+    with WebServer(made_up.ANYWHERE_HERE, watch.routes()) as server, browser.page(width, 700) as page:
+        open_page(page, server.url, 1)
+        page.wait("document.querySelector('#round-body .tag')?.textContent === 'rejected by cosine'")
+        assert page.evaluate(
+            """(() => {
+              const tag = document.querySelector("#round-body .tag");
+              return tag.scrollWidth <= tag.clientWidth;
+            })()"""
+        )
+        ends = [text["said"] for text in chart_texts(page)]
+        assert [said for said in ends if "…" in said] == []
+        assert any("99.8 %" in said for said in ends)

@@ -108,6 +108,39 @@ def test_a_page_that_comes_late_gets_all_rounds(page: Page, tmp_path: Path) -> N
         assert points(page, "accuracy", "s-1") == 30
 
 
+# A page that is patient for a quarter of the time, so that a test need not be slow itself.
+HURRIED = """
+  const later = window.setTimeout;
+  window.setTimeout = (run, ms, ...more) => later(run, ms >= 5000 ? ms / 4 : ms, ...more);
+  const timeout = AbortSignal.timeout.bind(AbortSignal);
+  AbortSignal.timeout = (ms) => timeout(ms / 4);
+  window.said = [];
+  document.addEventListener("DOMContentLoaded", () => {
+    const state = document.getElementById("state"), nothing = document.getElementById("nothing");
+    const look = () => said.push(nothing.checkVisibility() ? "nothing" : state.textContent);
+    new MutationObserver(look).observe(document.body, {subtree: true, childList: true, attributes: true});
+  });
+"""
+
+
+def test_a_slow_link_is_waited_for_and_nothing_untrue_is_said_meanwhile(page: Page, tmp_path: Path) -> None:
+    watch = made_up.watching_of(tmp_path, count=160, clients=100)
+    with WebServer(made_up.ANYWHERE_HERE, watch.routes()) as server:
+        page.call("Page.addScriptToEvaluateOnNewDocument", source=HURRIED)
+        page.call(
+            "Network.emulateNetworkConditions",
+            offline=False,
+            latency=50,
+            downloadThroughput=12_000,
+            uploadThroughput=12_000,
+        )
+        page.open(server.url)
+        see_rounds(page, 160)
+        assert page.text("#state") == "running"
+        assert set(page.evaluate("said")) <= {"connecting", "running"}
+        assert page.complaints == []
+
+
 def test_what_a_server_waits_for_before_it_leads_is_told(page: Page, tmp_path: Path) -> None:
     watch = Watching("r", blobs_recipe(), RunDir(tmp_path))
     with WebServer(made_up.ANYWHERE_HERE, watch.routes()) as server:

@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from broker_config.stores.memory import MemoryStore
 from broker_config.stores.redis import RedisStore
-from ops.services import Service
+from ops.services import Service, private_redis
 from server_worker.run_lock import sole_use
 from tests.browser.chromium import Chromium, Page, chromium
 from tests.integration.test_cli import ROOT, complaint, environment, fedil, heavy_modules_loaded_by
@@ -125,21 +125,39 @@ def test_a_history_is_converted_for_tensorboard(own: Path, tmp_path: Path) -> No
     assert told == [(line["round"], pytest.approx(line["accuracy"]["global"])) for line in lines]
 
 
-def test_ledgers_of_a_deployment_are_read_from_its_redis(own: Path, its_page: Path, redis: Service) -> None:
-    store = RedisStore(redis.url)
-    simulated = json.loads((own / "run.json").read_text())["run"]
-    for client, (activation, body) in MemoryStore(own / "ledgers").latest(simulated).items():
+def move_ledgers(folder: Path, url: str) -> None:
+    """From a simulation's folder into a Redis, as if the run had been a deployment"""
+    store = RedisStore(url)
+    simulated = json.loads((folder / "run.json").read_text())["run"]
+    for client, (activation, body) in MemoryStore(folder / "ledgers").latest(simulated).items():
         store.commit("report-test", client, activation, body)
     store.close()
-    (own / "run.json").write_text('{"run": "report-test"}')
-    shutil.rmtree(own / "ledgers")
-    assert "name it with --store URL" in text_of(report(own)[0])
+    (folder / "run.json").write_text('{"run": "report-test"}')
+    shutil.rmtree(folder / "ledgers")
+
+
+def promoted_in(page: Path) -> str:
     sentence = re.search(
-        r"[\d,]+ samples were promoted and keep their label; [\d.]+ % of those", text_of(its_page)
+        r"[\d,]+ samples were promoted and keep their label; [\d.]+ % of those", text_of(page)
     )
     assert sentence
+    return sentence[0]
+
+
+def test_ledgers_of_a_deployment_are_read_from_its_redis(own: Path, its_page: Path, redis: Service) -> None:
+    move_ledgers(own, redis.url)
+    assert "name it with --store URL" in text_of(report(own)[0])
     for found in (report(own, "--store", redis.url), report(own, FEDIL_STORE_URL=redis.url)):
-        assert sentence[0] in text_of(found[0])
+        assert promoted_in(found[0]) == promoted_in(its_page)
+
+
+def test_ledgers_of_a_cluster_are_read_from_the_redis_that_ended_with_it(own: Path, its_page: Path) -> None:
+    with needed(lambda: private_redis(own / "services" / "redis")) as redis:
+        move_ledgers(own, redis.url)
+        redis.stop()
+    assert promoted_in(report(own)[0]) == promoted_in(its_page)
+    with sole_use(own), sole_use(own / "services"):  # as a cluster that goes on has them
+        assert "the cluster goes on and has the ledgers in its Redis" in text_of(report(own)[0])
 
 
 def test_a_run_that_goes_on_is_shown_as_it_stands(own: Path) -> None:

@@ -28,7 +28,8 @@ def exclusions(run: Run) -> Markup:
     reasons = Counter(o.outcome for record in run.records for o in record.outcomes if not o.counts)
     parts: list[Content] = [element("h2", "Who was excluded, and why")]
     if not asked:
-        parts.append(element("p", "Nobody has been asked yet.", class_="absent"))
+        said = "Not known: the history is missing." if run.rounds_lost else "Nobody has been asked yet."
+        parts.append(element("p", said, class_="absent"))
     elif not reasons:
         parts.append(
             element("p", f"Nobody: all {asked:,} updates of {num_rounds(len(run.records))} counted.")

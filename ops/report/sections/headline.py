@@ -66,13 +66,14 @@ def _cards(run: Run) -> Iterator[tuple[str, str, str]]:
         if "ema" in last.accuracy:
             yield "moving average of θ′", _percent(last.accuracy["ema"]), ""
     else:
-        yield "accuracy of θ′", "–", "not evaluated"
+        yield "accuracy of θ′", "–", "not known" if run.rounds_lost else "not evaluated"
     if run.baseline is not None:
         below = "the same network on the same labels"
         if evaluated:
             below += f"; θ′ {points(evaluated[-1].accuracy['global'] - run.baseline)}"
         yield "server-only baseline", _percent(run.baseline), below
-    yield "rounds", f"{run.rounds_done:,} of {run.recipe.rounds:,}", _updates(run)
+    done = run.rounds_done or run.rounds_lost
+    yield "rounds", f"{done:,} of {run.recipe.rounds:,}", _updates(run)
     seconds = [record.seconds.get("total", 0.0) for record in run.records]
     if seconds:
         yield "time in rounds", duration(sum(seconds)), f"{statistics.median(seconds):.2f} s a round (median)"

@@ -5,7 +5,10 @@ import threading
 import pytest
 
 import ops.cluster
-from ops.cluster import kept_running
+from broker_config.addresses import LOOPBACK, WebAddress
+from broker_config.errors import PortTaken
+from broker_config.web import WebServer
+from ops.cluster import kept_running, with_a_port
 from ops.services import ServiceFailed
 
 SOON = 30.0
@@ -61,3 +64,8 @@ def test_one_that_is_stopped_on_purpose_afterwards_stays_so() -> None:
     service.running = False
     assert not any(thread.name == "fedil-Mortal" for thread in threading.enumerate())
     assert said == []
+
+
+def test_a_port_that_is_taken_is_told_before_any_broker_is_started() -> None:
+    with WebServer(WebAddress(LOOPBACK, 0), {}) as other, pytest.raises(PortTaken, match=str(other.port)):
+        with_a_port(WebAddress(LOOPBACK, other.port))

@@ -10,7 +10,14 @@ import matplotlib
 import pytest
 from matplotlib.figure import Figure
 
-from ops.report.curves import curves, draw_accuracy, draw_cosine, draw_delta_norm, draw_losses, loss_series
+from ops.report.curves import (
+    curves,
+    draw_accuracy,
+    draw_cosine,
+    draw_delta_norm,
+    draw_losses,
+    loss_series,
+)
 from ops.report.drawing import BLUE, RED, NothingToDraw, Plot, inline_svg, label, panel, write_plots
 from ops.report.reading import Run
 from server_worker.events import ClientOutcome
@@ -131,6 +138,16 @@ def test_the_axes_of_a_single_round_have_whole_rounds_and_no_number_twice(tmp_pa
     low, high = axes.get_ylim()
     said = [axes.yaxis.get_major_formatter()(tick, 0) for tick in axes.get_yticks() if low <= tick <= high]
     assert len(said) == len(set(said)) > 0
+
+
+@pytest.mark.parametrize("draw", [draw_accuracy, draw_delta_norm, draw_losses])
+def test_what_has_a_name_in_the_legend_of_a_single_round_is_there_to_be_seen(
+    tmp_path: Path, draw: Callable[..., None]
+) -> None:
+    axes = drawn(draw, make_run(tmp_path / "r", 1, planned=1))
+    measured = [line for line in axes.get_lines() if len(line.get_xdata()) == 1]
+    assert all(line.get_marker() not in ("", "None", None) for line in measured)
+    assert measured
 
 
 def test_the_accuracy_curve_shows_what_was_measured_and_the_baseline(tmp_path: Path) -> None:

@@ -13,11 +13,12 @@ from ops.quality import Quality
 from ops.report.evidence import Evidence, Missing
 from ops.report.page import run_page
 from ops.report.pseudo_labels import Picture, Promoted
-from ops.report.reading import Run
+from ops.report.reading import Run, read_run
 from ops.report.verdicts import MEANINGS, figures, meaning_of
+from server_worker.checkpoint import Checkpoint, CheckpointFolder
 from server_worker.events import ClientOutcome
 from tests.unit.ops.records import make_record
-from tests.unit.ops.report_runs import Parsed, make_run
+from tests.unit.ops.report_runs import Parsed, make_run, make_run_folder
 
 HOSTILE = '<img src=x onerror="alert(1)"> </style></script><script>alert(2)</script>'
 NOTHING = Evidence(Missing("no data here"), 0, (), Missing("no data here"), Missing("no ledgers here"))
@@ -133,6 +134,22 @@ def test_a_run_without_rounds_makes_a_page_that_says_so(tmp_path: Path) -> None:
     assert "no round has closed yet" in text
     assert "Too early to say" in text
     assert "Nobody has been asked yet" in text
+
+
+def test_a_run_whose_history_is_gone_is_not_said_to_have_done_nothing(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path / "r")
+    (folder / "history.jsonl").unlink()
+    CheckpointFolder(folder / "checkpoints").save(Checkpoint(12, {}, {}))
+    text = parsed_page(read_run(folder)).text
+    assert "the history is missing" in text
+    assert "rounds 12 of 12" in text
+    for untrue in (
+        "no round has closed yet",
+        "Nobody has been asked yet",
+        "Too early to say",
+        "not evaluated",
+    ):
+        assert untrue not in text
 
 
 def test_a_run_that_goes_on_says_so(tmp_path: Path) -> None:
