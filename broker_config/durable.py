@@ -26,11 +26,13 @@ def write_atomically(path: Path, body: Iterable[bytes | memoryview]) -> None:
 
 def append_line(path: Path, line: bytes) -> None:
     """Force it to disk. If it fails (full disk), `path` is as it was."""
-    with translated_disk_errors(path), open(path, "ab") as file:
+    # Unbuffered: a buffer would write what is left in it when it is closed, after the file was cut back.
+    with translated_disk_errors(path), open(path, "ab", buffering=0) as file:
         before = file.tell()
+        rest = memoryview(line + b"\n")
         try:
-            file.write(line + b"\n")
-            file.flush()
+            while rest:
+                rest = rest[file.write(rest) :]
             os.fsync(file.fileno())
         except OSError:
             os.truncate(path, before)

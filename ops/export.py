@@ -22,12 +22,13 @@ from torch import Tensor, nn
 from broker_config.buffers import digest
 from broker_config.durable import write_atomically
 from fedil_model.datasets.interface import Dataset, Views
-from fedil_model.errors import NetworkError, SettingError
+from fedil_model.errors import DataError, NetworkError, SettingError
 from fedil_model.parameters import FlatModel
 
 TORCHSCRIPT_METADATA = "fedil.json"
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 TOLERANCE = 1e-4
+_NOT_AFFINE = {"kind": "other", "note": "not affine; use the TorchScript or ONNX file, which contains it"}
 
 
 class WithPreprocessing(nn.Module):
@@ -47,7 +48,7 @@ class Package:
 
     program: WithPreprocessing
     example: Tensor
-    """Two raw samples; what they show does not matter."""
+    """Two raw samples: zeros, or where those will not do, of the data."""
     metadata: dict[str, Any]
 
     def texts(self) -> dict[str, str]:
@@ -65,7 +66,7 @@ def make_package(network: nn.Module, dataset: Dataset, about: dict[str, Any]) ->
         **about,
         "class_names": list(dataset.class_names),
         "input": {
-            "shape": ["batch", *dataset.input_shape],
+            "shape": ["batch", *example.shape[1:]],
             "dtype": str(example.dtype).removeprefix("torch."),
         },
         "preprocessing": describe(dataset.views, example),
@@ -75,7 +76,8 @@ def make_package(network: nn.Module, dataset: Dataset, about: dict[str, Any]) ->
 
 
 def raw_example(dataset: Dataset) -> Tensor:
-    """Without reading data: pictures are stored as bytes, anything else as floats."""
+    """Without reading data where possible: pictures are stored as bytes, anything else as floats. Only samples show
+    what a plain view makes another shape of, such as a spectrogram of sound."""
     shape = (2, *dataset.input_shape)
     for dtype in (
         (torch.uint8, torch.float32) if len(dataset.input_shape) == 3 else (torch.float32, torch.uint8)
@@ -86,14 +88,20 @@ def raw_example(dataset: Dataset) -> Tensor:
                 return example
         except Exception:  # a user's own views may refuse in any way; then it is the other kind
             continue
-    raise SettingError(
-        f"cannot export: the plain view changes the shape of a sample (to {'×'.join(map(str, shape[1:]))}), "
-        "so the shape of a raw one is not known"
-    )
+    try:
+        inputs = dataset.load_test().inputs
+        return inputs[torch.arange(2) % len(inputs)]
+    except DataError as error:
+        raise SettingError(
+            f"cannot export: the plain view makes samples of {'×'.join(map(str, shape[1:]))} from what only the data "
+            f"shows, and {error}"
+        ) from error
 
 
 def describe(views: Views, example: Tensor) -> dict[str, Any]:
     """Most plain views are x·scale + offset per channel; those numbers are found by asking, and checked."""
+    if views.plain(example).shape != example.shape:
+        return _NOT_AFFINE
     channels = example.shape[1]
     flat = (1, channels, *[1] * (example.dim() - 2))
     full = 255 if example.dtype == torch.uint8 else 1
@@ -103,7 +111,7 @@ def describe(views: Views, example: Tensor) -> dict[str, Any]:
     probe = some_samples(example, 4)
     guess = probe.float() * per_channel[0].view(flat) + per_channel[1].view(flat)
     if not torch.allclose(guess, views.plain(probe), atol=TOLERANCE):
-        return {"kind": "other", "note": "not affine; use the TorchScript or ONNX file, which contains it"}
+        return _NOT_AFFINE
     scales, offsets = (tensor.tolist() for tensor in per_channel)
     return {
         "kind": "affine",
@@ -120,6 +128,8 @@ def digest_of(network: nn.Module) -> str:
 
 
 def some_samples(example: Tensor, count: int) -> Tensor:
+    if bool(example.any()):  # of the data: what else the view would take is not known
+        return example[torch.arange(count) % len(example)]
     generator = torch.Generator().manual_seed(count)
     shape = (count, *example.shape[1:])
     if example.dtype == torch.uint8:

@@ -22,7 +22,10 @@ def load_run(run_dir: Path) -> "Recipe":
 
     path = RunDir(run_dir).recipe
     try:
-        return make_recipe(json.loads(path.read_text(encoding="utf-8")), source=str(path))
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(values, dict):
+            raise ValueError("it holds no settings")
+        return make_recipe(values, source=str(path))
     except FileNotFoundError as error:
         raise FedILError(f"{run_dir} is not a run: there is no {path.name} in it") from error
     except ValueError as error:

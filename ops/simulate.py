@@ -14,7 +14,6 @@ import torch
 from broker_config.addresses import WebAddress
 from broker_config.durable import write_atomically
 from broker_config.embedded import serve
-from broker_config.stores.memory import MemoryStore
 from broker_config.transports.memory import EmbeddedBroker, MemoryTransport
 from client_worker.shards import ShardFolder, has_shards, write_shards
 from fedil_model.evaluate import accuracy
@@ -26,6 +25,7 @@ from fedil_model.precision import choose_device, repeatable_on, seeded
 from fedil_model.seeding import derive_seed
 from fedil_model.supervised import train_supervised
 from ops.diagnostics import LedgerDiagnostics
+from ops.store_on_disk import StoreOnDisk
 from ops.summary import Summary, summarise
 from ops.workers import WorkerPool
 from server_worker.checkpoint import CheckpointFolder
@@ -81,7 +81,7 @@ def simulate(
         record_environment(where, chosen, workers=workers)
         split = materials.split
         _write_missing_shards(where, materials)
-        store, broker = MemoryStore(where.ledgers), EmbeddedBroker()
+        store, broker = StoreOnDisk(where.ledgers, stop), EmbeddedBroker()
         # A socket's path may have about 100 characters; a run's folder may have more.
         short = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedil-")))
         url = stack.enter_context(serve(broker, store, short / "broker")).url
@@ -109,8 +109,8 @@ def simulate(
         watch.leading(materials.dataset.class_names, lambda: (transport.bytes_sent, transport.bytes_received))
         method = make_method(recipe.learning(), materials.dataset, chosen)
         progress = _run(Coordinator(run, recipe, method, materials.labelled, around))
-        if pool.failure:
-            raise pool.failure
+        if failure := pool.failure or store.failure:
+            raise failure
         watch.ended("done" if progress else "stopped")
     return summarise(
         where,

@@ -51,11 +51,18 @@ def _split(where: RunDir, recipe: Recipe, dataset: Dataset, train: Samples, resu
     refuse_missing_classes(labels, dataset.class_names, recipe.split)
     where.root.mkdir(parents=True, exist_ok=True)
     split = make_split(labels, len(dataset.class_names), recipe.split, recipe.seed)
-    if resume and where.split.exists() and Split.load(where.split).digest != split.digest:
+    if resume and where.split.exists() and _saved(where).digest != split.digest:
         raise DataError(f"{where.split} is not the split of this recipe and this data: use another --run-dir")
     write_atomically(where.recipe, [recipe.model_dump_json(indent=1).encode()])
     split.save(where.split)
     return split
+
+
+def _saved(where: RunDir) -> Split:
+    try:
+        return Split.load(where.split)
+    except DataError as error:
+        raise DataError(f"{error}: delete it, and it is made anew") from error
 
 
 def _chosen(samples: Samples, positions: np.ndarray) -> Samples:

@@ -63,6 +63,7 @@ class FederationSettings(Settings):
         return self
 
 
+_WAYS_TO_SAY_HOW_MANY = frozenset({"labelled", "labelled_fraction"})
 _BUFFERED_ONLY = ("in_flight", "buffer_size", "max_staleness")
 _ROUNDS_ONLY = ("over_select", "quorum")
 
@@ -131,11 +132,25 @@ def load_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:
 def make_recipe(values: Mapping[str, Any], source: str = "recipe", overrides: Iterable[str] = ()) -> Recipe:
     """`source` is blamed for what is wrong in `values`, and an override for what is wrong in it."""
     overrides = list(overrides)
-    merged = reduce(merge, map(parse_override, overrides), dict(values))
+    parsed = [parse_override(override) for override in overrides]
+    merged = reduce(merge, parsed, _without_the_other_way(values, parsed))
     try:
         return Recipe.model_validate(merged)
     except ValidationError as error:
         raise SettingError(explain(error, lambda path: _blamed(path, values, source, overrides))) from error
+
+
+def _without_the_other_way(values: Mapping[str, Any], overrides: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """A split says how many labels there are in one of two ways. TOML has no null with which an override could take
+    back the recipe's, so whoever gives one means it instead of the other."""
+    split = values.get("split")
+    given = {
+        key for override in overrides if isinstance(override.get("split"), dict) for key in override["split"]
+    }
+    if not isinstance(split, Mapping) or not given & _WAYS_TO_SAY_HOW_MANY:
+        return dict(values)
+    kept = {key: value for key, value in split.items() if key not in _WAYS_TO_SAY_HOW_MANY}
+    return {**values, "split": kept}
 
 
 def _blamed(path: list[str], values: Mapping[str, Any], source: str, overrides: Iterable[str]) -> str:
@@ -204,9 +219,12 @@ def parse_override(text: str) -> dict[str, Any]:
     if not equals or not all(part.isidentifier() for part in _key_of(text)):
         raise SettingError(f"--set wants key=value, such as client.lr=0.1; got {text!r}")
     try:
-        parsed: Any = tomllib.loads(f"value = {value}")["value"]
+        table = tomllib.loads(f"value = {value}")
     except tomllib.TOMLDecodeError:
-        parsed = value.strip()
+        table = {"value": value.strip()}
+    if len(table) != 1:
+        raise SettingError(f"--set takes one key=value at a time; got {text!r}")
+    parsed: Any = table["value"]
     for part in reversed(_key_of(text)):
         parsed = {part: parsed}
     assert isinstance(parsed, dict)
@@ -215,6 +233,9 @@ def parse_override(text: str) -> dict[str, Any]:
 
 def _key_of(override: str) -> list[str]:
     return override.partition("=")[0].strip().split(".")
+
+
+_NOT_A_TABLE = ("model_type", "model_attributes_type")
 
 
 def explain(error: ValidationError, blamed: Callable[[list[str]], str]) -> str:
@@ -228,6 +249,8 @@ def _explain_one(path: list[str], detail: dict[str, Any]) -> str:
     where = ".".join(path)
     if detail["type"] != "extra_forbidden":
         message = str(detail["msg"]).removeprefix("Value error, ")
+        if detail["type"] in _NOT_A_TABLE:
+            message = f"is a table of settings: {', '.join(sorted(_keys_at(path)))}"
         return f"{where}: {message}" if where else message
     known = _keys_at(path[:-1])
     near = difflib.get_close_matches(path[-1], known, n=1)

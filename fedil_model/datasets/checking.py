@@ -14,6 +14,20 @@ _CHUNK = 4096
 """So many samples are searched for NaN at a time: the mask of all may be large"""
 
 
+def check_description(name: str, dataset: Dataset) -> None:
+    """Tables and reports print the names, one row a class; a run that cannot be evaluated should not begin."""
+    names: object = dataset.class_names
+    if not isinstance(names, list | tuple) or not all(isinstance(n, str) and n for n in names):
+        raise DataError(f"data.name={name}: class_names must be a tuple of texts, not {names!r}")
+    if len(set(names)) != len(names) or len(names) < 2:
+        raise DataError(f"data.name={name}: class_names must be at least two, each once; found {names!r}")
+    shape: object = dataset.input_shape
+    if not isinstance(shape, list | tuple) or not all(isinstance(size, int) and size > 0 for size in shape):
+        raise DataError(
+            f"data.name={name}: input_shape must be a tuple of sizes, such as (8,), not {shape!r}"
+        )
+
+
 def load(name: str, dataset: Dataset, part: Literal["train", "test"]) -> Samples:
     call = f"load_{part}()"
     with users_code("data.name", name, call):

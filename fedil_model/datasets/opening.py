@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from fedil_model.datasets.checking import load
+from fedil_model.datasets.checking import check_description, load
 from fedil_model.datasets.digits import digits
 from fedil_model.datasets.folder import image_folder
 from fedil_model.datasets.interface import Dataset
@@ -36,9 +36,10 @@ def open_dataset(settings: DataSettings) -> Dataset:
             f"data.name: {settings.name!r} returned a {type(dataset).__name__}, "
             "not a fedil_model.datasets.interface.Dataset"
         )
+    check_description(settings.name, dataset)
     return Dataset(
-        dataset.class_names,
-        dataset.input_shape,
+        tuple(dataset.class_names),
+        tuple(dataset.input_shape),
         dataset.views,
         load_train=partial(load, settings.name, dataset, "train"),
         load_test=partial(load, settings.name, dataset, "test"),

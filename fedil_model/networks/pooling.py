@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-
 _FEW = 1 << 16
 """Numbers. Of fewer, on the way back, our dozen of small operations would cost more than they save."""
 

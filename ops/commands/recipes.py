@@ -6,6 +6,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+from fedil_model.errors import SettingError
 from ops.recipe_files import RECIPES, built_in_names, find_recipe, flatten
 
 HELP = "list the built-in recipes, or show one"
@@ -14,11 +15,14 @@ HELP = "list the built-in recipes, or show one"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(show=None)
     actions = parser.add_subparsers(metavar="ACTION")
+    actions.add_parser(
+        "list", help="what is built in, one a line; the same without ACTION", allow_abbrev=False
+    )
     show = actions.add_parser("show", help="print one recipe as TOML", allow_abbrev=False)
     show.add_argument("show", metavar="NAME", help="a built-in recipe, or a .toml file")
     show.add_argument("--resolved", action="store_true", help="every setting, after the profile is applied")
     # argparse would show the action as if it had to be given. Last, since the action's own usage begins with ours.
-    parser.usage = "%(prog)s [-h] [show NAME [--resolved]]"
+    parser.usage = "%(prog)s [-h] [list | show NAME [--resolved]]"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -27,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     elif args.resolved:
         print_resolved(find_recipe(args.show))
     else:
-        sys.stdout.write(find_recipe(args.show).read_text(encoding="utf-8"))
+        print_written(find_recipe(args.show))
     return 0
 
 
@@ -37,6 +41,13 @@ def print_list() -> None:
     for name in names:
         recipe = tomllib.loads((RECIPES / f"{name}.toml").read_text(encoding="utf-8"))
         print(f"{name:{width}}  {recipe.get('description', '')}")
+
+
+def print_written(path: Path) -> None:
+    try:
+        sys.stdout.write(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise SettingError(f"recipe {path} is not UTF-8 text: {error}") from error
 
 
 def print_resolved(path: Path) -> None:

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from broker_config.errors import FedILError
+from broker_config.errors import CheckpointDamaged, FedILError, LedgerMissing
 from broker_config.logs import set_up_logs
 from client_worker.options import at_least_one
 from fedil_model.device_argument import add_device_argument
@@ -13,7 +13,7 @@ from fedil_model.errors import LearningError, SettingError
 from ops.interruption import interruptible
 from ops.invocation import resume_words, shell_line
 from ops.recipe_files import differences, read_recipe
-from ops.run_place import has_checkpoint, is_run, refuse_if_taken, replacing
+from ops.run_place import has_checkpoint, is_run, refuse_if_taken, replacing, was_killed_early
 from server_worker.options import add_override_argument, add_watching_arguments
 from server_worker.run_environment import usable_cores
 from server_worker.run_lock import sole_use
@@ -63,7 +63,8 @@ def train_or_say_how_to_go_on(args: argparse.Namespace, recipe: "Recipe", run_di
     try:
         return train(args, recipe, run_dir, resume, resume_line)
     except (KeyboardInterrupt, FedILError, LearningError, OSError) as error:
-        if has_checkpoint(run_dir):
+        # Where what was saved is damaged, the error itself says how to go on.
+        if has_checkpoint(run_dir) and not isinstance(error, CheckpointDamaged | LedgerMissing):
             error.add_note(f"what was saved before is intact; go on with: {resume_line}")
         raise
 
@@ -99,7 +100,9 @@ def chosen_recipe(args: argparse.Namespace) -> "Recipe":
     if not (args.resume and args.recipe is None and args.run_dir is not None):
         return read_recipe(args.recipe or DEFAULT_RECIPE, args.overrides)
     if not is_run(args.run_dir):
-        raise SettingError(f"there is nothing to resume in {args.run_dir}")
+        if was_killed_early(args.run_dir):
+            return read_recipe(DEFAULT_RECIPE, args.overrides)
+        raise SettingError(f"there is nothing to resume in {args.run_dir}: leave out --resume to begin")
     from ops.run_dir import load_run
     from server_worker.recipe import make_recipe
 

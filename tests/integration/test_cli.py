@@ -93,6 +93,7 @@ def heavy_modules_loaded_by(*arguments: str | Path) -> set[str]:
         ["evaluate", "not/a/run"],
         ["predict", "not/a/run", "not/a/folder"],
         ["recipes"],
+        ["recipes", "list"],
         ["recipes", "show", "digits"],
     ],
     ids=" ".join,
@@ -156,6 +157,7 @@ def test_a_misspelt_setting_is_named_with_the_one_that_was_meant(tmp_path: Path)
         (["ledger", "list", "--run-dir", "not/a/run"], "there is no folder not/a/run"),
         (["export", "not/a/run", "--format", "onyx"], "invalid choice: 'onyx'"),
         (["recipes", "show", "mnist-iid-01"], "did you mean"),
+        (["recipes", "show", "ops/pictures/live-page.png"], "is not UTF-8 text"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -135,3 +135,25 @@ def test_looking_at_views_changes_neither_samples_nor_what_is_drawn_next() -> No
     check_views("users:data", with_views(InPlace("", "")), samples, samples, CPU)
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(samples.inputs, GOOD.inputs)
+
+
+DESCRIPTIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "numbers": ({"class_names": (0, 1)}, r"class_names must be a tuple of texts, not \(0, 1\)"),
+    "one text": ({"class_names": "ab"}, "class_names must be a tuple of texts, not 'ab'"),
+    "no names": ({"class_names": None}, "class_names must be a tuple of texts, not None"),
+    "one name": ({"class_names": ("a",)}, "class_names must be at least two"),
+    "a name twice": ({"class_names": ("a", "a")}, "class_names must be at least two, each once"),
+    "a number": ({"input_shape": 3}, r"input_shape must be a tuple of sizes, such as \(8,\), not 3"),
+    "texts": ({"input_shape": ("3",)}, "input_shape must be a tuple of sizes"),
+}
+
+
+def described(kind: str) -> Dataset:
+    return replace(users_data(), **DESCRIPTIONS[kind][0])
+
+
+@pytest.mark.parametrize("kind", DESCRIPTIONS)
+def test_what_could_not_be_evaluated_later_is_told_when_the_dataset_is_opened(kind: str) -> None:
+    settings = DataSettings(name=f"{__name__}:described", options={"kind": kind})
+    with pytest.raises(DataError, match=DESCRIPTIONS[kind][1]):
+        open_dataset(settings)

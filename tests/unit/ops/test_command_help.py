@@ -46,5 +46,5 @@ def test_one_style_for_defaults_and_for_what_need_not_be_given() -> None:
     said = {parser.prog: " ".join(parser.format_help().split()) for parser in parsers_under(make_parser())}
     told_otherwise = [prog for prog, text in said.items() if "(default: " in text]
     assert [prog for prog in told_otherwise if not prog.startswith("fedil broker ")] == []
-    assert said["fedil recipes"].startswith("usage: fedil recipes [-h] [show NAME [--resolved]] List")
+    assert said["fedil recipes"].startswith("usage: fedil recipes [-h] [list | show NAME [--resolved]] List")
     assert said["fedil ledger list"].count("--run ID") == 2

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedil_model.augment import ImageViews
 from fedil_model.datasets.interface import Dataset, Samples
-from fedil_model.errors import NetworkError, SettingError
+from fedil_model.errors import DataError, NetworkError, SettingError
 from fedil_model.hyperparameters import NetworkSettings
 from fedil_model.networks import build_network
 from fedil_model.parameters import FlatModel
@@ -212,3 +212,39 @@ def test_a_raw_sample_that_is_not_a_picture_is_floats() -> None:
             return raw
 
     assert raw_example(make_dataset((13,), Identity())).dtype == torch.float32
+
+
+class OneHot:
+    """Categories in, indicators out: neither the shape nor the values of a raw sample can be guessed."""
+
+    def plain(self, raw: Tensor) -> Tensor:
+        return nn.functional.one_hot(raw, 8).float().flatten(1)
+
+
+@pytest.mark.parametrize("format_name", ["safetensors", "torchscript", "onnx"])
+def test_a_view_that_changes_the_shape_is_exported_with_the_shape_that_the_data_has(
+    format_name: str, tmp_path: Path
+) -> None:
+    network = nn.Linear(24, 10).eval()
+    raw = torch.tensor([[1, 7, 0]])
+    described = make_dataset((24,), OneHot())
+    dataset = Dataset(
+        described.class_names, (24,), described.views, described.load_train, lambda: Samples(raw, raw[:, 0])
+    )
+    package = make_package(network, dataset, {})
+    assert package.metadata["input"] == {"shape": ["batch", 3], "dtype": "int64"}
+    assert package.metadata["preprocessing"]["kind"] == "other"
+    export(package, format_name, tmp_path / "model")
+    if format_name == "onnx":
+        session = onnxruntime.InferenceSession(tmp_path / "model")
+        (logits,) = session.run(["logits"], {"input": raw.repeat(5, 1).numpy()})
+        np.testing.assert_allclose(logits, answers(network, dataset, raw.repeat(5, 1)), atol=1e-5)
+
+
+def test_such_a_view_without_its_data_is_named() -> None:
+    def missing() -> Samples:
+        raise DataError("the test files are missing")
+
+    described = make_dataset((24,), OneHot())
+    with pytest.raises(SettingError, match=r"cannot export: .* the test files are missing"):
+        raw_example(Dataset(described.class_names, (24,), described.views, missing, missing))

@@ -12,7 +12,8 @@ import torch
 
 import client_worker.pool
 import ops.simulate
-from broker_config.errors import FedILError
+from broker_config.errors import BrokerUnavailable, FedILError
+from broker_config.stores.shelves import DirectoryShelf
 from fedil_model.datasets.digits import digits
 from fedil_model.datasets.interface import Dataset, Samples
 from fedil_model.errors import DataError, NetworkError, SettingError
@@ -245,3 +246,16 @@ def test_training_before_the_rounds_stops_when_asked_to(
     assert done.baseline_accuracy is None
     assert (done.rounds_done, bool(done.model_digest)) == (0, not pretrain_epochs)
     assert not (tmp_path / "run" / "baseline.json").exists()
+
+
+def test_a_disk_that_is_full_when_a_client_hands_in_its_ledger_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers would wait for the store until the deadline, and nobody would say why."""
+
+    def full(_shelf: DirectoryShelf, *_: Any) -> None:
+        raise BrokerUnavailable("No space left on device")
+
+    monkeypatch.setattr(DirectoryShelf, "write_ledger", full)
+    with pytest.raises(BrokerUnavailable, match="No space left on device"):
+        run(tiny(rounds=1, federation={"clients_per_round": 2}), tmp_path / "run")

@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 
 import ops.simulate
+from broker_config.errors import CheckpointDamaged, FedILError, LedgerMissing
 from fedil_model.errors import NumericError, SettingError
 from ops.cli import main
 from ops.commands.simulate import going_on
@@ -74,3 +75,31 @@ def test_an_overwrite_that_is_stopped_at_once_leaves_the_old_run_and_can_be_repe
     assert '"seed":1,' in RunDir(run_dir).recipe.read_text()
     assert " ".join(command) in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == [run_dir]
+
+
+@pytest.mark.parametrize("error", [CheckpointDamaged("delete it"), LedgerMissing("restore it")])
+def test_a_run_whose_saved_state_is_damaged_is_not_called_intact(
+    error: FedILError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def damaged(recipe: Recipe, run_dir: Path, **_: Any) -> Summary:
+        save_run(run_dir, recipe)
+        raise error
+
+    monkeypatch.setattr(ops.simulate, "simulate", damaged)
+    assert main(["simulate", "--quiet", "--run-dir", str(tmp_path / "run")]) == 1
+    assert capsys.readouterr().err == f"fedil: {error}\n"
+
+
+def test_a_run_that_was_killed_before_it_wrote_its_recipe_is_begun_by_the_same_command_with_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+
+    def simulate(recipe: Recipe, run_dir: Path, **_: Any) -> Summary:
+        begun.append(recipe.name)
+        return make_summary(run_dir)
+
+    monkeypatch.setattr(ops.simulate, "simulate", simulate)
+    (tmp_path / ".run.lock").write_text("4711")  # what kill -9 leaves
+    assert main(["simulate", "--json", "--run-dir", str(tmp_path / "run"), "--resume"]) == 0
+    assert begun == ["digits"]

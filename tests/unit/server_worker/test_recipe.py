@@ -194,3 +194,37 @@ def test_neither_a_truth_value_nor_a_text_is_a_number(key: str, value: str, tmp_
 def test_a_whole_number_is_a_number_and_a_text_a_path() -> None:
     recipe = make_recipe({}, overrides=["client.lr=1", "data.root=/somewhere"])
     assert (recipe.client.lr, recipe.data.root) == (1.0, Path("/somewhere"))
+
+
+@pytest.mark.parametrize(
+    ("written", "override", "expected"),
+    [
+        ({"labelled": 50}, "split.labelled_fraction=0.1", (None, 0.1)),
+        ({"labelled_fraction": 0.01}, "split.labelled=600", (600, None)),
+    ],
+)
+def test_an_override_of_how_many_labels_takes_the_place_of_the_other_way_to_say_it(
+    written: dict[str, float], override: str, expected: tuple[int | None, float | None]
+) -> None:
+    split = make_recipe({"split": {"clients": 7, **written}}, overrides=[override]).split
+    assert (split.labelled, split.labelled_fraction) == expected
+    assert split.clients == 7
+
+
+def test_two_ways_to_say_how_many_labels_in_overrides_contradict_each_other() -> None:
+    with pytest.raises(
+        SettingError, match=r"--set split\.labelled=5 --set split\.labelled_fraction=0\.1: split: give"
+    ):
+        make_recipe({}, overrides=["split.labelled=5", "split.labelled_fraction=0.1"])
+
+
+def test_an_override_with_two_keys_is_not_half_obeyed() -> None:
+    with pytest.raises(SettingError, match="one key=value at a time"):
+        parse_override("rounds=3\nseed=4")
+
+
+def test_a_value_in_the_place_of_a_table_is_answered_with_what_is_in_it() -> None:
+    with pytest.raises(
+        SettingError, match=r"^--set client=3: client: is a table of settings: batch_size, .*lr, "
+    ):
+        make_recipe({}, overrides=["client=3"])
