@@ -213,10 +213,12 @@ def rounds_axis(axes: "Axes", rounds: Iterable[int]) -> None:
 
     known = list(rounds)
     axes.set_xlabel("round")
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
     if known:
-        margin = max(0.5, 0.02 * (max(known) - min(known)))
-        axes.set_xlim(min(known) - margin, max(known) + margin)
+        first, last = min(known), max(known)
+        ticks = MaxNLocator(nbins=8, integer=True, min_n_ticks=1).tick_values(first, last)
+        axes.set_xticks([tick for tick in ticks if first <= tick <= last])  # there is no round 0
+        margin = max(0.5, 0.02 * (last - first))
+        axes.set_xlim(first - margin, last + margin)
 
 
 def percent_axis(axes: "Axes", text: str) -> None:

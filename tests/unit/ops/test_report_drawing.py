@@ -18,7 +18,17 @@ from ops.report.curves import (
     draw_losses,
     loss_series,
 )
-from ops.report.drawing import BLUE, RED, NothingToDraw, Plot, inline_svg, label, panel, write_plots
+from ops.report.drawing import (
+    BLUE,
+    RED,
+    NothingToDraw,
+    Plot,
+    inline_svg,
+    label,
+    panel,
+    rounds_axis,
+    write_plots,
+)
 from ops.report.reading import Run
 from server_worker.events import ClientOutcome
 from tests.unit.ops.records import make_record
@@ -43,6 +53,15 @@ def test_names_with_markup_and_dollar_signs_are_drawn_and_stay_text() -> None:
     assert "script" not in {tag for tag, _ in parsed.tags}
     assert "<script>alert(1)</script>" in parsed.text
     assert "<!--" not in made
+
+
+@pytest.mark.parametrize("last", [1, 2, 7, 60, 300])
+def test_the_axis_of_rounds_names_whole_rounds_that_were_played(last: int) -> None:
+    axes = Figure().subplots()
+    rounds_axis(axes, range(1, last + 1))
+    ticks = axes.get_xticks()
+    assert 1 <= len(ticks) <= 10
+    assert all(1 <= tick <= last and tick == int(tick) for tick in ticks)
 
 
 def test_a_drawing_asks_for_nothing_from_outside() -> None:
