@@ -37,7 +37,8 @@ class Presence:
             if facts.get("state", self._facts["state"]) != self._facts["state"]:
                 self._facts["since"] = time.time()
             self._facts |= facts
-        self._changed.set()
+        if not self._changed.is_set():  # setting it wakes the thread, each time
+            self._changed.set()
 
     def __enter__(self) -> "Presence":
         self._thread.start()

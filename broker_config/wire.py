@@ -157,14 +157,19 @@ def _lay_out(specs: Iterable[object], position: int) -> tuple[list[_Slot], int]:
 def _check_spec(spec: object) -> tuple[str, np.dtype[Any], tuple[int, ...]]:
     match spec:
         case [str(name), str(dtype), list(shape)] if len(name) <= MAX_NAME_LENGTH and dtype in _DTYPES:
-            # Empty dimensions count as 1: numpy refuses overflow even where another dimension is 0.
-            if (
-                len(shape) <= MAX_DIMS
-                and all(type(length) is int and 0 <= length < 2**62 for length in shape)
-                and math.prod(max(length, 1) for length in shape) < 2**59
-            ):
+            if len(shape) <= MAX_DIMS and _is_shape(shape):
                 return name, _DTYPES[dtype], tuple(shape)
     raise MessageRejected("schema", f"no array can be {spec!r:.200}")
+
+
+def _is_shape(lengths: list[object]) -> bool:
+    """Empty dimensions count as 1: numpy refuses overflow even where another dimension is 0."""
+    size = 1
+    for length in lengths:
+        if type(length) is not int or not 0 <= length < 2**62:
+            return False
+        size *= length or 1
+    return size < 2**59
 
 
 def _decode(body: bytes | bytearray | memoryview) -> tuple[str, dict[str, Any], dict[str, np.ndarray]]:

@@ -156,10 +156,11 @@ def cut(text: str, most: int) -> str:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {cut(str(key), LONGEST_NAME): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+    """Of what JSON knows. Most of a round are numbers of its clients."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    return cut(value, LONGEST_TEXT) if isinstance(value, str) else value
+    if isinstance(value, str):
+        return cut(value, LONGEST_TEXT)
+    if isinstance(value, dict):
+        return {cut(key, LONGEST_NAME): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value

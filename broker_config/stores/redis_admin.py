@@ -9,11 +9,9 @@ from redis.exceptions import NoPermissionError, ResponseError
 
 from broker_config.errors import BrokerRefused, FedILError
 from broker_config.patient import Patience
-from broker_config.stores.redis_link import Client, RedisLink
+from broker_config.stores.redis_link import OLDEST, Client, RedisLink, is_too_old
 
 _PATIENCE = Patience(seconds=5.0)
-_OLDEST = (7, 0)
-"""Earlier ones may lose ledgers when they restart: see stores/redis.py."""
 
 
 @dataclass(frozen=True)
@@ -102,9 +100,8 @@ def lets_anybody_in(url: str) -> bool:
 
 
 def _unfit(info: Mapping[str, Any]) -> Iterator[str]:
-    version = str(info["redis_version"])
-    if tuple(map(int, version.split(".")[:2])) < _OLDEST:
-        yield f"version {version} is too old: use {'.'.join(map(str, _OLDEST))} or later"
+    if is_too_old(info):
+        yield f"version {info['redis_version']} is too old: use {OLDEST} or later"
     if info.get("role") == "slave":
         yield f"it is a replica: use its primary, {info.get('master_host')}:{info.get('master_port')}"
     if not info.get("aof_enabled"):

@@ -6,7 +6,7 @@ import random
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import redis
@@ -43,6 +43,8 @@ _WRONG_CREDENTIALS = (AuthenticationError, AuthenticationWrongNumberOfArgsError,
 _ONE_OF_A_CLUSTER = (MovedError, AskError, ClusterError)
 _MOST_LOST_RACES = 1000
 """Honest ones are a few; who loses more is kept from writing on purpose."""
+OLDEST = "7.0"
+"""Earlier ones may lose ledgers when they restart: see stores/redis.py."""
 
 
 class NotOurs(FedILError):
@@ -135,6 +137,13 @@ class RedisLink:
                 "Redis at %s has no append-only file and loses ledgers when it dies: set appendonly yes",
                 self.where,
             )
+        if is_too_old(info):
+            _log.warning(
+                "Redis at %s is version %s, and may lose ledgers when it restarts: use %s or later",
+                self.where,
+                info["redis_version"],
+                OLDEST,
+            )
 
     def close(self) -> None:
         self._closed.set()
@@ -211,6 +220,11 @@ class RedisLink:
         with self._lock:
             changes, self._away = self._away != away, away
             return changes
+
+
+def is_too_old(info: Mapping[str, Any]) -> bool:
+    version, oldest = (text.split(".")[:2] for text in (str(info["redis_version"]), OLDEST))
+    return tuple(map(int, version)) < tuple(map(int, oldest))
 
 
 def _in_line(error: Exception) -> str:
