@@ -21,7 +21,7 @@ from redis.retry import Retry
 from broker_config.errors import BrokerRefused, BrokerUnavailable, FedILError, LedgerFenced, LedgerMissing
 from broker_config.messages import LEDGER_KIND
 from broker_config.patient import GivenUp, Patience
-from broker_config.stores import connect_store, redis_link
+from broker_config.stores import connect_store
 from broker_config.stores.redis import RedisStore
 from broker_config.stores.redis_keys import ledger_key
 from broker_config.wire import encode_arrays
@@ -194,16 +194,6 @@ def test_a_store_without_an_append_only_file_is_warned_about(
     admin.config_set("appendonly", "no")
     connect_store(own_redis.url).close()
     assert "appendonly yes" in caplog.text
-
-
-def test_a_redis_that_is_too_old_to_keep_ledgers_through_a_restart_is_told(
-    redis: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    connect_store(redis.url).close()
-    assert not caplog.records
-    monkeypatch.setattr(redis_link, "OLDEST", "99.10")
-    connect_store(redis.url).close()
-    assert "may lose ledgers when it restarts: use 99.10 or later" in caplog.text
 
 
 def test_a_replica_is_refused_in_favour_of_its_primary(admin: Any, own_redis: Service) -> None:

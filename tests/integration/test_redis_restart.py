@@ -10,9 +10,9 @@ import pytest
 from redis import Redis as Client
 
 from broker_config.definitions import redis_acl, redis_password_hash
-from broker_config.stores import connect_store
+from broker_config.stores import connect_store, redis_link
 from broker_config.topology import workers_topic
-from ops.services import private_redis
+from ops.services import Service, private_redis
 from ops.services.redis import Redis
 from tests.services import needed
 
@@ -63,6 +63,16 @@ def test_with_our_rules_transactions_of_others_are_there_too(tmp_path: Path) -> 
         redis.start()
         with closing(client_of(redis)) as client:
             assert client.mget("a", "b") == [b"1", b"2"]
+
+
+def test_a_redis_that_is_too_old_to_keep_ledgers_through_a_restart_is_told(
+    redis: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    connect_store(redis.url).close()
+    assert not caplog.records
+    monkeypatch.setattr(redis_link, "OLDEST", "99.10")
+    connect_store(redis.url).close()
+    assert "may lose ledgers when it restarts: use 99.10 or later" in caplog.text
 
 
 def client_of(redis: Redis) -> Any:
