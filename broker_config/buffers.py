@@ -2,12 +2,23 @@
 
 from collections.abc import Iterable, Iterator
 
+import numpy as np
 import xxhash
 
 from broker_config.errors import MessageRejected
 from broker_config.transports.interface import Buffers
 
 DIGEST_BYTES = 16
+ALIGNMENT = 64
+"""Bytes: where arrays may lie in a body, and a body in memory. Elsewhere BLAS would have other last bits, so that
+whoever computes with an array would have to copy it."""
+
+
+def room_for(num_bytes: int) -> memoryview:
+    """Reserved without touching the pages: a size that is a lie costs nothing yet."""
+    block = np.empty(num_bytes + ALIGNMENT - 1, np.uint8)
+    start = -block.ctypes.data % ALIGNMENT
+    return block[start : start + num_bytes].data
 
 
 def size(buffers: Buffers) -> int:

@@ -11,9 +11,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from broker_config.buffers import DIGEST_BYTES, check_size, digest, raw_digest, recut, size
+from broker_config.buffers import DIGEST_BYTES, check_size, digest, raw_digest, recut, room_for, size
 from broker_config.errors import MessageRejected
 from broker_config.transports.interface import MAX_BODY_BYTES, Buffers
 
@@ -103,8 +101,7 @@ class Assembler:
         check_size(outline.total, self._max_bytes)
         while self._partials and self._reserved_bytes + outline.reserved_bytes > self._max_bytes:
             self._forget(next(iter(self._partials)))
-        # numpy reserves without touching the pages: a frame that lies about its total costs nothing yet.
-        partial = _Partial(outline, np.empty(outline.total, np.uint8).data)
+        partial = _Partial(outline, room_for(outline.total))
         self._partials[body_id] = partial
         self._reserved_bytes += outline.reserved_bytes
         return partial

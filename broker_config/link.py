@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-import numpy as np
-
 from broker_config import errors
+from broker_config.buffers import room_for
 from broker_config.errors import AddressWrong, BrokerUnavailable, FedILError, MessageRejected
 from broker_config.transports.interface import Buffers
 from broker_config.wire import MAX_HEADER_BYTES, pack_fields, size, unpack_fields
@@ -71,7 +70,7 @@ def receive_frame(sock: socket.socket) -> tuple[dict[str, Any], memoryview]:
 
 
 def _receive(sock: socket.socket, num_bytes: int) -> memoryview:
-    buffer = np.empty(num_bytes, np.uint8).data
+    buffer = room_for(num_bytes)
     filled = 0
     while filled < num_bytes:
         got = sock.recv_into(buffer[filled:], 0, socket.MSG_WAITALL)

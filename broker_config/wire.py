@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgpack
 import numpy as np
 
-from broker_config.buffers import DIGEST_BYTES, digest, raw_digest, size
+from broker_config.buffers import ALIGNMENT, DIGEST_BYTES, digest, raw_digest, size
 from broker_config.chunks import Assembler, split
 from broker_config.errors import MessageRejected
 from broker_config.messages import Message
@@ -37,7 +37,6 @@ __all__ = [
 _MAGIC = b"FedIL\0"
 _VERSION = 1
 _PRELUDE = struct.Struct("<6sHQI")
-_ALIGNMENT = 64
 MAX_HEADER_BYTES = 4 << 20
 MAX_ARRAYS = 1 << 16
 MAX_DIMS = 16
@@ -148,7 +147,7 @@ def _lay_out(specs: Iterable[object], position: int) -> tuple[list[_Slot], int]:
             raise MessageRejected("schema", f"array {name!r} is repeated or one of more than {MAX_ARRAYS}")
         names.add(name)
         num_bytes = dtype.itemsize * math.prod(shape)
-        start = -(-position // _ALIGNMENT) * _ALIGNMENT if num_bytes else position
+        start = -(-position // ALIGNMENT) * ALIGNMENT if num_bytes else position
         position = start + num_bytes
         slots.append(_Slot(name, dtype, shape, start, position))
     return slots, position

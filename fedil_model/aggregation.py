@@ -4,6 +4,7 @@ P parameters, of which the first D take weight decay; v_D and v_R are the first 
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from fedil_model.exact_sum import BLOCK, MAX_ENTRY, ExactSum, largest_entry
 from fedil_model.hyperparameters import FedILSettings
-from fedil_model.parameters import Weights
+from fedil_model.parameters import ALIGNMENT, Weights
 
 TINY_NORM = 1e-12
 FADED_REFERENCE = 1e-6
@@ -24,6 +25,8 @@ RESOLUTION = 1e-3
 """Movement below this share of the decay that was taken out of it is rounding."""
 MIN_COSINE = 1e-3
 """Of a soft cosine: weights of 0 could make eq. 25 0/0."""
+KEPT_BYTES = 256 << 20
+"""Of g₀: that of a larger model is computed anew for every update, which takes less time than the update's way here."""
 WEIGHT_GRID = 2.0**-20
 """Weights are summed as well, so they too lie on a grid."""
 
@@ -63,31 +66,46 @@ class Gauge:
     """
 
     def __init__(self, global_: Tensor, server: Tensor, num_decayed: int, server_decay: float) -> None:
-        self._server_decay = server_decay
-        self._rows = torch.stack([server, global_])
-        self.reference = self._rows[0].sub_(global_)
-        self.step_norm = _norm(self.reference)
-        """‖θ₀ − θ′‖"""
-        self.reference[:num_decayed].add_(global_[:num_decayed], alpha=1.0 - server_decay)
+        self.global_, self._server = global_, server
+        self._num_decayed, self._server_decay = num_decayed, server_decay
         cuts = [*range(0, num_decayed, BLOCK), *range(num_decayed, len(global_), BLOCK), len(global_)]
-        self._sizes = [end - start for start, end in pairwise(cuts)]
-        self._num_decayed_blocks = -(-num_decayed // BLOCK)
-        self._blocks = torch.split(self._rows, self._sizes, dim=1)
-        self._products = self._rows.new_empty(len(self._blocks), 3)
-        self._outs = [(out[:2], out[2]) for out in self._products]
-        self._aligned = self._rows.new_empty(min(len(global_), BLOCK))
+        self._spans = list(pairwise(cuts))
+        self._num_decayed_spans = -(-num_decayed // BLOCK)
+        self._scratch = global_.new_empty(3, BLOCK)
+        self._products = global_.new_empty(len(self._spans), 3)
+        self._outs = [tuple(row) for row in self._products]
+        self._reference: Tensor | None = None
+        if global_.nbytes <= KEPT_BYTES:
+            self._reference = torch.cat([self.reference(*span).clone() for span in self._spans])
         (dd, dt, rr), _ = self._multiply(self.reference)
-        (_, tt, _), _ = self._multiply(self._rows[1])
+        (_, tt, _), square = self._multiply(lambda start, stop: global_[start:stop])
         self._gram = np.array([[dd, dt, 0.0], [dt, tt, 0.0], [0.0, 0.0, rr]])
         self.reference_norm = math.sqrt(dd + rr)
-        model_norm = _norm(global_)
+        model_norm = math.sqrt(square)
+        self.step_norm = math.sqrt(self._multiply(self._step)[1])
+        """‖θ₀ − θ′‖"""
         self.faded = self.reference_norm <= max(TINY_NORM, FADED_REFERENCE * model_norm)
         """The server's step is no direction any more: everybody is accepted."""
         self.max_norm = MAX_NORM_RATIO * max(model_norm, self.step_norm, 1.0)
 
+    def reference(self, start: int, stop: int) -> Tensor:
+        """g₀'s entries from `start` to `stop`, at most BLOCK; good until the next call."""
+        if self._reference is not None:
+            return self._reference[start:stop]
+        part = self._step(start, stop)
+        decayed = self._num_decayed - start
+        if decayed > 0:
+            part[:decayed].add_(self.global_[start:stop][:decayed], alpha=1.0 - self._server_decay)
+        return part
+
+    def _step(self, start: int, stop: int) -> Tensor:
+        """θ₀ − θ′"""
+        part = self._scratch[0, : stop - start]
+        return torch.sub(self._server[start:stop], self.global_[start:stop], out=part)
+
     def measure(self, delta: Tensor, client_decay: float, settings: FedILSettings) -> Measured | None:
         """None if it holds NaN or infinity."""
-        products, square = self._multiply(delta)
+        products, square = self._multiply(lambda start, stop: delta[start:stop])
         if not np.isfinite([*products, square, client_decay]).all():
             return None
         decay = self._decay(client_decay, settings)
@@ -105,19 +123,21 @@ class Gauge:
         from_global = np.array([1.0 - c, 1.0 - c * self._server_decay, 0.0])
         return from_global - _REFERENCE if settings.cosine_reference == "start" else from_global
 
-    def _multiply(self, x: Tensor) -> tuple[np.ndarray, float]:
-        """⟨x, ·⟩ with g₀_D, θ′_D and g₀_R, and ⟨x, x⟩."""
-        parts = torch.split(x, self._sizes)
-        for part, rows, (out, square) in zip(parts, self._blocks, self._outs, strict=True):
-            # The last bits that BLAS returns depend on the alignment of what it is given.
-            if part.data_ptr() % 64:
-                part = self._aligned[: len(part)].copy_(part)
-            torch.mv(rows, part, out=out)
+    def _multiply(self, x: Callable[[int, int], Tensor]) -> tuple[np.ndarray, float]:
+        """⟨x, ·⟩ with g₀_D, θ′_D and g₀_R, and ⟨x, x⟩, block by block."""
+        for (start, stop), (reference, global_, square) in zip(self._spans, self._outs, strict=True):
+            part = self._aligned(x(start, stop), 1)
             torch.dot(part, part, out=square)
+            torch.dot(self._aligned(self.global_[start:stop], 2), part, out=global_)
+            torch.dot(self._aligned(self.reference(start, stop), 0), part, out=reference)
         products = self._products.double().cpu().numpy()
-        decayed = products[: self._num_decayed_blocks].sum(0)
-        rest = products[self._num_decayed_blocks :].sum(0)
+        decayed = products[: self._num_decayed_spans].sum(0)
+        rest = products[self._num_decayed_spans :].sum(0)
         return np.array([decayed[0], decayed[1], rest[0]]), float(decayed[2] + rest[2])
+
+    def _aligned(self, part: Tensor, row: int) -> Tensor:
+        """The last bits that BLAS returns depend on the alignment of what it is given."""
+        return self._scratch[row, : len(part)].copy_(part) if part.data_ptr() % ALIGNMENT else part
 
 
 # g₀ in terms of g₀_D, θ′_D and g₀_R.
@@ -152,7 +172,7 @@ class IncrementalFold:
         """`delta` is θ* − θ′ and `gauge` that of the version the client started from (this one if None);
         `client_decay` is what decay alone left of its starting weights, 0 < `weight` ≤ 1 its say in the mean."""
         gauge = gauge or self.gauge
-        misfit = _misfit("parameters", delta.params, gauge.reference)
+        misfit = _misfit("parameters", delta.params, gauge.global_)
         misfit = misfit or _misfit("buffer values", delta.buffers, self._buffer_units)
         if misfit:
             return Verdict("invalid", detail=misfit)
@@ -206,6 +226,10 @@ class IncrementalFold:
             return None
         weight = sum(self._weights.values())
         return Weights(self._params.mean(weight), self._buffers.mean(weight) * self._buffer_units)
+
+    def drop_sums(self) -> None:
+        """They take as much memory as two models. Nothing can be added any more, and there is no mean."""
+        del self._params, self._buffers
 
     def share(self, gauge: Gauge) -> float:
         """How much of the mean started from that version, from 0 to 1."""

@@ -5,7 +5,7 @@ as a 64-bit integer.
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -37,18 +37,25 @@ class ExactSum:
         self._bound = 0.0
 
     def add(
-        self, x: Tensor, largest: float, scale: float = 1.0, along: Tensor | None = None, by: float = 0.0
+        self,
+        x: Tensor,
+        largest: float,
+        scale: float = 1.0,
+        along: Callable[[int, int], Tensor] | None = None,
+        by: float = 0.0,
     ) -> None:
-        """Adds scale·x + by·along, no entry of which may exceed `largest`."""
+        """Adds scale·x + by·along, no entry of which may exceed `largest`. `along` gives entries from one place to
+        another."""
         self._make_room(largest)
-        parts = torch.split(x, BLOCK)
-        others = [None] * len(parts) if along is None else torch.split(along, BLOCK)
-        for part, other, (value, bits, total) in zip(parts, others, self._blocks, strict=True):
+        for number, (part, (value, bits, total)) in enumerate(
+            zip(torch.split(x, BLOCK), self._blocks, strict=True)
+        ):
             value[...] = _native(part)
             if scale != 1.0:
                 value *= scale
-            if other is not None:
-                value += _native(other.double() * by)
+            if along is not None:
+                start = number * BLOCK
+                value += _native(along(start, start + len(part)).double() * by)
             value += _MAGIC
             total += bits
         self._num_added += 1

@@ -26,14 +26,15 @@ class FlatSGD:
         self._model = model
         self._settings = settings
         self._lr = lr
+        self._grads = model.grads
         self._velocity: Tensor | None = None
         self.num_steps = 0
 
     def zero_grad(self) -> None:
-        self._model.grads.zero_()
+        self._grads.zero_()
 
     def step(self) -> None:
-        s, params, grads = self._settings, self._model.params, self._model.grads
+        s, params, grads = self._settings, self._model.params, self._grads
         with torch.no_grad():
             if s.clip_norm > 0.0:
                 # A tensor, not a number: no wait for the device in every step.

@@ -13,6 +13,9 @@ from torch import Tensor, nn
 
 from fedil_model.errors import NetworkError, StateError
 
+ALIGNMENT = 64
+"""Bytes; where torch puts what it makes, and where arrays lie in what was received. BLAS' last bits depend on it."""
+
 
 @dataclass(frozen=True)
 class Weights:
@@ -38,7 +41,10 @@ class Weights:
 
 class FlatModel:
     """A module whose parameters and gradients are views of one vector each, so that an optimiser step, a
-    clip or an upload is one operation instead of one per layer."""
+    clip or an upload is one operation instead of one per layer.
+
+    Large networks: the vectors are there while they are needed. Gradients come with the first `grads`, and after
+    `hand_over` or `let_go` nothing is there until something is loaded."""
 
     def __init__(self, module: nn.Module, device: torch.device | None = None) -> None:
         self.device = device or torch.device("cpu")
@@ -49,10 +55,11 @@ class FlatModel:
         if not trainable:
             raise NetworkError("the network has no trainable parameters")
         self._check_types(trainable)
-        self.num_decayed = sum(p.numel() for _, p in trainable if p.ndim > 1)
-        self.params = torch.cat([p.detach().reshape(-1) for _, p in trainable])
-        self.grads = torch.zeros_like(self.params)
-        self._point_into_the_vectors([p for _, p in trainable])
+        self._parameters = [p for _, p in trainable]
+        self.num_params = sum(p.numel() for p in self._parameters)
+        self.num_decayed = sum(p.numel() for p in self._parameters if p.ndim > 1)
+        self._grads: Tensor | None = None
+        self._hold(torch.cat([p.detach().reshape(-1) for p in self._parameters]))
         for name, buffer in module.named_buffers():
             if buffer.is_floating_point() and buffer.dtype != torch.float32:
                 raise NetworkError(f"buffer {name} is {buffer.dtype}; only float32 is supported")
@@ -68,35 +75,94 @@ class FlatModel:
                     f"parameter {name} is {parameter.dtype}; only float32 weights are supported"
                 )
 
-    def _point_into_the_vectors(self, parameters: list[nn.Parameter]) -> None:
-        offset = 0
-        for parameter in parameters:
+    def _hold(self, params: Tensor | None, *, borrowed: bool = False) -> None:
+        self.params = torch.empty(0, device=self.device) if params is None else params
+        self._is_own = params is not None and not borrowed
+        offset, nothing = 0, torch.zeros((), device=self.device)
+        for parameter in self._parameters:
             end = offset + parameter.numel()
-            parameter.data = self.params[offset:end].view_as(parameter)
-            parameter.grad = self.grads[offset:end].view_as(parameter)
+            # Where there is nothing, the shape stays: one zero that looks like many.
+            parameter.data = (
+                nothing.expand(parameter.shape)
+                if params is None
+                else params[offset:end].view(parameter.shape)
+            )
             offset = end
+
+    @property
+    def grads(self) -> Tensor:
+        """Ask for them before anything goes backward: gradients that torch made itself are no part of them."""
+        if self._grads is None:
+            self._grads = torch.zeros_like(self.params)
+            offset = 0
+            for parameter in self._parameters:
+                end = offset + parameter.numel()
+                parameter.grad = self._grads[offset:end].view(parameter.shape)
+                offset = end
+        return self._grads
+
+    def _drop_grads(self) -> None:
+        self._grads = None
+        for parameter in self._parameters:
+            parameter.grad = None
 
     def weights(self) -> Weights:
         """A copy of what the network holds now."""
+        return Weights(self.params.clone(), self.buffers())
+
+    def buffers(self) -> Tensor:
         flat = [b.detach().reshape(-1) for b in self._buffers]
-        buffers = torch.cat(flat) if flat else self.params.new_zeros(0)
-        return Weights(self.params.clone(), buffers)
+        return torch.cat(flat) if flat else torch.zeros(0, device=self.device)
+
+    def hand_over(self) -> Weights:
+        """What the network holds now, and then holds no more."""
+        weights = Weights(self.params, self.buffers())
+        self.let_go()
+        return weights
+
+    def let_go(self) -> None:
+        self._drop_grads()
+        self._hold(None)
 
     def load(self, weights: Weights) -> None:
+        self._check_fit(weights)
+        if not self._is_own:
+            self._hold(torch.empty(self.num_params, device=self.device))
+        self.params.copy_(weights.params)
+        self._load_buffers(weights.buffers)
+
+    def borrow(self, weights: Weights) -> None:
+        """For looking only: the parameters stay where they are, if that is a place that a vector of one's own could
+        have. Elsewhere arithmetic may have other last bits, so that they are copied."""
+        if weights.params.device != self.device or weights.params.data_ptr() % ALIGNMENT:
+            self.load(weights)
+            return
+        self._check_fit(weights)
+        self._drop_grads()
+        self._hold(weights.params, borrowed=True)
+        self._load_buffers(weights.buffers)
+
+    def _check_fit(self, weights: Weights) -> None:
         num_buffers = sum(b.numel() for b in self._buffers)
-        if weights.params.numel() != self.params.numel() or weights.buffers.numel() != num_buffers:
+        if weights.params.numel() != self.num_params or weights.buffers.numel() != num_buffers:
             raise StateError(
                 f"weights of {weights.params.numel()} parameters and {weights.buffers.numel()} buffer values "
-                f"do not fit a network of {self.params.numel()} and {num_buffers}"
+                f"do not fit a network of {self.num_params} and {num_buffers}"
             )
-        self.params.copy_(weights.params)
+
+    def _load_buffers(self, buffers: Tensor) -> None:
         for counter, as_built in self._counters:
             counter.copy_(as_built)
         offset = 0
         for buffer in self._buffers:
             end = offset + buffer.numel()
-            buffer.copy_(weights.buffers[offset:end].view_as(buffer))
+            buffer.copy_(buffers[offset:end].view_as(buffer))
             offset = end
+
+
+def all_finite(x: Tensor) -> bool:
+    """Without a second vector, which torch.isfinite would make."""
+    return bool(torch.isfinite(torch.stack(torch.aminmax(x))).all())
 
 
 def num_bytes(tensors: Mapping[str, Tensor]) -> int:

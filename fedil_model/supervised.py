@@ -11,7 +11,7 @@ from fedil_model.datasets.interface import Samples, Views
 from fedil_model.errors import NumericError
 from fedil_model.hyperparameters import ServerSettings
 from fedil_model.optimiser import FlatSGD
-from fedil_model.parameters import FlatModel
+from fedil_model.parameters import FlatModel, all_finite
 from fedil_model.precision import Autocast, autocast
 
 
@@ -58,7 +58,7 @@ def train_supervised(
             optimiser.step()
             epoch_loss += loss.detach() * (len(batch) / len(samples.labels))
     result = Supervised(optimiser.num_steps, float(epoch_loss))
-    if not torch.isfinite(model.params).all():
+    if not all_finite(model.params):
         raise NumericError(
             "training on the labelled data diverged: begin anew with a lower server.lr or server.clip_norm"
         )

@@ -45,15 +45,14 @@ def summarise(
 
     rounds = list(read_history(where.history))
     accuracies = [r["accuracy"] for r in rounds if r["accuracy"]]
-    checkpoints = CheckpointFolder(where.checkpoints)
-    checkpoint = checkpoints.latest()
+    checkpoint = CheckpointFolder(where.checkpoints).latest()
     return Summary(
         run_dir=where.root,
         rounds_done=checkpoint.round if checkpoint else 0,
         rounds=recipe.rounds,
         accuracy=dict(accuracies[-1]) if accuracies else {},
         baseline_accuracy=baseline,
-        model_digest=model_digest(checkpoints),
+        model_digest=model_digest(checkpoint),
         ledger_digest=ledger_digest,
         split_digest=split_digest,
         verdict=str(rounds[-1]["verdict"]) if rounds else "too early to say",

@@ -2,6 +2,7 @@
 `rounds.py`'s or `buffered.py`'s business; what is remembered, `progress.py`'s."""
 
 import json
+from dataclasses import replace
 from typing import Protocol
 
 from broker_config.errors import FedILError
@@ -47,7 +48,7 @@ class Coordinator:
         self._asking = Asking(run, recipe, around)
         parts = (run, recipe, method, labelled, around, self._reporter)
         buffered = recipe.federation.mode == "buffered"
-        self._loop: Loop = BufferedLoop(*parts) if buffered else RoundsLoop(*parts, save=self._save)
+        self._loop: Loop = BufferedLoop(*parts) if buffered else RoundsLoop(*parts)
 
     def run(self) -> Progress:
         try:
@@ -66,6 +67,7 @@ class Coordinator:
         self._around.watcher.run_started(progress.round + 1, self._recipe.rounds)
         if progress.record:
             self._reporter.announce(progress)
+            progress = _without_models(progress)
         while progress.round < self._recipe.rounds:
             progress = self._loop.play(progress)
             # What was learned beside a store that was emptied meanwhile does not go into a checkpoint.
@@ -78,6 +80,7 @@ class Coordinator:
             # Only now: an update that is not in a checkpoint must come back after a crash.
             self._loop.inbox.settle()
             self._reporter.announce(progress, checkpoint_seconds=saved - began)
+            progress = _without_models(progress)
         self._reporter.report(wait=True)
         return progress
 
@@ -124,3 +127,8 @@ class Coordinator:
 
     def _recipe_digest(self) -> str:
         return digest([json.dumps(numbers_depend_on(self._recipe), sort_keys=True).encode()])
+
+
+def _without_models(progress: Progress) -> Progress:
+    """They are saved, and with the evaluator: a θ₀ that nobody else needs would be there for a whole round more."""
+    return replace(progress, models={})

@@ -170,9 +170,8 @@ def _serve(
 
 
 def _outcome(where: RunDir, run: str, stopped: bool) -> Outcome:
-    checkpoints = CheckpointFolder(where.checkpoints)
-    latest = checkpoints.latest()
-    return Outcome(run, latest.round if latest else 0, stopped, model_digest(checkpoints))
+    latest = CheckpointFolder(where.checkpoints).latest()
+    return Outcome(run, latest.round if latest else 0, stopped, model_digest(latest))
 
 
 def _ledger_digest(store: Store, run: str, watcher: Watcher) -> str:

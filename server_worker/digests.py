@@ -5,12 +5,11 @@ from collections.abc import Iterator
 from broker_config.stores.batches import newest_ledgers
 from broker_config.stores.interface import Store
 from broker_config.wire import digest
-from server_worker.checkpoint import CheckpointFolder
+from server_worker.checkpoint import Checkpoint
 
 
-def model_digest(checkpoints: CheckpointFolder) -> str:
-    """Of θ′ in the last checkpoint; empty if there is none."""
-    checkpoint = checkpoints.latest()
+def model_digest(checkpoint: Checkpoint | None) -> str:
+    """Of θ′; empty if there is no checkpoint."""
     if checkpoint is None:
         return ""
     parts = [checkpoint.arrays[f"state/global.{part}"] for part in ("params", "buffers")]

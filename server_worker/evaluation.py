@@ -34,24 +34,30 @@ class BackgroundEvaluator:
 
     def __init__(self, model: FlatModel, test: Samples, views: Views, classes: int) -> None:
         self._model, self._views, self._classes = model, views, classes
+        model.let_go()
         self._test = Samples(test.inputs.to(model.device), test.labels.to(model.device))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="fedil-evaluate")
 
     def submit(self, models: Mapping[str, Weights]) -> "Future[Evaluation]":
         return self._thread.submit(self._evaluate, dict(models))
 
-    def _evaluate(self, models: Mapping[str, Weights]) -> Evaluation:
+    def _evaluate(self, models: dict[str, Weights]) -> Evaluation:
         began = time.perf_counter()
-        right_N = {name: self._right(weights) for name, weights in models.items()}
+        names = list(models)
+        # A model goes when it is measured. "global" comes last: the run goes on with it, so it is there anyway.
+        right_N = {name: self._right(models.pop(name)) for name in sorted(names, key=lambda n: n == "global")}
         return Evaluation(
-            accuracy={name: float(right.double().mean()) for name, right in right_N.items()},
+            accuracy={name: float(right_N[name].double().mean()) for name in names},
             per_class=self._per_class(right_N["global"]),
             seconds=time.perf_counter() - began,
         )
 
     def _right(self, weights: Weights) -> Tensor:
-        self._model.load(weights.to(self._model.device))
-        predicted_N = predict_logits(self._model.module, self._test.inputs, self._views).argmax(dim=1)
+        self._model.borrow(weights.to(self._model.device))
+        try:
+            predicted_N = predict_logits(self._model.module, self._test.inputs, self._views).argmax(dim=1)
+        finally:
+            self._model.let_go()
         return predicted_N == self._test.labels
 
     def _per_class(self, right_N: Tensor) -> tuple[float | None, ...]:

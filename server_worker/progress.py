@@ -76,7 +76,8 @@ def from_checkpoint(checkpoint: Checkpoint, recipe_digest: str) -> Progress:
     try:
         record = json.loads(arrays.pop(_RECORD).tobytes())
         increments = arrays.pop(_INCREMENTS).tolist()
-        tensors = from_arrays(arrays)
+        # Copied, one by one: each can go when it is not needed any more, and not only with all of the file.
+        tensors = {name: tensor.clone() for name, tensor in from_arrays(arrays).items()}
         if meta["recipe_digest"] != recipe_digest:
             raise CheckpointDamaged(
                 "the checkpoint belongs to another recipe: give the run a folder of its own"

@@ -1,9 +1,8 @@
 """Rounds mode, the paper's: ask some clients, wait for them with a quorum and one deadline, aggregate."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from broker_config.errors import FedILError
 from fedil_model.methods.interface import Fold
@@ -19,18 +18,18 @@ _LAST_LOOK_SECONDS = 10.0
 
 
 class RoundsLoop(Collecting):
-    def __init__(self, *parts: Any, save: Callable[[Progress], None]) -> None:
-        """`parts` as for `Collecting`; `save` writes a checkpoint."""
-        super().__init__(*parts)
-        self._save = save
-        self._restarted = True
-        """Answers to tasks of an earlier life may lie in the queue."""
+    _restarted = True
+    """Answers to tasks of an earlier life may lie in the queue."""
 
     def begin(self, progress: Progress) -> Progress:
+        # An earlier run in this folder may have left its own.
+        self._write_down(progress)
         return progress
 
     def play(self, progress: Progress) -> Progress:
         number, stamps = progress.round + 1, Stopwatch(self._around.clock)
+        if self._restarted:
+            progress = self._restore(progress)
         step = self._server_step(progress, stamps)
         self._reporter.enter(number, "broadcast")
         # Only this one: who is behind need not begin with an older model.
@@ -146,7 +145,16 @@ class RoundsLoop(Collecting):
             f"{opened.quorum} are needed; asking {len(others)} more"
         )
         changed = replace(progress, selection=(*progress.selection, *others))
-        # The checkpoint remembers one record, which must be out before it is written anew.
-        self._reporter.report(wait=True)
-        self._save(changed)
+        self._write_down(changed)
         return changed
+
+    def _write_down(self, progress: Progress) -> None:
+        """Beside the checkpoint, which is large, and has the selection that its round began with."""
+        fields = {"version": progress.round + 1, "selection": list(progress.selection)}
+        self._around.checkpoints.save_asked(fields)
+
+    def _restore(self, progress: Progress) -> Progress:
+        asked = self._around.checkpoints.asked()
+        if asked is None or asked["version"] != progress.round + 1:
+            return progress
+        return replace(progress, selection=tuple(asked["selection"]))

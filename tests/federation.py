@@ -199,7 +199,7 @@ class Federation:
     def digests(self) -> tuple[str, str]:
         """θ′ and all ledgers, as servers tell them."""
         checkpoints = CheckpointFolder(self.directory / "checkpoints")
-        return model_digest(checkpoints), ledger_digest(self.ledgers, self.recipe.name)
+        return model_digest(checkpoints.latest()), ledger_digest(self.ledgers, self.recipe.name)
 
 
 @dataclass

@@ -5,6 +5,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from fedil_model.methods.viewed_batch import ViewedBatch
 from fedil_model.networks import build_network
 from fedil_model.networks.normalisation import refresh_statistics
 from fedil_model.optimiser import FlatSGD, decay_factor, learning_rate
-from fedil_model.parameters import FlatModel, Weights
+from fedil_model.parameters import FlatModel, Weights, all_finite
 from fedil_model.precision import autocast, seeded
 from fedil_model.seeding import derive_seed
 from fedil_model.supervised import Supervised, train_supervised
@@ -46,8 +47,18 @@ class FedIL:
         self._settings: FedILSettings = learning.method
         self._views = views
         self._input_shape, self._num_classes = input_shape, num_classes
-        self._student = FlatModel(self._build(), device)
-        self._teacher = FlatModel(self._build(), device)
+        self._student = self._network()
+        self._student.let_go()
+
+    @cached_property
+    def _teacher(self) -> FlatModel:
+        """Only clients have one."""
+        teacher = self._network()
+        teacher.let_go()
+        return teacher
+
+    def _network(self) -> FlatModel:
+        return FlatModel(self._build(), self.device)
 
     def _build(self) -> nn.Module:
         seed = self._seed("network")
@@ -60,14 +71,14 @@ class FedIL:
 
     def initial_state(self, labelled: Samples) -> State:
         state: dict[str, Tensor] = {}
-        self._student.load(FlatModel(self._build(), self.device).weights())
+        self._student.load(self._network().hand_over())
         epochs = self._learning.server.pretrain_epochs
         if epochs:
             settings = self._learning.server
             lr, strong_weight = settings.pretrain_lr or settings.lr, settings.pretrain_strong_weight
             self._train_supervised(labelled, epochs, lr, strong_weight, self._seed("pretrain"))
         self._refresh(labelled)
-        weights = self._student.weights()
+        weights = self._student.hand_over()
         state.update(weights.tensors("global"))
         if self._settings.server_momentum > 0.0:
             state["momentum"] = torch.zeros_like(weights.params)
@@ -78,15 +89,16 @@ class FedIL:
 
     def server_step(self, state: State, labelled: Samples, round_number: int) -> ServerStep:
         """Eq. 22: θ₀ is θ′ trained on the labelled data."""
-        self._student.load(Weights.named(state, "global").to(self.device))
+        kept = Weights.named(state, "global").to(self.device)
+        self._student.load(kept)
         self._refresh(labelled)
-        global_ = self._student.weights()
+        global_ = Weights(kept.params, self._student.buffers())
         settings = self._learning.server
         lr = learning_rate(settings, round_number, self._learning.rounds)
         seed = self._seed("server", round_number)
         done = self._train_supervised(labelled, settings.epochs, lr, settings.strong_weight, seed)
         self._refresh(labelled)
-        tensors = global_.tensors("global") | self._student.weights().tensors("server")
+        tensors = global_.tensors("global") | self._student.hand_over().tensors("server")
         # What decay alone did to θ₀, which the cosine must not take for agreement.
         tensors["server_decay"] = torch.tensor(
             decay_factor(settings, lr, done.num_steps), dtype=torch.float64
@@ -129,9 +141,9 @@ class FedIL:
 
     def _refreshed(self, weights: Weights, labelled: Samples) -> Weights:
         """An average of weights has statistics of its own; those of its parts are not theirs."""
-        self._student.load(weights.to(self.device))
+        self._student.borrow(weights.to(self.device))
         self._refresh(labelled)
-        return Weights(weights.params, self._student.weights().buffers)
+        return Weights(weights.params, self._student.hand_over().buffers)
 
     # ---- client ----------------------------------------------------------------------------------------------
 
@@ -145,6 +157,19 @@ class FedIL:
     ) -> ClientResult:
         if len(inputs) == 0:
             raise StateError(f"client {client} has no samples")
+        try:
+            return self._client_step(broadcast, inputs, ledger, round_number, client)
+        finally:
+            self._teacher.let_go()  # what it looked into is not ours to keep
+
+    def _client_step(
+        self,
+        broadcast: Mapping[str, Tensor],
+        inputs: Tensor,
+        ledger: Mapping[str, np.ndarray] | None,
+        round_number: int,
+        client: int,
+    ) -> ClientResult:
         global_, server = Weights.named(broadcast, "global"), Weights.named(broadcast, "server")
         before = Ledger.from_arrays(ledger, len(inputs)) if ledger else Ledger.empty(len(inputs))
         targets = self._observe(global_, server, inputs)
@@ -157,8 +182,8 @@ class FedIL:
         with seeded(seed, self.device):
             lr = learning_rate(self._learning.client, round_number, self._learning.rounds)
             num_steps, losses = self._train(inputs, plan, lr, torch.Generator().manual_seed(seed))
-        self._check_finite(client, losses)
-        trained = self._student.weights()
+        trained = self._student.hand_over()
+        _check_finite(client, trained.params, losses)
         delta = Weights(trained.params.sub_(global_.params), trained.buffers.sub_(global_.buffers))
         metrics = losses | {
             "pseudo_labels": float((after.labels_N >= 0).sum()),
@@ -170,9 +195,9 @@ class FedIL:
     def _observe(self, global_: Weights, server: Weights, inputs: Tensor) -> "_Targets":
         """The frozen, received models on the plain view. The teacher stays loaded with θ₀ for ξb."""
         at_a_time = min(500, self.micro_batch or 500)
-        self._teacher.load(global_)
+        self._teacher.borrow(global_)
         global_NC = predict_logits(self._teacher.module, inputs, self._views, at_a_time).softmax(1)
-        self._teacher.load(server)
+        self._teacher.borrow(server)
         server_NC = predict_logits(self._teacher.module, inputs, self._views, at_a_time).softmax(1)
         confidence_N, labels_N = global_NC.max(1)
         agreed_N = labels_N == server_NC.argmax(1)
@@ -252,14 +277,12 @@ class FedIL:
         trust = credible_loss(credible_LC, batch.labels_L) if len(trusted) else zero
         return torch.stack([pseudo, pseudo_weak, consistency, trust])
 
-    def _check_finite(self, client: int, losses: Mapping[str, float]) -> None:
-        if (
-            not bool(torch.isfinite(self._student.params).all())
-            or not np.isfinite(list(losses.values())).all()
-        ):
-            raise NumericError(
-                f"training of client {client} diverged: begin anew with a lower client.lr or client.clip_norm"
-            )
+
+def _check_finite(client: int, params: Tensor, losses: Mapping[str, float]) -> None:
+    if not all_finite(params) or not np.isfinite(list(losses.values())).all():
+        raise NumericError(
+            f"training of client {client} diverged: begin anew with a lower client.lr or client.clip_norm"
+        )
 
 
 def _view(

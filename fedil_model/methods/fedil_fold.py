@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedil_model.aggregation import Gauge, IncrementalFold, Verdict
+from fedil_model.exact_sum import BLOCK
 from fedil_model.hyperparameters import FedILSettings, Learning
 from fedil_model.methods.interface import Folded, State
 from fedil_model.optimiser import decay_factor, learning_rate
@@ -64,7 +65,7 @@ class FedILFold:
         return verdict
 
     def _gauge(self, version: int) -> Gauge:
-        """Made when the first update needs it: a gauge holds two models."""
+        """Made when the first update needs it: it has to read that version's models, and may keep g₀."""
         if version not in self._gauges:
             global_, server = self._sides(version)
             decay = float(self._bases[version]["server_decay"])
@@ -76,7 +77,9 @@ class FedILFold:
         notes: tuple[str, ...] = (
             ("the server's step has faded: no update that started from it was filtered",) if faded else ()
         )
-        delta = self._with_the_servers_step_of_now(self._fold.mean())
+        delta = self._fold.mean()
+        self._fold.drop_sums()
+        self._bring_the_servers_step_of_now(delta)
         empty = 0 if delta is not None else int(self._state["empty_rounds"]) + 1
         self._state["empty_rounds"] = torch.tensor(empty, dtype=torch.int64)
         if delta is None:
@@ -97,19 +100,19 @@ class FedILFold:
             return 0.0
         return min(max(self._efforts), _BUSIEST * statistics.median(self._efforts))
 
-    def _with_the_servers_step_of_now(self, delta: Weights | None) -> Weights | None:
+    def _bring_the_servers_step_of_now(self, delta: Weights | None) -> None:
         """Clients that start from θ₀ bring the server's step of their version along. Steps that θ′ has long taken
         would be taken again, and θ′ swings ever wider; this version's takes their place."""
         if delta is None or self._settings.client_init != "server":
-            return delta
+            return
         for version in sorted(self._gauges.keys() - {self._version}):
             share = self._fold.share(self._gauges[version])
-            now, then = self._server_step(self._version), self._server_step(version)
-            delta = Weights(
-                delta.params + share * (now.params - then.params),
-                delta.buffers + share * (now.buffers - then.buffers),
-            )
-        return delta
+            (global_, server), (global_then, server_then) = self._sides(self._version), self._sides(version)
+            for name in ("params", "buffers"):
+                parts = (getattr(side, name) for side in (delta, server, global_, server_then, global_then))
+                for total, *steps in zip(*(torch.split(part, BLOCK) for part in parts), strict=True):
+                    now, then = steps[0] - steps[1], steps[2] - steps[3]
+                    total += share * (now - then)
 
     def _server_step(self, version: int) -> Weights:
         """θ₀ − θ′"""

@@ -157,7 +157,7 @@ def _promoted(
 
 
 def _digests(run: Run, checkpoints: CheckpointFolder, ledgers: Ledgers | Missing) -> dict[str, str]:
-    model = _tried("the checkpoint", lambda: model_digest(checkpoints))
+    model = _tried("the checkpoint", lambda: model_digest(checkpoints.latest()))
     found = {
         "θ′": "" if isinstance(model, Missing) else model,
         "ledgers": "" if isinstance(ledgers, Missing) else ledgers.digest,

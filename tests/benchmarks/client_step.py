@@ -23,6 +23,7 @@ from fedil_model.hyperparameters import Learning
 from fedil_model.losses import consistency_loss, pseudo_label_loss
 from fedil_model.methods.fedil import FedIL, _Credible, _Plan
 from fedil_model.networks import build_network
+from fedil_model.parameters import FlatModel
 from ops.recipe_files import find_recipe
 from server_worker.recipe import load_recipe
 
@@ -99,8 +100,9 @@ def client_loop(case: Case) -> Callable[[], None]:
     generator = torch.Generator().manual_seed(0)
     # As client_step does before it trains. Without it malloc gives memory back after steps and fetches it again, on
     # whichever side has bad luck: two milliseconds a step.
-    weights = method._student.weights()
+    weights = FlatModel(case.network()).weights()
     method._observe(weights, weights, case.raw_N)
+    method._student.load(weights)
 
     def loop() -> None:
         num_steps, _ = method._train(case.raw_N, plan, case.learning.client.lr, generator)

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks._echo_cluster import Cluster, echo_cluster
+from tests.benchmarks._cluster import Cluster, echo_cluster
 from tests.benchmarks._echo_flower import play_on_flower, requirement
 from tests.benchmarks._echo_method import echo_recipe
 

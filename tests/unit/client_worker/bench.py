@@ -12,8 +12,8 @@ from broker_config.transports.memory import MemoryTransport
 from broker_config.wire import decode_message, digest, encode_arrays, encode_message
 from client_worker.participant import Participant
 from client_worker.training import Trainer
-from fedil_model.methods import make_method
-from fedil_model.parameters import to_arrays
+from fedil_model.parameters import FlatModel, Weights, to_arrays
+from server_worker.materials import network_of
 from tests.federation import RUN, SITE, ArrayShards, Federation, blobs_recipe
 
 TASKS, UPDATES = tasks_queue(SITE), updates_queue(RUN)
@@ -26,13 +26,8 @@ class Bench:
         self.transport = MemoryTransport(self.federation.broker)
         self.transport.declare(TASKS, UPDATES)
         recipe, dataset = self.federation.recipe, self.federation.dataset
-        method = make_method(recipe.learning(), dataset, CPU)
-        weights = {
-            "global.params": method._student.params,  # type: ignore[attr-defined]
-            "global.buffers": torch.zeros(0),
-            "server.params": method._student.params + 0.01,  # type: ignore[attr-defined]
-            "server.buffers": torch.zeros(0),
-        }
+        start = FlatModel(network_of(recipe, dataset)).weights()
+        weights = start.tensors("global") | Weights(start.params + 0.01, start.buffers).tensors("server")
         body = encode_arrays("model", {}, to_arrays(weights))
         self.address = self.transport.append_model(RUN, 1, body)
         self.digest = digest(body)

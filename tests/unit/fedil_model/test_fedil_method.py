@@ -15,7 +15,7 @@ from fedil_model.credibility import Ledger
 from fedil_model.datasets.interface import Samples
 from fedil_model.errors import NumericError, StateError
 from fedil_model.hyperparameters import Learning, merge
-from fedil_model.methods.fedil import FedIL
+from fedil_model.methods.fedil import FedIL, _check_finite
 from fedil_model.methods.interface import ClientResult, Folded, State
 from fedil_model.parameters import Weights
 
@@ -279,7 +279,7 @@ def test_the_averaged_model_gets_static_statistics_of_its_own() -> None:
 
 def test_a_loss_that_is_not_finite_is_an_error_though_the_weights_still_are() -> None:
     with pytest.raises(NumericError, match="diverged"):
-        method()._check_finite(0, {"loss_pseudo": float("nan")})
+        _check_finite(0, torch.ones(1), {"loss_pseudo": float("nan")})
 
 
 def test_known_labels_can_teach_the_weak_view_too() -> None:

@@ -180,7 +180,7 @@ FROM_THE_SERVER = LEARNING.model_copy(
 
 def opened(learning: Learning = LEARNING) -> tuple[FedILFold, Bases, Mapping[str, Tensor]]:
     method = FedIL(learning, (8,), 4, TensorViews(), torch.device("cpu"))
-    size = method._student.params.numel()
+    size = method._student.num_params
 
     def broadcast(version: int) -> dict[str, Tensor]:
         theta, step = draw(size, 300 + version), draw(size, 400 + version, 0.1)
@@ -227,7 +227,7 @@ def test_a_stale_step_taken_again_would_make_the_model_swing_and_does_not() -> N
     """The server always goes all the way to 0, and its clients learn nothing of their own; all are two versions
     late. Without care x(t+1) = x(t) − x(t−2), which grows without end."""
     method = FedIL(FROM_THE_SERVER, (8,), 4, TensorViews(), torch.device("cpu"))
-    size = method._student.params.numel()
+    size = method._student.num_params
     state: Mapping[str, Tensor] = Weights(torch.ones(size), NOTHING).tensors("global")
     state = {**state, "empty_rounds": torch.zeros((), dtype=torch.int64)}
     bases: dict[int, Mapping[str, Tensor]] = {}

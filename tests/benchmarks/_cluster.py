@@ -1,9 +1,9 @@
-"""The echo, deployed: RabbitMQ, Redis and workers of our own, and one server process per run."""
+"""A deployment to be measured: RabbitMQ, Redis and workers of our own, and one server process per run."""
 
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ import numpy as np
 from broker_config.addresses import BROKER_URL, STORE_URL
 from broker_config.topology import DEFAULT_SITE
 from client_worker.shards import write_shards
+from ops.commands.shards import write_site_shards
 from ops.services import private_rabbitmq, private_redis
 from server_worker.recipe import Recipe
 from tests.benchmarks._echo_method import DATASET
@@ -32,7 +33,12 @@ class Cluster:
         """What the server reports of the whole run; raises if anything unusual happened."""
         path, report = self.folder / f"{recipe.name}.json", self.folder / f"{recipe.name}-report.json"
         path.write_text(recipe.model_dump_json(), encoding="utf-8")
-        command = [*_python("_echo_server"), str(path), str(self.folder / recipe.name), str(report)]
+        command = [
+            *_python("tests.benchmarks._metered_server"),
+            str(path),
+            str(self.folder / recipe.name),
+            str(report),
+        ]
         log = self.folder / f"{recipe.name}.log"
         with started(command, self.environment, log) as server:
             code = server.wait()
@@ -51,13 +57,29 @@ class Cluster:
 
 @contextmanager
 def echo_cluster(folder: Path, workers: int, rabbitmq_config: str = "") -> Iterator[Cluster]:
-    write_shards(folder / "shards", {c: np.zeros((1, 1, 2, 2), np.uint8) for c in range(MOST_CLIENTS)})
+    """With the echo for a method."""
+    shards = folder / "shards"
+    write_shards(shards, {c: np.zeros((1, 1, 2, 2), np.uint8) for c in range(MOST_CLIENTS)})
+    worker = [*_python("tests.benchmarks._echo_worker"), "--plugin", DATASET]
+    with _cluster(folder, worker, workers, rabbitmq_config) as cluster:
+        yield cluster
+
+
+@contextmanager
+def fedil_cluster(folder: Path, recipe: Recipe, workers: int, rabbitmq_config: str = "") -> Iterator[Cluster]:
+    """With the recipe's own method and data, and workers as they are."""
+    write_site_shards(recipe, DEFAULT_SITE, folder / "shards")
+    with _cluster(folder, _python("client_worker"), workers, rabbitmq_config) as cluster:
+        yield cluster
+
+
+@contextmanager
+def _cluster(folder: Path, worker: Sequence[str], workers: int, rabbitmq_config: str) -> Iterator[Cluster]:
     with ExitStack() as stack:
         rabbitmq = stack.enter_context(private_rabbitmq(folder / "rabbitmq", config=rabbitmq_config))
         redis = stack.enter_context(private_redis(folder / "redis"))
         environment = {BROKER_URL: rabbitmq.url, STORE_URL: redis.url}
-        command = [*_python("_echo_worker"), "--site", DEFAULT_SITE, "--shards", str(folder / "shards")]
-        command += ["--device", "cpu", "--plugin", DATASET]
+        command = [*worker, "--site", DEFAULT_SITE, "--shards", str(folder / "shards"), "--device", "cpu"]
         processes = [
             stack.enter_context(started(command, environment, folder / f"worker-{number}.log"))
             for number in range(workers)
@@ -66,4 +88,4 @@ def echo_cluster(folder: Path, workers: int, rabbitmq_config: str = "") -> Itera
 
 
 def _python(module: str) -> list[str]:
-    return [sys.executable, "-m", f"tests.benchmarks.{module}"]
+    return [sys.executable, "-m", module]

@@ -1,5 +1,5 @@
-"""`python -m tests.benchmarks._echo_server RECIPE RUN_DIR REPORT`: `python -m server_worker` with the echo for a
-method, which writes down what it cost."""
+"""`python -m tests.benchmarks._metered_server RECIPE RUN_DIR REPORT`: `python -m server_worker`, which writes down what
+it cost; with the echo for a method where the recipe has the echo's data."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from broker_config.transports.rabbitmq import RabbitTransport
 from server_worker.deployment import Deployment, serve
 from server_worker.events import ClientOutcome, RoundRecord
 from server_worker.recipe import make_recipe
-from tests.benchmarks._echo_method import install
+from tests.benchmarks._echo_method import DATASET, install
 from tests.benchmarks._processes import memory_bytes, sent_bytes
 
 
@@ -68,13 +68,15 @@ class Meter:
         self.notes.append(text)
 
 
-def main(recipe: str, run_dir: str, report: str) -> None:
+def main(recipe_file: str, run_dir: str, report: str) -> None:
     torch.set_num_threads(1)
-    install()
+    recipe = make_recipe(json.loads(Path(recipe_file).read_text(encoding="utf-8")))
+    if recipe.data.name == DATASET:
+        install()
     meter = Meter()
     TRANSPORTS["amqp"] = meter.connecting(TRANSPORTS["amqp"])
     deployment = Deployment(
-        recipe=make_recipe(json.loads(Path(recipe).read_text(encoding="utf-8"))),
+        recipe=recipe,
         run_dir=Path(run_dir),
         broker=os.environ[BROKER_URL],
         store=os.environ[STORE_URL],
