@@ -1,6 +1,7 @@
 """Memory: what a trainer keeps, what it gives back, and what it does when there is not enough."""
 
 import logging
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,16 @@ import torch
 from torch import Tensor
 
 import client_worker.training
+from broker_config.buffers import room_for
 from broker_config.messages import Update
 from broker_config.transports.interface import ModelAddress
+from broker_config.wire import decode_arrays, encode_arrays
 from client_worker.device_cache import DeviceCache, cache_bytes
 from client_worker.training import DoesNotFit, OutOfMemory, Trainer
 from fedil_model.methods import make_method
 from fedil_model.methods.interface import ClientResult, Method
+from fedil_model.parameters import FlatModel, Weights, from_arrays, to_arrays
+from server_worker.materials import network_of
 from tests.unit.client_worker.bench import CPU, TASKS, UPDATES, Bench, serve_one
 
 
@@ -255,3 +260,25 @@ def test_training_with_a_cache_gives_the_same_bits(tmp_path: Path, caplog: pytes
     first, again = with_cache.train(bench.task()), with_cache.train(bench.task())
     assert delta(first).tobytes() == delta(again).tobytes()
     assert delta(first).tobytes() == delta(bench.trainer().train(bench.task())).tobytes()
+
+
+def test_a_worker_that_has_trained_holds_what_it_received_once_and_lets_go_of_it(tmp_path: Path) -> None:
+    """The teacher looks into the received model, and must not keep it when another comes."""
+    bench = Bench(tmp_path)
+    learning = bench.federation.recipe.learning()
+    method = make_method(learning, bench.federation.dataset, torch.device("cpu"))
+    start = FlatModel(network_of(bench.federation.recipe, bench.federation.dataset)).weights()
+    tensors = start.tensors("global") | Weights(start.params + 0.01, start.buffers).tensors("server")
+    body = room_for(1 << 16)
+    pieces = b"".join(encode_arrays("model", {}, to_arrays(tensors)))
+    view = body[: len(pieces)]
+    view[:] = pieces
+    received = weakref.ref(body.obj)
+    arrays = decode_arrays(view, "model")[1]
+    broadcast = from_arrays(arrays)
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in broadcast.values() if len(tensor))
+    result = method.client_step(broadcast, bench.federation.train.inputs[:40], None, 1, 0)
+    assert result.num_steps > 0
+    assert torch.equal(from_arrays(arrays)["server.params"], start.params + 0.01)  # nobody wrote into it
+    del body, view, arrays, broadcast, tensors
+    assert received() is None

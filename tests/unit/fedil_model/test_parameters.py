@@ -22,6 +22,7 @@ def test_parameters_and_gradients_are_views_of_the_vectors() -> None:
     model = FlatModel(network())
     model.params.fill_(0.25)
     assert all(bool((p == 0.25).all()) for p in model.module.parameters())
+    assert not model.grads.any()
     step(model.module)
     assert float(model.grads.abs().sum()) > 0
     gathered = sum(float(p.grad.abs().sum()) for p in model.module.parameters() if p.grad is not None)
@@ -36,6 +37,7 @@ def test_parameters_and_gradients_are_views_of_the_vectors() -> None:
 
 def test_a_second_backward_adds_to_the_same_vector() -> None:
     model = FlatModel(nn.Linear(2, 1))
+    assert model.grads.tolist() == [0.0] * 3
     for expected in (1.0, 2.0):
         model.module(torch.ones(1, 2)).sum().backward()
         assert model.grads.tolist() == [expected] * 3
@@ -94,6 +96,7 @@ def test_weights_are_a_copy_and_loading_them_restores_parameters_and_buffers() -
 
 def test_loading_keeps_gradients_and_parameters_views() -> None:
     model = FlatModel(network())
+    assert not model.grads.any()
     model.load(Weights(torch.ones_like(model.params), torch.ones(8)))
     assert all(bool((p == 1).all()) for p in model.module.parameters())
     step(model.module)

@@ -1,5 +1,6 @@
 """What goes into a checkpoint comes back, also from checkpoints that an earlier version has written."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import torch
 
 from fedil_model.convergence import Increment, assess
 from fedil_model.optimiser import learning_rate
+from fedil_model.parameters import ALIGNMENT
 from server_worker.checkpoint import Checkpoint, CheckpointFolder
 from server_worker.progress import Progress, from_checkpoint, to_checkpoint
 from tests.federation import Federation, blobs_recipe
@@ -44,3 +46,14 @@ def test_increments_are_judged_by_the_learning_rate_that_each_round_had(tmp_path
     assert len(set(rates)) == 9
     assert progress.record is not None
     assert progress.record.verdict == assess(progress.increments, rates).verdict
+
+
+def test_what_comes_back_lies_where_torch_would_have_put_it_and_holds_nothing_else(tmp_path: Path) -> None:
+    """Not as a part of the file in memory: that would be there as long as any of its tensors is."""
+    state = {"global": torch.ones(1001), "momentum": torch.ones(777)}
+    CheckpointFolder(tmp_path).save(to_checkpoint(replace(BEGUN, state=state), "recipe"))
+    read = CheckpointFolder(tmp_path).latest()
+    assert read is not None
+    back = from_checkpoint(read, "recipe").state
+    assert [tensor.untyped_storage().nbytes() for tensor in back.values()] == [4 * 1001, 4 * 777]
+    assert [tensor.data_ptr() % ALIGNMENT for tensor in back.values()] == [0, 0]
