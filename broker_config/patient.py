@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
-from broker_config.errors import BrokerBlocked, BrokerUnavailable
+from broker_config.errors import BrokerBlocked, BrokerUnavailable, QueueMissing
 from broker_config.transports.interface import MAX_BODY_BYTES, Buffers, Delivery, ModelAddress, Transport
 
 _log = logging.getLogger(__name__)
@@ -175,7 +175,10 @@ class PatientDelivery:
         self._delivery.release_body()
 
     def acknowledge(self) -> None:
-        self._settle(self._delivery.acknowledge)
+        with suppress(
+            QueueMissing
+        ):  # somebody has deleted it, and this message with it: it is gone, as it should be
+            self._settle(self._delivery.acknowledge)
 
     def requeue(self) -> None:
         self._settle(self._delivery.requeue)

@@ -69,18 +69,22 @@ class Asking:
                 self._around.transport.publish(queue, encode_message(task))
 
     def lost(self, clients: Iterable[int]) -> list[int]:
-        """Those whose tasks went with a queue that somebody has deleted. It is there again, and they must be asked
-        again: else all would wait in vain until the deadline."""
-        transport, site_of = self._around.transport, self._around.sites.site_of
-        sites = {site_of(client) for client in clients}
-        gone = {site for site in sites if transport.depth(tasks_queue(site)) is None}
-        for site in sorted(gone):
-            queue = tasks_queue(site)
-            self._around.watcher.note(
-                f"{queue} was deleted: it is made again, and its clients are asked again"
-            )
-            transport.declare(queue)
+        """Those whose tasks, or answers, went with a queue that somebody has deleted. It is there again, and they must
+        be asked again: else all would wait in vain until the deadline. Who is at it already answers twice, which
+        counts once."""
+        site_of = self._around.sites.site_of
+        sites = sorted({site_of(client) for client in clients})
+        gone = {site for site in sites if self._made_again(tasks_queue(site), "its clients are")}
+        if self._made_again(updates_queue(self._run), "all who have not answered are"):
+            gone = set(sites)
         return [client for client in clients if site_of(client) in gone]
+
+    def _made_again(self, queue: str, who: str) -> bool:
+        if self._around.transport.depth(queue) is not None:
+            return False
+        self._around.watcher.note(f"{queue} was deleted: it is made again, and {who} asked again")
+        self._around.transport.declare(queue)
+        return True
 
     def check_store(self, answer: Update | Refusal, answered: tuple[int, ...]) -> None:
         """One client's ledger may be its site's own fault. All of them are the store's, and the run's end."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-from broker_config.errors import BrokerUnavailable, MessageRejected
+from broker_config.errors import BrokerUnavailable, MessageRejected, QueueMissing
 from broker_config.messages import Refusal, TrainTask, Update
 from broker_config.topology import DEAD_LETTERS, updates_queue
 from broker_config.transports.interface import Delivery
@@ -47,9 +47,17 @@ class Inbox:
 
     def next(self, timeout_seconds: float) -> Arrival | None:
         """None: nothing came, or nothing that anybody may take for an answer."""
-        delivery = self._around.transport.receive(updates_queue(self._run), timeout_seconds)
+        delivery = self._receive(timeout_seconds)
         self.is_empty = delivery is None
         return None if delivery is None else self._open(delivery)
+
+    def _receive(self, timeout_seconds: float) -> Delivery | None:
+        try:
+            return self._around.transport.receive(updates_queue(self._run), timeout_seconds)
+        except QueueMissing:
+            # Somebody has deleted it. Whoever asks clients will notice, make it again and ask them again.
+            self._around.stop.wait(timeout_seconds)
+            return None
 
     def leftovers(self) -> Iterator[Arrival]:
         """What lies in the queue already: who has answered need not train again. Who has refused is asked again:
@@ -58,7 +66,7 @@ class Inbox:
         most = (self._around.transport.depth(queue) or 0) + _LATECOMERS
         for _ in range(most):  # not for ever: somebody may go on sending
             self._around.check_stop()
-            delivery = self._around.transport.receive(queue, _LEFTOVER_SECONDS)
+            delivery = self._receive(_LEFTOVER_SECONDS)
             if delivery is None:
                 return
             arrival = self._open(delivery)

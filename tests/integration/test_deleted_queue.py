@@ -1,4 +1,4 @@
-"""Somebody deletes a site's queue in the middle of a run: its clients are asked again, and no bit changes."""
+"""Somebody deletes a queue in the middle of a run: clients are asked again, and no bit changes."""
 
 import threading
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from broker_config.topology import tasks_queue, updates_queue
 from ops.services import Service
 from tests.federation import SOON, Federation, Hands, Over, OverBrokers, at_work, blobs_recipe
 from tests.integration.rabbitmq_peeking import delete_queue
@@ -14,8 +15,9 @@ BUFFERED = {"mode": "buffered", "in_flight": 3, "buffer_size": 3}
 IN_BOTH_MODES = pytest.mark.parametrize("federation", [{}, BUFFERED], ids=["rounds", "buffered"])
 
 
-def check_outcome(over_brokers: OverBrokers, folder: Path) -> None:
-    assert any(f"{over_brokers.site} was deleted" in note for note in over_brokers.diary.notes)
+def check_outcome(over_brokers: OverBrokers, folder: Path, queue: str = "") -> None:
+    told = f"{queue or tasks_queue(over_brokers.site)} was deleted"
+    assert any(told in note for note in over_brokers.diary.notes)
     if over_brokers.recipe.federation.mode == "rounds":  # in buffered mode the order of answers decides
         undisturbed = Federation(over_brokers.recipe, folder)
         undisturbed.play()
@@ -79,3 +81,45 @@ def test_a_queue_that_is_deleted_before_tasks_are_sent_to_it_ends_no_run(
     with at_work(over_brokers.participant()):
         assert served.result(SOON).rounds_done == over_brokers.recipe.rounds
     check_outcome(over_brokers, tmp_path / "undisturbed")
+
+
+@IN_BOTH_MODES
+def test_answers_that_went_with_the_runs_queue_are_asked_for_again(
+    over: Over, rabbitmq: Service, tmp_path: Path, federation: dict[str, Any]
+) -> None:
+    """Workers find no queue either, and take the run for one that is over; those who ask again know better."""
+    over_brokers = over(blobs_recipe(federation=federation))
+    queue = updates_queue(over_brokers.recipe.name)
+    deleted = threading.Event()
+
+    def delete(_: int, answered: int) -> None:
+        if answered == 1 and not deleted.is_set():
+            delete_queue(rabbitmq.url, queue)
+            deleted.set()
+
+    over_brokers.diary.on_update = delete
+    served = over_brokers.serve()
+    with at_work(over_brokers.participant()):
+        assert served.result(SOON).rounds_done == over_brokers.recipe.rounds
+    assert deleted.is_set()
+    check_outcome(over_brokers, tmp_path / "undisturbed", queue)
+
+
+def test_a_run_whose_queue_is_deleted_again_and_again_ends_all_the_same(
+    over: Over, rabbitmq: Service, tmp_path: Path
+) -> None:
+    over_brokers = over(blobs_recipe())
+    queue = updates_queue(over_brokers.recipe.name)
+    seen: set[int] = set()
+
+    def delete(round_number: int, answered: int) -> None:
+        if answered == 2 and round_number not in seen:
+            seen.add(round_number)
+            delete_queue(rabbitmq.url, queue)
+
+    over_brokers.diary.on_update = delete
+    served = over_brokers.serve()
+    with at_work(over_brokers.participant()):
+        assert served.result(SOON).rounds_done == over_brokers.recipe.rounds
+    assert len(seen) == over_brokers.recipe.rounds
+    check_outcome(over_brokers, tmp_path / "undisturbed", queue)
