@@ -6,6 +6,7 @@ P parameters, of which the first D take weight decay; v_D and v_R are the first 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -29,6 +30,8 @@ KEPT_BYTES = 256 << 20
 """Of g₀: that of a larger model is computed anew for every update, which takes less time than the update's way here."""
 WEIGHT_GRID = 2.0**-20
 """Weights are summed as well, so they too lie on a grid."""
+_ROW_OF_REFERENCE, _ROW_OF_X, _ROW_OF_GLOBAL = range(3)
+"""Of a gauge's scratch"""
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class Gauge:
         self._gram = np.array([[dd, dt, 0.0], [dt, tt, 0.0], [0.0, 0.0, rr]])
         self.reference_norm = math.sqrt(dd + rr)
         model_norm = math.sqrt(square)
-        self.step_norm = math.sqrt(self._multiply(self._step)[1])
+        self.step_norm = math.sqrt(self._multiply(partial(self._step, row=_ROW_OF_X))[1])
         """‖θ₀ − θ′‖"""
         self.faded = self.reference_norm <= max(TINY_NORM, FADED_REFERENCE * model_norm)
         """The server's step is no direction any more: everybody is accepted."""
@@ -98,9 +101,9 @@ class Gauge:
             part[:decayed].add_(self.global_[start:stop][:decayed], alpha=1.0 - self._server_decay)
         return part
 
-    def _step(self, start: int, stop: int) -> Tensor:
+    def _step(self, start: int, stop: int, row: int = _ROW_OF_REFERENCE) -> Tensor:
         """θ₀ − θ′"""
-        part = self._scratch[0, : stop - start]
+        part = self._scratch[row, : stop - start]
         return torch.sub(self._server[start:stop], self.global_[start:stop], out=part)
 
     def measure(self, delta: Tensor, client_decay: float, settings: FedILSettings) -> Measured | None:
@@ -126,10 +129,10 @@ class Gauge:
     def _multiply(self, x: Callable[[int, int], Tensor]) -> tuple[np.ndarray, float]:
         """⟨x, ·⟩ with g₀_D, θ′_D and g₀_R, and ⟨x, x⟩, block by block."""
         for (start, stop), (reference, global_, square) in zip(self._spans, self._outs, strict=True):
-            part = self._aligned(x(start, stop), 1)
+            part = self._aligned(x(start, stop), _ROW_OF_X)
             torch.dot(part, part, out=square)
-            torch.dot(self._aligned(self.global_[start:stop], 2), part, out=global_)
-            torch.dot(self._aligned(self.reference(start, stop), 0), part, out=reference)
+            torch.dot(self._aligned(self.global_[start:stop], _ROW_OF_GLOBAL), part, out=global_)
+            torch.dot(self._aligned(self.reference(start, stop), _ROW_OF_REFERENCE), part, out=reference)
         products = self._products.double().cpu().numpy()
         decayed = products[: self._num_decayed_spans].sum(0)
         rest = products[self._num_decayed_spans :].sum(0)

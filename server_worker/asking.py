@@ -8,7 +8,7 @@ from torch import Tensor
 
 from broker_config.errors import FedILError, LedgerFenced, LedgerMissing, QueueMissing
 from broker_config.messages import MODEL_KIND, Refusal, TrainTask, Update
-from broker_config.topology import tasks_queue, updates_queue
+from broker_config.topology import DEAD_LETTERS, tasks_queue, updates_queue
 from broker_config.transports.interface import ModelAddress
 from broker_config.wire import digest, encode_arrays, encode_message
 from fedil_model.parameters import to_arrays
@@ -74,15 +74,18 @@ class Asking:
         counts once."""
         site_of = self._around.sites.site_of
         sites = sorted({site_of(client) for client in clients})
-        gone = {site for site in sites if self._made_again(tasks_queue(site), "its clients are")}
-        if self._made_again(updates_queue(self._run), "all who have not answered are"):
+        self._made_again(DEAD_LETTERS)
+        gone = {
+            site for site in sites if self._made_again(tasks_queue(site), ", and its clients are asked again")
+        }
+        if self._made_again(updates_queue(self._run), ", and all who have not answered are asked again"):
             gone = set(sites)
         return [client for client in clients if site_of(client) in gone]
 
-    def _made_again(self, queue: str, who: str) -> bool:
+    def _made_again(self, queue: str, then: str = "") -> bool:
         if self._around.transport.depth(queue) is not None:
             return False
-        self._around.watcher.note(f"{queue} was deleted: it is made again, and {who} asked again")
+        self._around.watcher.note(f"{queue} was deleted: it is made again{then}")
         self._around.transport.declare(queue)
         return True
 

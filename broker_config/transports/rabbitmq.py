@@ -12,7 +12,7 @@ from typing import Any
 
 from broker_config.buffers import check_size
 from broker_config.definitions import DEFAULT_CONSUMER_TIMEOUT_SECONDS, consumer_timeout_seconds
-from broker_config.errors import BrokerUnavailable, FedILError
+from broker_config.errors import BrokerRefused, BrokerUnavailable, FedILError, QueueMissing
 from broker_config.topology import DEAD, DEAD_LETTERS, lead_queue, models_queue, updates_queue
 from broker_config.transports import rabbitmq_bodies as bodies
 from broker_config.transports.interface import MAX_BODY_BYTES, Buffers, ModelAddress
@@ -107,7 +107,7 @@ class RabbitDelivery:
         """By a copy elsewhere. Where that fails the original goes back: nobody would settle it any more. What else its
         sender wrote into the headers is left out: it might not fit beside ours, and would come back for ever."""
         try:
-            self._outlet.put(queue, self._inline or b"", {**self._known_headers(), **about})
+            self._put_copy(queue, {**self._known_headers(), **about})
         except FedILError:
             self._inlet.give_back(self._tag)
             raise
@@ -115,6 +115,18 @@ class RabbitDelivery:
             self._inlet.acknowledge(self._tag)
         finally:
             self._settled = True
+
+    def _put_copy(self, queue: str, headers: Headers) -> None:
+        body = self._inline or b""
+        try:
+            self._outlet.put(queue, body, headers)
+        except QueueMissing:
+            # Somebody has deleted it. Servers may make it again; sites may not, and wait for one that does.
+            try:
+                self._outlet.declare(queue)
+                self._outlet.put(queue, body, headers)
+            except (BrokerRefused, QueueMissing) as error:
+                raise BrokerUnavailable(f"{queue} is not there and cannot be made ({error})") from error
 
     def _known_headers(self) -> Headers:
         known: dict[str, str | bool] = {}

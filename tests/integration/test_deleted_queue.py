@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from broker_config.topology import tasks_queue, updates_queue
+from broker_config.topology import DEAD_LETTERS, tasks_queue, updates_queue
 from ops.services import Service
 from tests.federation import SOON, Federation, Hands, Over, OverBrokers, at_work, blobs_recipe
 from tests.integration.rabbitmq_peeking import delete_queue
@@ -123,3 +123,16 @@ def test_a_run_whose_queue_is_deleted_again_and_again_ends_all_the_same(
         assert served.result(SOON).rounds_done == over_brokers.recipe.rounds
     assert len(seen) == over_brokers.recipe.rounds
     check_outcome(over_brokers, tmp_path / "undisturbed", queue)
+
+
+def test_a_bad_message_that_finds_no_dead_letters_ends_no_run(over: Over, rabbitmq: Service) -> None:
+    over_brokers = over(blobs_recipe())
+    hands, served = Hands(over_brokers), over_brokers.serve()
+    tasks = hands.take(3)
+    delete_queue(rabbitmq.url, DEAD_LETTERS)
+    hands.post([b"garbage"])
+    for task in tasks:
+        hands.give_back(task)
+    with at_work(over_brokers.participant()):
+        assert served.result(SOON).rounds_done == over_brokers.recipe.rounds
+    assert b"garbage" in list(hands.dead_letters())
