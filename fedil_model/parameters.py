@@ -134,7 +134,7 @@ class FlatModel:
     def borrow(self, weights: Weights) -> None:
         """For looking only: the parameters stay where they are, if that is a place that a vector of one's own could
         have. Elsewhere arithmetic may have other last bits, so that they are copied."""
-        if weights.params.device != self.device or weights.params.data_ptr() % ALIGNMENT:
+        if weights.params.device != self.params.device or weights.params.data_ptr() % ALIGNMENT:
             self.load(weights)
             return
         self._check_fit(weights)
