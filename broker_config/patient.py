@@ -181,7 +181,8 @@ class PatientDelivery:
             self._settle(self._delivery.acknowledge)
 
     def requeue(self) -> None:
-        self._settle(self._delivery.requeue)
+        with suppress(QueueMissing):  # its server sends it again when it has made the queue again
+            self._settle(self._delivery.requeue)
 
     def reject(self, reason: str) -> None:
         self._settle(lambda: self._delivery.reject(reason))

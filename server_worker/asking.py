@@ -1,6 +1,6 @@
 """How the server asks: a model version into the log once, a small task for each client."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from broker_config.errors import FedILError, LedgerFenced, LedgerMissing, QueueMissing
 from broker_config.messages import MODEL_KIND, Refusal, TrainTask, Update
-from broker_config.topology import DEAD_LETTERS, tasks_queue, updates_queue
+from broker_config.topology import DEAD_LETTERS, models_queue, tasks_queue, updates_queue
 from broker_config.transports.interface import ModelAddress
 from broker_config.wire import digest, encode_arrays, encode_message
 from fedil_model.parameters import to_arrays
@@ -63,22 +63,29 @@ class Asking:
                 learning=self._learning,
                 ledger_at_least=min(answered[client], activation - 1),
             )
-            # Somebody may have deleted the queue: `lost` will name this client, with those who were asked before.
+            # Somebody may have deleted a queue: `lost` will name this client, with those who were asked before.
             with suppress(QueueMissing):
                 queue = tasks_queue(self._around.sites.site_of(client))
                 self._around.transport.publish(queue, encode_message(task))
 
-    def lost(self, clients: Iterable[int]) -> list[int]:
-        """Those whose tasks, or answers, went with a queue that somebody has deleted. It is there again, and they must
-        be asked again: else all would wait in vain until the deadline. Who is at it already answers twice, which
-        counts once."""
+    def lost(self, clients: Iterable[int], write_models: Callable[[], object]) -> list[int]:
+        """Those whose tasks, models or answers went with a queue that somebody has deleted. It is there again, and they
+        must be asked again: else all would wait in vain until the deadline. Who is at it already answers twice, which
+        counts once. `write_models` puts all that clients are asked with into the log again."""
         site_of = self._around.sites.site_of
         sites = sorted({site_of(client) for client in clients})
         self._made_again(DEAD_LETTERS)
         gone = {
             site for site in sites if self._made_again(tasks_queue(site), ", and its clients are asked again")
         }
-        if self._made_again(updates_queue(self._run), ", and all who have not answered are asked again"):
+        everybody = ", and all who have not answered are asked again"
+        if self._made_again(updates_queue(self._run), everybody):
+            gone = set(sites)
+        if self._around.transport.depth(models_queue(self._run)) is None:
+            self._around.watcher.note(
+                f"{models_queue(self._run)} was deleted: it is written again{everybody}"
+            )
+            write_models()
             gone = set(sites)
         return [client for client in clients if site_of(client) in gone]
 
@@ -132,7 +139,8 @@ class Asking:
 
     def _refuse(self, version: int, client: int, activation: int, error: FedILError) -> None:
         refusal = Refusal(self._run, version, client, activation, type(error).__name__, str(error)[:1000])
-        self._around.transport.publish(updates_queue(self._run), encode_message(refusal))
+        with suppress(QueueMissing):
+            self._around.transport.publish(updates_queue(self._run), encode_message(refusal))
 
     def candidates(self) -> list[int]:
         """Clients of sites that are there; everybody when nobody is, since tasks wait in their queues."""

@@ -7,7 +7,7 @@ knows on its return whom it has asked, and counts what they answered once.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 
 from torch import Tensor
@@ -62,7 +62,7 @@ class BufferedLoop(Collecting):
             self._broadcast(buffer, bases)
         stamps.lap("broadcast")
         self._reporter.enter(number, "wait")
-        closed = self._collect(buffer, progress, fold, stamps)
+        closed = self._collect(buffer, progress, bases, fold, stamps)
         after = self._aggregate(progress, step, fold, closed, stamps)
         self._open = closed.aggregated()
         kept = {version: bases[version] for version in self._open.bases() if version in bases}
@@ -86,6 +86,10 @@ class BufferedLoop(Collecting):
             for version in buffer.bases()
         }
 
+    def _broadcast_anew(self, buffer: OpenBuffer, bases: Mapping[int, Mapping[str, Tensor]]) -> None:
+        self._models = {}
+        self._broadcast(buffer, bases)
+
     def _fill(self, buffer: OpenBuffer, candidates: Sequence[int], progress: Progress) -> OpenBuffer:
         chosen = buffer.replacements(candidates)
         if not chosen:
@@ -103,7 +107,14 @@ class BufferedLoop(Collecting):
 
     # ---- what arrives ----------------------------------------------------------------------------------------
 
-    def _collect(self, buffer: OpenBuffer, progress: Progress, fold: Fold, stamps: Stopwatch) -> OpenBuffer:
+    def _collect(
+        self,
+        buffer: OpenBuffer,
+        progress: Progress,
+        bases: Mapping[int, Mapping[str, Tensor]],
+        fold: Fold,
+        stamps: Stopwatch,
+    ) -> OpenBuffer:
         now = self._around.now
         heard = looked = now()
         while not buffer.may_aggregate(candidates := self._asking.candidates()):
@@ -114,7 +125,7 @@ class BufferedLoop(Collecting):
             if counted:
                 heard = looked = now()
             elif now() - looked >= DEAD_TASK_SECONDS:
-                self._send(buffer, self._asking.lost(buffer.awaited), progress)
+                self._send(buffer, self._lost(buffer, partial(self._broadcast_anew, buffer, bases)), progress)
                 buffer = self._give_up_on_dead_tasks(buffer)
                 looked = now()
         stamps.lap("wait")

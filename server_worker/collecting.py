@@ -1,9 +1,10 @@
 """What the loops of both modes do alike: the server's step, taking what arrives, giving up who will not answer."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol, Self, TypeVar
 
+from broker_config.errors import ModelMissing
 from broker_config.messages import Refusal, TrainTask, Update
 from broker_config.transports.interface import MAX_BODY_BYTES
 from fedil_model.datasets.interface import Samples
@@ -83,6 +84,9 @@ class Collecting:
         self._around, self._reporter = around, reporter
         self._asking = Asking(run, recipe, around)
         self.inbox = Inbox(run, around)
+        self._unread: dict[int, int] = {}
+        """Client → the activation in which it did not find its model"""
+        self._ask_again: set[int] = set()
 
     def _server_step(self, progress: Progress, stamps: Stopwatch) -> ServerStep:
         number = progress.round + 1
@@ -135,6 +139,9 @@ class Collecting:
     def _take(self, arrival: Arrival, opened: _Open, fold: Fold) -> _Open:
         answer = arrival.answer
         objection = opened.objection(answer)
+        if objection is None and self._found_no_model(answer):
+            self.inbox.drop(arrival, "model_missing")
+            return opened
         if objection is None:
             outcome = self._judge(answer, fold, opened.weight(answer.client))
             self.inbox.hold(arrival)
@@ -146,6 +153,23 @@ class Collecting:
         else:
             self.inbox.refuse(arrival.delivery, objection, f"round {answer.round}, client {answer.client}")
         return opened
+
+    def _found_no_model(self, answer: Update | Refusal) -> bool:
+        """What a client is asked with is in the log, unless somebody has deleted that: then it is no refusal, and the
+        client is asked again. Once: who does not find it then will not find it."""
+        if not isinstance(answer, Refusal) or answer.reason != ModelMissing.__name__:
+            return False
+        if self._unread.get(answer.client) == answer.activation:
+            return False
+        self._unread[answer.client] = answer.activation
+        self._ask_again.add(answer.client)
+        return True
+
+    def _lost(self, opened: Open, write_models: Callable[[], object]) -> list[int]:
+        """Whom to ask again"""
+        lost = {*self._asking.lost(opened.awaited, write_models), *self._ask_again}
+        self._ask_again.clear()
+        return [client for client in opened.awaited if client in lost]
 
     def _judge(self, answer: Update | Refusal, fold: Fold, weight: float) -> ClientOutcome:
         if isinstance(answer, Refusal):

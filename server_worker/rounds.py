@@ -3,9 +3,10 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from broker_config.errors import FedILError
-from fedil_model.methods.interface import Fold
+from fedil_model.methods.interface import Fold, ServerStep
 from server_worker.asking import Broadcast
 from server_worker.collecting import DEAD_TASK_SECONDS, POLL_SECONDS, Collecting
 from server_worker.progress import Progress
@@ -20,6 +21,8 @@ _LAST_LOOK_SECONDS = 10.0
 class RoundsLoop(Collecting):
     _restarted = True
     """Answers to tasks of an earlier life may lie in the queue."""
+    _model: Broadcast
+    """The open round's"""
 
     def begin(self, progress: Progress) -> Progress:
         # An earlier run in this folder may have left its own.
@@ -32,18 +35,17 @@ class RoundsLoop(Collecting):
             progress = self._restore(progress)
         step = self._server_step(progress, stamps)
         self._reporter.enter(number, "broadcast")
-        # Only this one: who is behind need not begin with an older model.
-        model = self._asking.broadcast(number, step.broadcast, kept=1)
+        self._write_model(number, step)
         fold = self._method.open_fold(progress.state, {number: step.broadcast}, number)
         opened = self._open(progress)
         if self._restarted:
             for arrival in self.inbox.leftovers():
                 opened = self._take(arrival, opened, fold)
             self._restarted = False
-        opened = self._ask(opened, model, progress)
+        opened = self._ask(opened, progress)
         self._reporter.enter(number, "wait")
         stamps.lap("broadcast")
-        closed, progress = self._collect(opened, progress, model, fold, stamps)
+        closed, progress = self._collect(opened, progress, step, fold, stamps)
         if not closed.learned:
             raise self._nobody_learned(closed)
         after = self._aggregate(progress, step, fold, closed, stamps)
@@ -63,16 +65,20 @@ class RoundsLoop(Collecting):
             over=progress.activations,
         )
 
-    def _ask(self, opened: OpenRound, model: Broadcast, progress: Progress) -> OpenRound:
-        self._send(opened, opened.awaited, model, progress)
+    def _write_model(self, number: int, step: ServerStep) -> None:
+        # Only this one: who is behind need not begin with an older model.
+        self._model = self._asking.broadcast(number, step.broadcast, kept=1)
+
+    def _ask(self, opened: OpenRound, progress: Progress) -> OpenRound:
+        self._send(opened, opened.awaited, progress)
         return replace(opened, deadline=self._around.now() + self._recipe.federation.deadline_seconds)
 
-    def _send(self, opened: OpenRound, clients: Sequence[int], model: Broadcast, progress: Progress) -> None:
+    def _send(self, opened: OpenRound, clients: Sequence[int], progress: Progress) -> None:
         activations = {client: opened.activations[client] for client in clients}
-        self._asking.ask(model, activations, progress.answered)
+        self._asking.ask(self._model, activations, progress.answered)
 
     def _collect(
-        self, opened: OpenRound, progress: Progress, model: Broadcast, fold: Fold, stamps: Stopwatch
+        self, opened: OpenRound, progress: Progress, step: ServerStep, fold: Fold, stamps: Stopwatch
     ) -> tuple[OpenRound, Progress]:
         """Take answers until the round may close."""
         now = self._around.now
@@ -82,7 +88,7 @@ class RoundsLoop(Collecting):
                 others = self._others(opened)
                 if others:
                     progress = self._add(others, opened, progress)
-                    opened, last_look = self._ask(opened.also(others), model, progress), math.inf
+                    opened, last_look = self._ask(opened.also(others), progress), math.inf
                 elif self._is_final(opened, now()):
                     break
             self._around.check_stop()
@@ -95,7 +101,8 @@ class RoundsLoop(Collecting):
                 if self.inbox.is_empty or now() >= last_look:
                     raise self._too_few(opened)
             if now() - heard >= DEAD_TASK_SECONDS:
-                self._send(opened, self._asking.lost(opened.awaited), model, progress)
+                lost = self._lost(opened, partial(self._write_model, opened.number, step))
+                self._send(opened, lost, progress)
                 opened = self._give_up_on_dead_tasks(opened)
                 opened = self._give_up_on_absent_sites(opened, self._around.sites.present())
                 heard = now()
@@ -157,4 +164,8 @@ class RoundsLoop(Collecting):
         asked = self._around.checkpoints.asked()
         if asked is None or asked["version"] != progress.round + 1:
             return progress
-        return replace(progress, selection=tuple(asked["selection"]))
+        selection = tuple(asked["selection"])
+        # Others were only ever added; what begins otherwise was written before somebody went back to an older
+        # checkpoint.
+        is_ours = selection[: len(progress.selection)] == progress.selection
+        return replace(progress, selection=selection) if is_ours else progress

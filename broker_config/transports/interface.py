@@ -84,7 +84,8 @@ class Transport(Protocol):
         """The next message, or None after the time-out. Any number may be held unacknowledged."""
 
     def depth(self, queue: str) -> int | None:
-        """How many messages wait in a queue, for people who watch; None where there is no such queue."""
+        """How many messages wait in a queue, or lie in a model log, for people who watch; None where there is no such
+        queue."""
 
     def append_model(self, run: str, version: int, body: Buffers, kept: int = 2) -> ModelAddress:
         """Write one version once for all readers; writing a version again replaces it. The `kept` versions

@@ -87,6 +87,11 @@ class EmbeddedBroker:
     def depth(self, queue: str) -> int | None:
         with self._lock:
             known = self._queues.get(queue)
+            log = (
+                self._logs.get(queue.removeprefix(MODELS.prefix)) if queue.startswith(MODELS.prefix) else None
+            )
+            if log is not None:
+                return len(log.versions)
             return None if known is None else len(known.entries)
 
     def acknowledge(self, session: Session, entry: Entry) -> None:

@@ -82,9 +82,16 @@ class RabbitDelivery:
 
     def acknowledge(self) -> None:
         self._check_unsettled()
-        self._inlet.acknowledge(self._tag)
+        try:
+            self._inlet.acknowledge(self._tag)
+        except QueueMissing:  # the notice went with it, and never comes back
+            self._discard()
+            raise
         self._settled = True
         # Only now: a notice that came back would find no body.
+        self._discard()
+
+    def _discard(self) -> None:
         if self._place is not None:
             bodies.discard(self._fetching, self._place)
 
@@ -121,7 +128,10 @@ class RabbitDelivery:
         try:
             self._outlet.put(queue, body, headers)
         except QueueMissing:
-            # Somebody has deleted it. Servers may make it again; sites may not, and wait for one that does.
+            # Somebody has deleted it. Servers may make it again; sites may not, and wait for one that does. Not a
+            # queue of tasks: others were in it, and the server must notice.
+            if queue != DEAD_LETTERS:
+                raise
             try:
                 self._outlet.declare(queue)
                 self._outlet.put(queue, body, headers)

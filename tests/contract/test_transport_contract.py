@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from broker_config.errors import BrokerUnavailable, MessageRejected, QueueMissing
-from broker_config.topology import DEAD_LETTERS
+from broker_config.topology import DEAD_LETTERS, models_queue
 from broker_config.transports.interface import DELIVERY_LIMIT, Buffers, Delivery, Transport
 from ops.services.process import wait_until
 from tests.contract.transports import NOTHING, SOON, Connect, big_body, take
@@ -55,6 +55,15 @@ def test_what_waits_in_a_queue_can_be_counted(connect: Connect, transport: Trans
     assert watching.depth(f"fedil.tasks.{uuid.uuid4().hex}") is None
     # Having asked in vain hurts nothing.
     assert watching.depth(queue) == 2
+
+
+def test_whether_a_model_log_is_there_can_be_asked(connect: Connect, transport: Transport, run: str) -> None:
+    log, watching = models_queue(run), connect()
+    assert watching.depth(log) is None
+    transport.append_model(run, 1, [b"weights"])
+    assert watching.depth(log) is not None
+    transport.retire(run)
+    assert watching.depth(log) is None
 
 
 def test_bytes_are_counted_by_kind(connect: Connect, transport: Transport, queue: str) -> None:

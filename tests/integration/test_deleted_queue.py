@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from broker_config.topology import DEAD_LETTERS, tasks_queue, updates_queue
+from broker_config.topology import DEAD_LETTERS, models_queue, tasks_queue, updates_queue
 from ops.services import Service
 from tests.federation import SOON, Federation, Hands, Over, OverBrokers, at_work, blobs_recipe
 from tests.integration.rabbitmq_peeking import delete_queue
@@ -136,3 +136,48 @@ def test_a_bad_message_that_finds_no_dead_letters_ends_no_run(over: Over, rabbit
     with at_work(over_brokers.participant()):
         assert served.result(SOON).rounds_done == over_brokers.recipe.rounds
     assert b"garbage" in list(hands.dead_letters())
+
+
+@IN_BOTH_MODES
+def test_a_model_log_that_is_deleted_before_anybody_has_read_it_is_written_again(
+    over: Over, rabbitmq: Service, tmp_path: Path, federation: dict[str, Any]
+) -> None:
+    over_brokers = over(blobs_recipe(federation=federation))
+    queue = models_queue(over_brokers.recipe.name)
+    hands, served = Hands(over_brokers), over_brokers.serve()
+    tasks = hands.take(3)
+    delete_queue(rabbitmq.url, queue)
+    for task in tasks:
+        hands.give_back(task)
+    hands.transport.close()
+    with at_work(over_brokers.participant()):
+        assert served.result(SOON).rounds_done == over_brokers.recipe.rounds
+    check_outcome(over_brokers, tmp_path / "undisturbed", queue)
+
+
+def test_all_that_a_run_has_at_the_broker_may_go_at_once(
+    over: Over, rabbitmq: Service, tmp_path: Path
+) -> None:
+    over_brokers = over(blobs_recipe())
+    hands, served = Hands(over_brokers), over_brokers.serve()
+    hands.take(1)
+    for queue in (hands.tasks, hands.updates, models_queue(over_brokers.recipe.name)):
+        delete_queue(rabbitmq.url, queue)
+    hands.transport.close()
+    with at_work(over_brokers.participant()):
+        assert served.result(SOON).rounds_done == over_brokers.recipe.rounds
+    check_outcome(over_brokers, tmp_path / "undisturbed")
+
+
+def test_a_task_that_is_given_back_to_a_deleted_queue_does_not_hide_the_deletion(
+    over: Over, rabbitmq: Service, tmp_path: Path
+) -> None:
+    over_brokers = over(blobs_recipe())
+    hands, served = Hands(over_brokers), over_brokers.serve()
+    (task,) = hands.take(1)
+    delete_queue(rabbitmq.url, hands.tasks)
+    hands.give_back(task)
+    hands.transport.close()
+    with at_work(over_brokers.participant()):
+        assert served.result(SOON).rounds_done == over_brokers.recipe.rounds
+    check_outcome(over_brokers, tmp_path / "undisturbed")
