@@ -31,6 +31,7 @@ REASONS = (
     "duplicate",
     "late",
     "misplaced",
+    "model_missing",
     "not_asked",
     "not_fedil",
     "not_yours",

@@ -68,6 +68,7 @@ export const REFUSALS = {
   late: "answered after its round had closed",
   stale: "started from a model that is too old",
   duplicate: "the same answer again; it counts once",
+  model_missing: "found no model in the log; it was asked again",
   not_yours: "a site spoke for a client that is not its own",
   digest: "the bytes were damaged on the way",
   truncated: "the message was cut off",
