@@ -263,7 +263,7 @@ def test_what_came_late_or_twice_counts_beside_what_became_of_those_asked(recipe
 
 
 def test_every_word_with_which_a_message_is_refused_is_known() -> None:
-    words = {"misplaced", "not_yours"}
+    words = {"misplaced", "model_missing", "not_yours"}
     for path in [*(ROOT / "broker_config").rglob("*.py"), *(ROOT / "server_worker").glob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "MessageRejected":
