@@ -4,7 +4,8 @@ P trainable parameters, of which the first D take weight decay (norms and biases
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -123,6 +124,14 @@ class FlatModel:
     def let_go(self) -> None:
         self._drop_grads()
         self._hold(None)
+
+    @contextmanager
+    def for_now(self) -> Iterator[None]:
+        """Lets go at the end, whatever happens: what it has borrowed by then is not its own to keep."""
+        try:
+            yield
+        finally:
+            self.let_go()
 
     def load(self, weights: Weights) -> None:
         self._check_fit(weights)

@@ -53,11 +53,9 @@ class BackgroundEvaluator:
         )
 
     def _right(self, weights: Weights) -> Tensor:
-        self._model.borrow(weights.to(self._model.device))
-        try:
+        with self._model.for_now():
+            self._model.borrow(weights.to(self._model.device))
             predicted_N = predict_logits(self._model.module, self._test.inputs, self._views).argmax(dim=1)
-        finally:
-            self._model.let_go()
         return predicted_N == self._test.labels
 
     def _per_class(self, right_N: Tensor) -> tuple[float | None, ...]:

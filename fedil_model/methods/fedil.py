@@ -157,31 +157,21 @@ class FedIL:
     ) -> ClientResult:
         if len(inputs) == 0:
             raise StateError(f"client {client} has no samples")
-        try:
-            return self._client_step(broadcast, inputs, ledger, round_number, client)
-        finally:
-            self._teacher.let_go()  # what it looked into is not ours to keep
-
-    def _client_step(
-        self,
-        broadcast: Mapping[str, Tensor],
-        inputs: Tensor,
-        ledger: Mapping[str, np.ndarray] | None,
-        round_number: int,
-        client: int,
-    ) -> ClientResult:
         global_, server = Weights.named(broadcast, "global"), Weights.named(broadcast, "server")
         before = Ledger.from_arrays(ledger, len(inputs)) if ledger else Ledger.empty(len(inputs))
-        targets = self._observe(global_, server, inputs)
-        after = before.observe(targets.observation, self._settings.credibility, self._settings.demote_after)
+        with self._teacher.for_now():
+            targets = self._observe(global_, server, inputs)
+            after = before.observe(
+                targets.observation, self._settings.credibility, self._settings.demote_after
+            )
 
-        member = after if self._settings.promote_lag == 0 else before
-        plan = _Plan.make(member, targets, self.device)
-        self._student.load(server if self._settings.client_init == "server" else global_)
-        seed = self._seed("client", round_number, client)
-        with seeded(seed, self.device):
-            lr = learning_rate(self._learning.client, round_number, self._learning.rounds)
-            num_steps, losses = self._train(inputs, plan, lr, torch.Generator().manual_seed(seed))
+            member = after if self._settings.promote_lag == 0 else before
+            plan = _Plan.make(member, targets, self.device)
+            self._student.load(server if self._settings.client_init == "server" else global_)
+            seed = self._seed("client", round_number, client)
+            with seeded(seed, self.device):
+                lr = learning_rate(self._learning.client, round_number, self._learning.rounds)
+                num_steps, losses = self._train(inputs, plan, lr, torch.Generator().manual_seed(seed))
         trained = self._student.hand_over()
         _check_finite(client, trained.params, losses)
         delta = Weights(trained.params.sub_(global_.params), trained.buffers.sub_(global_.buffers))
