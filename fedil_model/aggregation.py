@@ -27,11 +27,11 @@ RESOLUTION = 1e-3
 MIN_COSINE = 1e-3
 """Of a soft cosine: weights of 0 could make eq. 25 0/0."""
 KEPT_BYTES = 256 << 20
-"""Of g₀: that of a larger model is computed anew for every update, which takes less time than the update's way here."""
+"""Of a model: a larger one's g₀ is computed anew for every update, which takes less time than the update's way here."""
 WEIGHT_GRID = 2.0**-20
 """Weights are summed as well, so they too lie on a grid."""
-_ROW_OF_REFERENCE, _ROW_OF_X, _ROW_OF_GLOBAL = range(3)
-"""Of a gauge's scratch"""
+_ROW_OF_X = 2
+"""Of a gauge's scratch; the first two are for g₀ and θ′."""
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,10 @@ class Gauge:
         self._num_decayed_spans = -(-num_decayed // BLOCK)
         self._scratch = global_.new_empty(3, BLOCK)
         self._products = global_.new_empty(len(self._spans), 3)
-        self._outs = [tuple(row) for row in self._products]
-        self._reference: Tensor | None = None
+        self._outs = [(row[:2], row[2]) for row in self._products]
+        self._kept: Tensor | None = None
         if global_.nbytes <= KEPT_BYTES:
-            self._reference = torch.cat([self.reference(*span).clone() for span in self._spans])
+            self._kept = torch.cat([self._rows(*span).clone() for span in self._spans], dim=1)
         (dd, dt, rr), _ = self._multiply(self.reference)
         (_, tt, _), square = self._multiply(lambda start, stop: global_[start:stop])
         self._gram = np.array([[dd, dt, 0.0], [dt, tt, 0.0], [0.0, 0.0, rr]])
@@ -93,15 +93,21 @@ class Gauge:
 
     def reference(self, start: int, stop: int) -> Tensor:
         """g₀'s entries from `start` to `stop`, at most BLOCK; good until the next call."""
-        if self._reference is not None:
-            return self._reference[start:stop]
-        part = self._step(start, stop)
+        return self._rows(start, stop)[0]
+
+    def _rows(self, start: int, stop: int) -> Tensor:
+        """g₀ above θ′: BLAS is faster with both at a time."""
+        if self._kept is not None:
+            return self._kept[:, start:stop]
+        reference, global_ = self._step(start, stop, row=0), self.global_[start:stop]
         decayed = self._num_decayed - start
         if decayed > 0:
-            part[:decayed].add_(self.global_[start:stop][:decayed], alpha=1.0 - self._server_decay)
-        return part
+            reference[:decayed].add_(global_[:decayed], alpha=1.0 - self._server_decay)
+        rows = self._scratch[:2, : stop - start]
+        rows[1].copy_(global_)
+        return rows
 
-    def _step(self, start: int, stop: int, row: int = _ROW_OF_REFERENCE) -> Tensor:
+    def _step(self, start: int, stop: int, row: int) -> Tensor:
         """θ₀ − θ′"""
         part = self._scratch[row, : stop - start]
         return torch.sub(self._server[start:stop], self.global_[start:stop], out=part)
@@ -128,19 +134,17 @@ class Gauge:
 
     def _multiply(self, x: Callable[[int, int], Tensor]) -> tuple[np.ndarray, float]:
         """⟨x, ·⟩ with g₀_D, θ′_D and g₀_R, and ⟨x, x⟩, block by block."""
-        for (start, stop), (reference, global_, square) in zip(self._spans, self._outs, strict=True):
-            part = self._aligned(x(start, stop), _ROW_OF_X)
+        for (start, stop), (out, square) in zip(self._spans, self._outs, strict=True):
+            part = x(start, stop)
+            # The last bits that BLAS returns depend on the alignment of what it is given.
+            if part.data_ptr() % ALIGNMENT:
+                part = self._scratch[_ROW_OF_X, : len(part)].copy_(part)
+            torch.mv(self._rows(start, stop), part, out=out)
             torch.dot(part, part, out=square)
-            torch.dot(self._aligned(self.global_[start:stop], _ROW_OF_GLOBAL), part, out=global_)
-            torch.dot(self._aligned(self.reference(start, stop), _ROW_OF_REFERENCE), part, out=reference)
         products = self._products.double().cpu().numpy()
         decayed = products[: self._num_decayed_spans].sum(0)
         rest = products[self._num_decayed_spans :].sum(0)
         return np.array([decayed[0], decayed[1], rest[0]]), float(decayed[2] + rest[2])
-
-    def _aligned(self, part: Tensor, row: int) -> Tensor:
-        """The last bits that BLAS returns depend on the alignment of what it is given."""
-        return self._scratch[row, : len(part)].copy_(part) if part.data_ptr() % ALIGNMENT else part
 
 
 # g₀ in terms of g₀_D, θ′_D and g₀_R.

@@ -23,8 +23,8 @@ def new_fold(size: int, num_decayed: int, **knobs: Any) -> IncrementalFold:
     )
 
 
-@pytest.mark.parametrize(("kept", "models"), [(4 * SIZE, 3), (4 * SIZE - 1, 2)])
-def test_the_fold_holds_two_models_and_some_scratch_and_of_a_small_one_g0(
+@pytest.mark.parametrize(("kept", "models"), [(4 * SIZE, 4), (4 * SIZE - 1, 2)])
+def test_the_fold_holds_two_models_and_some_scratch_and_of_small_ones_two_more(
     kept: int, models: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(aggregation, "KEPT_BYTES", kept)
@@ -41,7 +41,7 @@ def test_the_fold_holds_two_models_and_some_scratch_and_of_a_small_one_g0(
 
 @pytest.mark.parametrize("num_decayed", [0, 1000, BLOCK, BLOCK + 1, 2 * BLOCK + 333])
 @pytest.mark.parametrize("on_reject", ["drop", "project"])
-def test_g0_that_is_not_kept_gives_the_same_bits(
+def test_g0_that_is_not_kept_gives_the_same_verdicts(
     num_decayed: int, on_reject: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = 2 * BLOCK + 333
@@ -61,9 +61,15 @@ def test_g0_that_is_not_kept_gives_the_same_bits(
     kept = folded()
     monkeypatch.setattr(aggregation, "KEPT_BYTES", 0)
     computed = folded()
-    assert kept[0] == computed[0]
-    assert torch.equal(kept[1], computed[1])
-    assert kept[2] == computed[2]
+    # It lies elsewhere, where products may have other last bits.
+    assert [verdict.outcome for verdict in kept[0]] == [verdict.outcome for verdict in computed[0]]
+    cosines = [[verdict.cosine for verdict in side[0]] for side in (kept, computed)]
+    assert cosines[0] == pytest.approx(cosines[1], abs=1e-6)
+    if on_reject == "drop":
+        assert torch.equal(kept[1], computed[1])
+    else:
+        assert torch.allclose(kept[1], computed[1], rtol=1e-5, atol=1e-9)
+    assert kept[2] == pytest.approx(computed[2], rel=1e-6)
     assert len({verdict.outcome for verdict in kept[0]}) == 2
 
 
