@@ -175,9 +175,8 @@ class PatientDelivery:
         self._delivery.release_body()
 
     def acknowledge(self) -> None:
-        with suppress(
-            QueueMissing
-        ):  # somebody has deleted it, and this message with it: it is gone, as it should be
+        # Somebody may have deleted the queue, and this message with it: it is gone, as it should be.
+        with suppress(QueueMissing):
             self._settle(self._delivery.acknowledge)
 
     def requeue(self) -> None:
