@@ -136,7 +136,10 @@ class RabbitDelivery:
                 self._outlet.declare(queue)
                 self._outlet.put(queue, body, headers)
             except (BrokerRefused, QueueMissing) as error:
-                raise BrokerUnavailable(f"{queue} is not there and cannot be made ({error})") from error
+                raise BrokerUnavailable(
+                    f"{queue} is not there and this user cannot make it ({error}): a server that runs makes it again, "
+                    "and so does fedil broker init"
+                ) from error
 
     def _known_headers(self) -> Headers:
         known: dict[str, str | bool] = {}

@@ -74,9 +74,8 @@ def _recipe(model_bytes: int) -> Recipe:
 
 
 def _figures(cluster: Cluster, recipe: Recipe, model_bytes: int) -> dict[str, Any]:
-    report = cluster.play(
-        recipe
-    )  # raises where an update is not accepted, the echo's where a single number is wrong
+    # Raises where an update is not accepted; the echo's are where every single number is right.
+    report = cluster.play(recipe)
     server, worker = report["peak_bytes"], cluster.worker_peak_bytes()
     seconds = report["seconds"].values()
     figures = {
