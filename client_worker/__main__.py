@@ -8,9 +8,9 @@ import sys
 import threading
 from types import FrameType
 
-from broker_config.addresses import fill_from_environment
-from broker_config.errors import FedILError, WronglyAsked
-from broker_config.logs import Logs, one_line, set_up_logs
+from broker_config.process.addresses import fill_from_environment
+from broker_config.process.logs import Logs, one_line, set_up_logs
+from broker_config.protocol.errors import FedILError, WronglyAsked
 from client_worker.options import add_arguments, check_shards, for_children, web_address
 from client_worker.placement import Slot
 from client_worker.pool import WRONGLY_ASKED, WorkerPool
@@ -56,7 +56,7 @@ def _run(options: argparse.Namespace, logs: Logs) -> int:
     fill_from_environment(options, os.environ)
     check_shards(options.shards)
     check_ports(options)
-    # For cuBLAS, which reads it when it is first used; see fedil_model.precision.repeatable_on.
+    # For cuBLAS, which reads it when it is first used; see fedil_model.training.precision.repeatable_on.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     code = _run_one(options) if options.processes == 1 else _run_many(options, logs)
     _log.info("stopped as asked")
@@ -65,7 +65,7 @@ def _run(options: argparse.Namespace, logs: Logs) -> int:
 
 def check_ports(options: argparse.Namespace) -> None:
     """Before anything that takes time. A pool would else start the same process again and again."""
-    from broker_config.web import check_free
+    from broker_config.process.http import check_free
 
     if options.slot is not None:
         return

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol, TypeVar
 
-from broker_config.errors import BrokerUnavailable
-from broker_config.patient import LONGEST_PAUSE_SECONDS, GivenUp, Patience
+from broker_config.protocol.errors import BrokerUnavailable
 from broker_config.stores.interface import Store
+from broker_config.transports.reconnecting import LONGEST_PAUSE_SECONDS, GivenUp, Patience
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from broker_config.messages import Update
-from broker_config.metrics import Bytes, Metrics, Traffic
-from broker_config.version import software_version
+from broker_config.process.metrics import Bytes, Metrics, Traffic
+from broker_config.process.version import software_version
+from broker_config.protocol.messages import Update
 
 ANSWERED, REPEATED, REFUSED = "answered", "repeated", "refused"
 RETURNED, DROPPED, REJECTED, OUT_OF_MEMORY = "returned", "dropped", "rejected", "out_of_memory"

@@ -5,7 +5,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from broker_config.addresses import (
+from broker_config.process.addresses import (
     BROKER_URL,
     LAST_PORT,
     STORE_URL,
@@ -13,7 +13,7 @@ from broker_config.addresses import (
     add_address_arguments,
     add_web_argument,
 )
-from broker_config.logs import add_log_arguments
+from broker_config.process.logs import add_log_arguments
 from client_worker.placement import Slot
 from fedil_model.device_argument import add_device_argument
 from fedil_model.errors import SettingError

@@ -4,7 +4,9 @@ import logging
 import time
 from collections.abc import Callable
 
-from broker_config.errors import (
+from broker_config.brokers.topology import tasks_queue, updates_queue
+from broker_config.process.logs import about
+from broker_config.protocol.errors import (
     BrokerUnavailable,
     FedILError,
     LedgerFenced,
@@ -13,11 +15,9 @@ from broker_config.errors import (
     ModelMissing,
     QueueMissing,
 )
-from broker_config.logs import about
-from broker_config.messages import Refusal, TrainTask, Update
-from broker_config.topology import tasks_queue, updates_queue
+from broker_config.protocol.messages import Refusal, TrainTask, Update
+from broker_config.protocol.wire import MAX_HEADER_BYTES, decode_message, encode_message
 from broker_config.transports.interface import Delivery, Transport
-from broker_config.wire import MAX_HEADER_BYTES, decode_message, encode_message
 from client_worker import metrics
 from client_worker.stopping import Interrupted, Stopping
 from client_worker.training import ModelRewritten, OutOfMemory, Trainer

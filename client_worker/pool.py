@@ -9,8 +9,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Protocol
 
-from broker_config.errors import FedILError, WronglyAsked
-from broker_config.logs import message_in
+from broker_config.process.logs import message_in
+from broker_config.protocol.errors import FedILError, WronglyAsked
 from client_worker.placement import Slot
 
 _CHECK_SECONDS = 0.5

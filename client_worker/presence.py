@@ -5,10 +5,10 @@ import secrets
 import socket
 from collections.abc import Callable
 
-from broker_config.presence import Presence
+from broker_config.brokers.topology import workers_topic
+from broker_config.process.version import software_version
 from broker_config.stores.interface import Store
-from broker_config.topology import workers_topic
-from broker_config.version import software_version
+from broker_config.stores.presence import Presence
 
 
 def worker_presence(

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 
-from broker_config.durable import make_directory, write_atomically
+from broker_config.process.durable import make_directory, write_atomically
 from fedil_model.errors import DataError
 
 if TYPE_CHECKING:

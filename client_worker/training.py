@@ -10,21 +10,21 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from broker_config.errors import LedgerMissing, MessageRejected, ModelMissing
-from broker_config.messages import LEDGER_KIND, MODEL_KIND, TrainTask, Update
+from broker_config.protocol.errors import LedgerMissing, MessageRejected, ModelMissing
+from broker_config.protocol.messages import LEDGER_KIND, MODEL_KIND, TrainTask, Update
+from broker_config.protocol.wire import decode_arrays, digest, encode_arrays
 from broker_config.transports.interface import Transport
-from broker_config.wire import decode_arrays, digest, encode_arrays
 from client_worker.device_cache import DeviceCache
 from client_worker.ledgers import Ledgers
 from client_worker.shards import Shards
-from fedil_model.datasets import open_dataset
+from fedil_model.data.datasets import open_dataset
 from fedil_model.errors import LearningError, SettingError
-from fedil_model.hyperparameters import Learning
 from fedil_model.methods import make_method
 from fedil_model.methods.interface import Method
-from fedil_model.parameters import from_arrays, to_arrays
 from fedil_model.plugins import is_plugin
-from fedil_model.precision import is_out_of_memory
+from fedil_model.settings import Learning
+from fedil_model.training.flat_model import from_arrays, to_arrays
+from fedil_model.training.precision import is_out_of_memory
 
 
 class OutOfMemory(Exception):

@@ -13,13 +13,13 @@ from functools import partial
 
 import torch
 
-from broker_config.errors import BrokerUnavailable
-from broker_config.metrics import EXPOSITION
-from broker_config.patient import Patience, PatientTransport
+from broker_config.process.http import Reply, Route, WebServer
+from broker_config.process.metrics import EXPOSITION
+from broker_config.protocol.errors import BrokerUnavailable
 from broker_config.stores import connect_store
 from broker_config.stores.interface import Store
 from broker_config.transports import connect_transport
-from broker_config.web import Reply, Route, WebServer
+from broker_config.transports.reconnecting import Patience, PatientTransport
 from client_worker.device_cache import cache_bytes
 from client_worker.ledgers import PatientLedgers
 from client_worker.metrics import WorkerMetrics
@@ -30,7 +30,7 @@ from client_worker.presence import worker_presence
 from client_worker.shards import ShardFolder, brief
 from client_worker.stopping import Stopping
 from client_worker.training import Trainer
-from fedil_model.precision import choose_device, repeatable_on
+from fedil_model.training.precision import choose_device, repeatable_on
 
 _log = logging.getLogger(__name__)
 

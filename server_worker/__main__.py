@@ -8,9 +8,9 @@ import threading
 from pathlib import Path
 from types import FrameType
 
-from broker_config.addresses import fill_from_environment
-from broker_config.errors import FedILError, WronglyAsked
-from broker_config.logs import Logs, set_up_logs
+from broker_config.process.addresses import fill_from_environment
+from broker_config.process.logs import Logs, set_up_logs
+from broker_config.protocol.errors import FedILError, WronglyAsked
 from fedil_model.errors import LearningError, SettingError
 from server_worker.options import add_arguments, add_override_argument
 
@@ -40,15 +40,15 @@ def exit_code(error: Exception) -> int:
 def _serve(options: argparse.Namespace, logs: Logs) -> int:
     fill_from_environment(options, os.environ)
     stop = stop_on_signals()
-    from server_worker.recipe import load_recipe
+    from server_worker.run.recipe import load_recipe
 
     recipe = load_recipe(options.recipe, options.overrides)
     run_dir: Path = options.run_dir or Path("runs") / recipe.name
     # Here, not above: they load torch, and wrong arguments are answered before.
     from server_worker.deployment import Deployment, serve
-    from server_worker.log import LogWatcher, log_outcome
-    from server_worker.run_dir import RunDir
-    from server_worker.run_name import run_id
+    from server_worker.run.folder import RunDir
+    from server_worker.run.name import run_id
+    from server_worker.watch.log import LogWatcher, log_outcome
 
     deployment = Deployment(
         recipe,

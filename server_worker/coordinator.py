@@ -5,22 +5,22 @@ import json
 from dataclasses import replace
 from typing import Protocol
 
-from broker_config.errors import FedILError
-from broker_config.patient import GivenUp
+from broker_config.brokers.topology import DEAD_LETTERS, tasks_queue, updates_queue
+from broker_config.protocol.errors import FedILError
+from broker_config.protocol.wire import digest
 from broker_config.stores.batches import newest_ledgers
-from broker_config.topology import DEAD_LETTERS, tasks_queue, updates_queue
-from broker_config.wire import digest
-from fedil_model.datasets.interface import Samples
+from broker_config.transports.reconnecting import GivenUp
+from fedil_model.data.datasets.interface import Samples
 from fedil_model.methods.interface import Method
-from server_worker.asking import Asking
-from server_worker.buffered import BufferedLoop
+from server_worker.buffered.loop import BufferedLoop
 from server_worker.errors import named
-from server_worker.inbox import Inbox
-from server_worker.progress import Progress, from_checkpoint, is_marked, to_checkpoint
-from server_worker.recipe import Recipe, numbers_depend_on
-from server_worker.reporting import Reporter
-from server_worker.rounds import RoundsLoop
-from server_worker.surroundings import Stopped, Surroundings
+from server_worker.round.context import Stopped, Surroundings
+from server_worker.round.dispatch import Asking
+from server_worker.round.inbox import Inbox
+from server_worker.round.loop import RoundsLoop
+from server_worker.round.reporting import Reporter
+from server_worker.run.progress import Progress, from_checkpoint, is_marked, to_checkpoint
+from server_worker.run.recipe import Recipe, numbers_depend_on
 
 __all__ = ["Coordinator", "Stopped", "Surroundings"]
 

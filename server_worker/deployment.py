@@ -12,35 +12,35 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from broker_config.addresses import WebAddress
-from broker_config.errors import BrokerUnavailable, LedgerMissing
-from broker_config.patient import Patience, PatientTransport
-from broker_config.presence import Presence
+from broker_config.brokers.topology import RUNS_TOPIC
+from broker_config.process.addresses import WebAddress
+from broker_config.protocol.errors import BrokerUnavailable, LedgerMissing
 from broker_config.stores import connect_store
 from broker_config.stores.interface import Store
-from broker_config.topology import RUNS_TOPIC
+from broker_config.stores.presence import Presence
 from broker_config.transports import connect_transport
 from broker_config.transports.interface import Transport
+from broker_config.transports.reconnecting import Patience, PatientTransport
 from fedil_model.methods import make_method
-from fedil_model.precision import choose_device, repeatable_on
-from server_worker.checkpoint import CheckpointFolder
+from fedil_model.training.precision import choose_device, repeatable_on
 from server_worker.coordinator import Coordinator
-from server_worker.digests import ledger_digest, model_digest
 from server_worker.errors import Superseded
-from server_worker.events import Watcher, Watchers
-from server_worker.history import HistoryWriter
-from server_worker.materials import Materials, gather
-from server_worker.recipe import Recipe
-from server_worker.run_dir import RunDir
-from server_worker.run_environment import record_environment
-from server_worker.run_lock import FolderInUse, sole_use
-from server_worker.run_name import run_id
-from server_worker.sites import WatchedSites
-from server_worker.status import StatusTeller
-from server_worker.surroundings import Purity, Stopped, Surroundings
-from server_worker.survey import Surveyor
-from server_worker.tensorboard import TensorBoardWatcher, check_installed
-from server_worker.watching import Watching, watching
+from server_worker.round.context import Purity, Stopped, Surroundings
+from server_worker.round.sites import WatchedSites
+from server_worker.run.checkpoint import CheckpointFolder
+from server_worker.run.digests import ledger_digest, model_digest
+from server_worker.run.environment import record_environment
+from server_worker.run.folder import RunDir
+from server_worker.run.history import HistoryWriter
+from server_worker.run.inputs import Materials, gather
+from server_worker.run.lock import FolderInUse, sole_use
+from server_worker.run.name import run_id
+from server_worker.run.recipe import Recipe
+from server_worker.watch.events import Watcher, Watchers
+from server_worker.watch.status import StatusTeller
+from server_worker.watch.survey import Surveyor
+from server_worker.watch.tensorboard import TensorBoardWatcher, check_installed
+from server_worker.watch.watching import Watching, watching
 
 LEAD_SECONDS = 90.0
 """A server that was cut off is noticed after three heartbeats; until then its successor waits."""

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from broker_config.errors import FedILError
+from broker_config.protocol.errors import FedILError
 from fedil_model.errors import LearningError
-from server_worker.surroundings import Stopped
+from server_worker.round.context import Stopped
 
 _T = TypeVar("_T")
 

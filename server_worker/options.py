@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
-from broker_config.addresses import WebAddress, add_address_arguments, add_web_argument
-from broker_config.logs import add_log_arguments
+from broker_config.process.addresses import WebAddress, add_address_arguments, add_web_argument
+from broker_config.process.logs import add_log_arguments
 from fedil_model.device_argument import add_device_argument
 
 LIVE_PAGE = WebAddress(port=8265, fixed=False)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ops.services import Service, rabbitmq_service, redis_service
+from ops.local.services import Service, rabbitmq_service, redis_service
 from tests.services import needed
 
 torch.set_num_threads(1)

@@ -13,9 +13,9 @@ from types import TracebackType
 import torch
 
 from client_worker.shards import write_shards
-from fedil_model.datasets import open_dataset
-from fedil_model.split import make_split
-from server_worker.recipe import load_recipe
+from fedil_model.data.datasets import open_dataset
+from fedil_model.data.split import make_split
+from server_worker.run.recipe import load_recipe
 
 RECIPE = """
 name = "small"

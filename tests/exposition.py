@@ -5,7 +5,7 @@ from collections import Counter
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from ops.services.process import find_program
+from ops.local.services.process import find_program
 from tests.services import needed
 
 Labels = frozenset[tuple[str, str]]

@@ -14,34 +14,34 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from broker_config.messages import Message, Refusal, TrainTask, Update
-from broker_config.patient import Patience, PatientTransport
+from broker_config.brokers.topology import DEAD_LETTERS, tasks_queue, updates_queue
+from broker_config.protocol.messages import Message, Refusal, TrainTask, Update
+from broker_config.protocol.wire import decode_message, encode_message
 from broker_config.stores import connect_store
 from broker_config.stores.interface import Store
-from broker_config.stores.memory import MemoryStore
-from broker_config.topology import DEAD_LETTERS, tasks_queue, updates_queue
+from broker_config.stores.memory.store import MemoryStore
 from broker_config.transports import connect_transport
 from broker_config.transports.interface import Buffers, Delivery, Transport
-from broker_config.transports.memory import EmbeddedBroker, MemoryTransport
-from broker_config.wire import decode_message, encode_message
+from broker_config.transports.memory.transport import EmbeddedBroker, MemoryTransport
+from broker_config.transports.reconnecting import Patience, PatientTransport
 from client_worker.participant import Participant
 from client_worker.training import Trainer
-from fedil_model.augment import TensorViews
-from fedil_model.datasets import open_dataset
-from fedil_model.datasets.interface import Dataset, Samples
-from fedil_model.hyperparameters import merge
+from fedil_model.data.augment import TensorViews
+from fedil_model.data.datasets import open_dataset
+from fedil_model.data.datasets.interface import Dataset, Samples
+from fedil_model.data.split import make_split
 from fedil_model.methods import make_method
-from fedil_model.parameters import Weights
-from fedil_model.split import make_split
-from server_worker.checkpoint import CheckpointFolder
+from fedil_model.settings import merge
+from fedil_model.training.flat_model import Weights
 from server_worker.coordinator import Coordinator, Stopped, Surroundings
 from server_worker.deployment import Deployment, Outcome, serve
-from server_worker.digests import ledger_digest, model_digest
-from server_worker.evaluation import Evaluation
-from server_worker.events import ClientOutcome, RoundRecord
-from server_worker.progress import Progress
-from server_worker.recipe import Recipe, make_recipe
-from server_worker.sites import OneSite, Sites
+from server_worker.round.evaluation import Evaluation
+from server_worker.round.sites import OneSite, Sites
+from server_worker.run.checkpoint import CheckpointFolder
+from server_worker.run.digests import ledger_digest, model_digest
+from server_worker.run.progress import Progress
+from server_worker.run.recipe import Recipe, make_recipe
+from server_worker.watch.events import ClientOutcome, RoundRecord
 
 RUN = "blobs"
 SITE = "here"

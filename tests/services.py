@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from ops.services import ServiceMissing, Services, services
+from ops.local.services import ServiceMissing, Services, services
 
 Started = TypeVar("Started")
 

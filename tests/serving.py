@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
-from broker_config.messages import TrainTask
+from broker_config.protocol.messages import TrainTask
 from server_worker.coordinator import Stopped
-from server_worker.inbox import Inbox
-from server_worker.progress import Progress
+from server_worker.round.inbox import Inbox
+from server_worker.run.progress import Progress
 from tests.federation import SITE, SOON, Federation, Hands
 
 if TYPE_CHECKING:
@@ -87,8 +87,8 @@ class Looks:
     def __init__(self, patch: "pytest.MonkeyPatch") -> None:
         for module in ("rounds", "buffered"):
             patch.setattr(f"server_worker.{module}.DEAD_TASK_SECONDS", 0.0)
-        patch.setattr("server_worker.inbox._LOOKING_SHARE", 1.0)
-        patch.setattr("server_worker.inbox._LOOK_ANYWAY_SECONDS", 0.0)
+        patch.setattr("server_worker.round.inbox._LOOKING_SHARE", 1.0)
+        patch.setattr("server_worker.round.inbox._LOOK_ANYWAY_SECONDS", 0.0)
         self._done, look = threading.Semaphore(0), Inbox.dead_tasks
 
         def counted(inbox: Inbox, on_task: Callable[[TrainTask, str], None]) -> None:

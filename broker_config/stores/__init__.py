@@ -3,23 +3,23 @@
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-from broker_config.errors import AddressWrong
-from broker_config.patient import Patience
+from broker_config.protocol.errors import AddressWrong
 from broker_config.stores.interface import Store
+from broker_config.transports.reconnecting import Patience
 
 SiteOf = Callable[[int], str]
 """Client → the site that owns it."""
 
 
 def _connect_memory(url: str, *_: object) -> Store:
-    from broker_config.link import path_of
-    from broker_config.stores.memory_socket import SocketStore
+    from broker_config.embedded.frames import path_of
+    from broker_config.stores.memory.socket import SocketStore
 
     return SocketStore(path_of(url))
 
 
 def _connect_redis(url: str, site_of: SiteOf | None, patience: Patience | None) -> Store:
-    from broker_config.stores.redis import RedisStore
+    from broker_config.stores.redis.store import RedisStore
 
     store = RedisStore(url, site_of, patience)
     try:

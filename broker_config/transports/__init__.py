@@ -2,19 +2,19 @@
 
 from collections.abc import Callable
 
-from broker_config.errors import AddressWrong
+from broker_config.protocol.errors import AddressWrong
 from broker_config.transports.interface import Transport
 
 
 def _connect_memory(url: str) -> Transport:
-    from broker_config.link import path_of
-    from broker_config.transports.memory_socket import SocketTransport
+    from broker_config.embedded.frames import path_of
+    from broker_config.transports.memory.socket import SocketTransport
 
     return SocketTransport(path_of(url))
 
 
 def _connect_rabbitmq(url: str) -> Transport:
-    from broker_config.transports.rabbitmq import RabbitTransport
+    from broker_config.transports.rabbitmq.transport import RabbitTransport
 
     return RabbitTransport(url)
 

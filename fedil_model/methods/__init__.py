@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import torch
 
-from fedil_model.datasets.interface import Dataset, Views
-from fedil_model.hyperparameters import Learning
-from fedil_model.methods.fedil import FedIL
+from fedil_model.data.datasets.interface import Dataset, Views
+from fedil_model.methods.fedil.method import FedIL
 from fedil_model.methods.interface import Method
+from fedil_model.settings import Learning
 
 METHODS: dict[str, Callable[[Learning, tuple[int, ...], int, Views, torch.device], Method]] = {
     "fedil": FedIL,

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedil_model.aggregation import Verdict
-from fedil_model.datasets.interface import Samples
-from fedil_model.parameters import Weights
+from fedil_model.data.datasets.interface import Samples
+from fedil_model.methods.fedil.aggregation import Verdict
+from fedil_model.training.flat_model import Weights
 
 State = Mapping[str, Tensor]
 """What the server keeps between rounds; it is what a checkpoint holds."""

@@ -8,13 +8,13 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedil_model.errors import NetworkError, SettingError
-from fedil_model.hyperparameters import NetworkSettings
 from fedil_model.networks.cnn import make_cnn
 from fedil_model.networks.interface import MakeNetwork
 from fedil_model.networks.lenet5 import make_lenet5
 from fedil_model.networks.mlp import make_mlp
 from fedil_model.networks.resnet9 import make_resnet9
 from fedil_model.plugins import call_with_options, is_plugin, load_callable, told, users_code
+from fedil_model.settings import NetworkSettings
 
 NETWORKS: dict[str, MakeNetwork] = {
     "resnet9": make_resnet9,

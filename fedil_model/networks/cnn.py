@@ -2,10 +2,10 @@
 
 from torch import Tensor, nn
 
-from fedil_model.hyperparameters import NetworkSettings
 from fedil_model.networks.making import made, need_images
 from fedil_model.networks.normalisation import NormKind
 from fedil_model.networks.resnet9 import conv_block
+from fedil_model.settings import NetworkSettings
 
 SMALLEST_SIDE = 4
 

@@ -8,6 +8,6 @@ from collections.abc import Callable
 
 from torch import nn
 
-from fedil_model.hyperparameters import NetworkSettings
+from fedil_model.settings import NetworkSettings
 
 MakeNetwork = Callable[[tuple[int, ...], int, NetworkSettings], nn.Module]

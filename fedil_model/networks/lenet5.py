@@ -3,10 +3,10 @@ width 16, and a fiftieth of the arithmetic of ResNet9 at that width."""
 
 from torch import Tensor, nn
 
-from fedil_model.hyperparameters import NetworkSettings
 from fedil_model.networks.making import made, need_images
 from fedil_model.networks.normalisation import NormKind, make_norm
 from fedil_model.networks.pooling import MaxPool2x2
+from fedil_model.settings import NetworkSettings
 
 SMALLEST_SIDE = 16
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from fedil_model.errors import NetworkError
-from fedil_model.hyperparameters import NetworkSettings
 from fedil_model.plugins import call_with_options
+from fedil_model.settings import NetworkSettings
 
 
 def made(

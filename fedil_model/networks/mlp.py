@@ -5,9 +5,9 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from fedil_model.hyperparameters import NetworkSettings
 from fedil_model.networks.making import made
 from fedil_model.networks.normalisation import NormKind, make_norm
+from fedil_model.settings import NetworkSettings
 
 
 class Mlp(nn.Module):

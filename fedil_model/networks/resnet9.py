@@ -6,10 +6,10 @@ The activation sits inside each conv block and not after the addition. Channels:
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedil_model.hyperparameters import NetworkSettings
 from fedil_model.networks.making import made, need_images
 from fedil_model.networks.normalisation import NormKind, make_norm
 from fedil_model.networks.pooling import MaxPool2x2
+from fedil_model.settings import NetworkSettings
 
 SMALLEST_SIDE = 24
 """Three poolings leave a map of 3×3; less is too little for two more convolutions."""

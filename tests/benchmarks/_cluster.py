@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from broker_config.addresses import BROKER_URL, STORE_URL
-from broker_config.topology import DEFAULT_SITE
+from broker_config.brokers.topology import DEFAULT_SITE
+from broker_config.process.addresses import BROKER_URL, STORE_URL
 from client_worker.shards import write_shards
-from ops.commands.shards import write_site_shards
-from ops.services import private_rabbitmq, private_redis
-from server_worker.recipe import Recipe
+from ops.cli.commands.shards import write_site_shards
+from ops.local.services import private_rabbitmq, private_redis
+from server_worker.run.recipe import Recipe
 from tests.benchmarks._echo_method import DATASET
 from tests.benchmarks._processes import memory_bytes, started
 

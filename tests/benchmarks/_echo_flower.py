@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from ops.services.process import LOOPBACK, free_ports, is_free, wait_until
+from ops.local.services.process import LOOPBACK, free_ports, is_free, wait_until
 from tests.benchmarks._processes import ROOT, memory_bytes, started
 
 _APP = """

@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedil_model.aggregation import Verdict
-from fedil_model.datasets.interface import Dataset, Samples, Views
-from fedil_model.exact_sum import BLOCK, ExactSum
-from fedil_model.hyperparameters import Learning
+from fedil_model.data.datasets.interface import Dataset, Samples, Views
 from fedil_model.methods import METHODS
+from fedil_model.methods.fedil.aggregation import Verdict
 from fedil_model.methods.interface import ClientResult, Fold, Folded, ServerStep, State
 from fedil_model.networks import build_network
-from fedil_model.parameters import FlatModel, Weights
-from server_worker.recipe import Recipe, make_recipe
+from fedil_model.settings import Learning
+from fedil_model.training.exact_sum import BLOCK, ExactSum
+from fedil_model.training.flat_model import FlatModel, Weights
+from server_worker.run.recipe import Recipe, make_recipe
 
 CONSTANT = 0.25
 DATASET = f"{__name__}:samples"

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import torch
 
-from broker_config.addresses import BROKER_URL, STORE_URL
+from broker_config.process.addresses import BROKER_URL, STORE_URL
 from broker_config.transports import TRANSPORTS
 from broker_config.transports.interface import Transport
-from broker_config.transports.rabbitmq import RabbitTransport
+from broker_config.transports.rabbitmq.transport import RabbitTransport
 from server_worker.deployment import Deployment, serve
-from server_worker.events import ClientOutcome, RoundRecord
-from server_worker.recipe import make_recipe
+from server_worker.run.recipe import make_recipe
+from server_worker.watch.events import ClientOutcome, RoundRecord
 from tests.benchmarks._echo_method import DATASET, install
 from tests.benchmarks._processes import memory_bytes, sent_bytes
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ops.services.process import Guard
+from ops.local.services.process import Guard
 from tests.processes import family
 
 ROOT = Path(__file__).parents[2]

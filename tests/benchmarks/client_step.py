@@ -16,16 +16,16 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
-from fedil_model.augment.geometry import GRAY
-from fedil_model.augment.images import ImageViews
-from fedil_model.datasets import open_dataset
-from fedil_model.hyperparameters import Learning
-from fedil_model.losses import consistency_loss, pseudo_label_loss
-from fedil_model.methods.fedil import FedIL, _Credible, _Plan
+from fedil_model.data.augment.geometry import GRAY
+from fedil_model.data.augment.images import ImageViews
+from fedil_model.data.datasets import open_dataset
+from fedil_model.methods.fedil.losses import consistency_loss, pseudo_label_loss
+from fedil_model.methods.fedil.method import FedIL, _Credible, _Plan
 from fedil_model.networks import build_network
-from fedil_model.parameters import FlatModel
-from ops.recipe_files import find_recipe
-from server_worker.recipe import load_recipe
+from fedil_model.settings import Learning
+from fedil_model.training.flat_model import FlatModel
+from ops.cli.recipe_files import find_recipe
+from server_worker.run.recipe import load_recipe
 
 BAR, BAR_PIL = 0.80, 4.0
 BATCHES = 8

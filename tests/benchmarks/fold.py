@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedil_model.aggregation import IncrementalFold
-from fedil_model.hyperparameters import FedILSettings
-from fedil_model.parameters import Weights
+from fedil_model.methods.fedil.aggregation import IncrementalFold
+from fedil_model.settings import FedILSettings
+from fedil_model.training.flat_model import Weights
 
 BAR = 0.5
 NUM_PARAMS = 6_568_640

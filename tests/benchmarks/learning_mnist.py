@@ -12,12 +12,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from ops.recipe_files import read_recipe
-from ops.run_dir import load_weights
-from ops.simulate import simulate
-from ops.summary import Summary
-from ops.view.lines import QuietView
-from server_worker.events import RoundRecord
+from ops.cli.recipe_files import read_recipe
+from ops.cli.view.lines import QuietView
+from ops.inspect.run_reading import load_weights
+from ops.inspect.summary import Summary
+from ops.local.simulate import simulate
+from server_worker.watch.events import RoundRecord
 
 RECIPE = "mnist-iid-001"
 EARLY, EARLY_ROUNDS = 0.983, 15

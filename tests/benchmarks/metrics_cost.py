@@ -30,24 +30,24 @@ from unittest import mock
 
 import torch
 
-from broker_config import web
-from broker_config.addresses import BROKER_URL, STORE_URL, WebAddress
-from broker_config.messages import Update
-from broker_config.metrics import EXPOSITION
+from broker_config.brokers.topology import DEFAULT_SITE
+from broker_config.process import http as web
+from broker_config.process.addresses import BROKER_URL, STORE_URL, WebAddress
+from broker_config.process.metrics import EXPOSITION
+from broker_config.protocol.messages import Update
 from broker_config.stores.interface import Store
-from broker_config.topology import DEFAULT_SITE
 from client_worker.metrics import ANSWERED, WorkerMetrics
-from ops.commands.shards import write_site_shards
-from ops.diagnostics import purity_where_known
-from ops.recipe_files import read_recipe
-from ops.services import private_rabbitmq, private_redis
+from ops.cli.commands.shards import write_site_shards
+from ops.cli.recipe_files import read_recipe
+from ops.inspect.diagnostics import purity_where_known
+from ops.local.services import private_rabbitmq, private_redis
 from server_worker import deployment
 from server_worker.deployment import Deployment
-from server_worker.events import ClientOutcome, RoundRecord
-from server_worker.history import HistoryWriter
-from server_worker.materials import Materials
-from server_worker.recipe import Recipe
-from server_worker.surroundings import Purity
+from server_worker.round.context import Purity
+from server_worker.run.history import HistoryWriter
+from server_worker.run.inputs import Materials
+from server_worker.run.recipe import Recipe
+from server_worker.watch.events import ClientOutcome, RoundRecord
 from tests.benchmarks._processes import started
 from tests.benchmarks._watchers_at_work import EVERY_SECONDS, SCRAPED_EVERY, Connection
 from tests.benchmarks.simulate_scaling import busy_seconds_of_others

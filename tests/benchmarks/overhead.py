@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from broker_config.addresses import BROKER_URL, STORE_URL
-from broker_config.topology import DEFAULT_SITE
-from ops.commands.shards import write_site_shards
-from ops.services import private_rabbitmq, private_redis
-from ops.simulate import simulate
+from broker_config.brokers.topology import DEFAULT_SITE
+from broker_config.process.addresses import BROKER_URL, STORE_URL
+from ops.cli.commands.shards import write_site_shards
+from ops.local.services import private_rabbitmq, private_redis
+from ops.local.simulate import simulate
 from server_worker.deployment import Deployment, serve
-from server_worker.recipe import Recipe
+from server_worker.run.recipe import Recipe
 from tests.benchmarks import simulate_scaling
 from tests.benchmarks._processes import started
 from tests.benchmarks.simulate_scaling import Stopwatch, busy_seconds_of_others

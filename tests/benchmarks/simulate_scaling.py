@@ -13,11 +13,11 @@ from pathlib import Path
 
 import torch
 
-from fedil_model.augment import ImageViews
-from fedil_model.datasets.interface import Dataset, Samples
-from ops.simulate import simulate
-from server_worker.events import ClientOutcome, RoundRecord
-from server_worker.recipe import Recipe, make_recipe
+from fedil_model.data.augment import ImageViews
+from fedil_model.data.datasets.interface import Dataset, Samples
+from ops.local.simulate import simulate
+from server_worker.run.recipe import Recipe, make_recipe
+from server_worker.watch.events import ClientOutcome, RoundRecord
 
 BAR, BAR_SHARE = 1.6, 0.05
 ROUNDS = 4

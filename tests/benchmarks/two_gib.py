@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from server_worker.recipe import Recipe, make_recipe
+from server_worker.run.recipe import Recipe, make_recipe
 from tests.benchmarks._cluster import Cluster, echo_cluster, fedil_cluster
 from tests.benchmarks._echo_method import echo_recipe
 

@@ -16,9 +16,9 @@ import pika
 from pika.adapters.utils.io_services_utils import _AsyncTransportBase
 
 from broker_config.transports.interface import ModelAddress
-from broker_config.transports.rabbitmq import RabbitTransport
-from broker_config.transports.rabbitmq_line import READ_BYTES, READ_LIMITS
-from ops.services import rabbitmq_service
+from broker_config.transports.rabbitmq.connection import READ_BYTES, READ_LIMITS
+from broker_config.transports.rabbitmq.transport import RabbitTransport
+from ops.local.services import rabbitmq_service
 
 BAR = 0.7
 MODEL_BYTES = 26_310_000

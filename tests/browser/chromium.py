@@ -15,7 +15,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from ops.services import ServiceMissing
+from ops.local.services import ServiceMissing
 
 SOON = 60.0
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

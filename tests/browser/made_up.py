@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from broker_config.addresses import LOOPBACK, WebAddress
-from server_worker.events import ClientOutcome, RoundRecord
-from server_worker.recipe import Recipe, make_recipe
-from server_worker.run_dir import RunDir
-from server_worker.survey import Survey
-from server_worker.watching import Watching
+from broker_config.process.addresses import LOOPBACK, WebAddress
+from server_worker.run.folder import RunDir
+from server_worker.run.recipe import Recipe, make_recipe
+from server_worker.watch.events import ClientOutcome, RoundRecord
+from server_worker.watch.survey import Survey
+from server_worker.watch.watching import Watching
 from tests.federation import blobs_recipe
 
 ANYWHERE_HERE = WebAddress(LOOPBACK, 0)

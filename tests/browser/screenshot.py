@@ -8,10 +8,10 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from broker_config.addresses import LOOPBACK, WebAddress
-from ops.recipe_files import read_recipe
-from ops.simulate import simulate
-from ops.summary import Summary
+from broker_config.process.addresses import LOOPBACK, WebAddress
+from ops.cli.recipe_files import read_recipe
+from ops.inspect.summary import Summary
+from ops.local.simulate import simulate
 from tests.browser.chromium import chromium
 from tests.browser.looking import DRAWN, open_page
 from tests.federation import Diary

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from broker_config.web import WebServer
-from server_worker.events import ClientOutcome, RoundRecord
-from server_worker.history import read_records
+from broker_config.process.http import WebServer
+from server_worker.run.history import read_records
+from server_worker.watch.events import ClientOutcome, RoundRecord
 from tests.browser import made_up
 from tests.browser.chromium import Chromium, Page
 from tests.browser.looking import (

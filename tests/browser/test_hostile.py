@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from broker_config.web import WebServer
-from server_worker.events import ClientOutcome
-from server_worker.run_dir import RunDir
-from server_worker.survey import Survey
-from server_worker.watching import Watching
+from broker_config.process.http import WebServer
+from server_worker.run.folder import RunDir
+from server_worker.watch.events import ClientOutcome
+from server_worker.watch.survey import Survey
+from server_worker.watch.watching import Watching
 from tests.browser import made_up
 from tests.browser.chromium import Chromium, Page
 from tests.browser.looking import chart_texts, open_page, overlapping, scrolls_sideways, wider_than_the_window

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from broker_config.addresses import LOOPBACK, WebAddress
-from broker_config.web import WebServer
-from server_worker.history import read_records
-from server_worker.run_dir import RunDir
-from server_worker.watching import Watching
+from broker_config.process.addresses import LOOPBACK, WebAddress
+from broker_config.process.http import WebServer
+from server_worker.run.folder import RunDir
+from server_worker.run.history import read_records
+from server_worker.watch.watching import Watching
 from tests.browser import made_up
 from tests.browser.chromium import Page
 from tests.browser.looking import DRAWN, dots, open_page, points, see_rounds

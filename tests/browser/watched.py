@@ -9,22 +9,22 @@ from pathlib import Path
 
 import torch
 
-from broker_config.addresses import LOOPBACK, WebAddress
+from broker_config.process.addresses import LOOPBACK, WebAddress
 from broker_config.transports.interface import Transport
-from fedil_model.datasets.interface import Samples
+from fedil_model.data.datasets.interface import Samples
 from fedil_model.methods import make_method
-from fedil_model.parameters import FlatModel
-from server_worker.checkpoint import CheckpointFolder
+from fedil_model.training.flat_model import FlatModel
 from server_worker.coordinator import Coordinator, Surroundings
-from server_worker.evaluation import BackgroundEvaluator
-from server_worker.events import Watchers
-from server_worker.history import HistoryWriter
-from server_worker.materials import network_of
-from server_worker.progress import Progress
-from server_worker.recipe import Recipe
-from server_worker.run_dir import RunDir
-from server_worker.survey import Surveyor
-from server_worker.watching import Watching, watching
+from server_worker.round.evaluation import BackgroundEvaluator
+from server_worker.run.checkpoint import CheckpointFolder
+from server_worker.run.folder import RunDir
+from server_worker.run.history import HistoryWriter
+from server_worker.run.inputs import network_of
+from server_worker.run.progress import Progress
+from server_worker.run.recipe import Recipe
+from server_worker.watch.events import Watchers
+from server_worker.watch.survey import Surveyor
+from server_worker.watch.watching import Watching, watching
 from tests.federation import SITE, SOON, Diary, Federation
 
 ANYWHERE_HERE = WebAddress(LOOPBACK, 0)

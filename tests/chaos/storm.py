@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ops.services import Service
+from ops.local.services import Service
 from tests.deployment import Deployed
 
 TARGETS = ("worker", "worker", "server", "rabbitmq", "redis")

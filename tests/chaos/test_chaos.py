@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ops.services import Services, rabbitmq_service, redis_service
-from server_worker.recipe import load_recipe
+from ops.local.services import Services, rabbitmq_service, redis_service
+from server_worker.run.recipe import load_recipe
 from tests.chaos.storm import play
 from tests.deployment import write_recipe
 from tests.federation import Federation

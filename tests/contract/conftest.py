@@ -3,7 +3,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker_config.topology import DEAD_LETTERS
+from broker_config.brokers.topology import DEAD_LETTERS
 from broker_config.transports.interface import Transport
 from tests.contract.transports import BROKERS, Connect
 

@@ -5,8 +5,8 @@ import threading
 import numpy as np
 import pytest
 
-from broker_config.errors import ModelMissing, QueueMissing
-from broker_config.topology import updates_queue
+from broker_config.brokers.topology import updates_queue
+from broker_config.protocol.errors import ModelMissing, QueueMissing
 from broker_config.transports.interface import ModelAddress, Transport
 from tests.contract.transports import NOTHING, SOON, Connect, big_body
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from broker_config.embedded import serve
-from broker_config.errors import LedgerFenced, LedgerMissing, MessageRejected
+from broker_config.embedded.server import serve
+from broker_config.protocol.errors import LedgerFenced, LedgerMissing, MessageRejected
 from broker_config.stores import connect_store
 from broker_config.stores.interface import Store
-from broker_config.stores.memory import MemoryStore
-from broker_config.transports.memory import EmbeddedBroker
-from ops.services import Service
+from broker_config.stores.memory.store import MemoryStore
+from broker_config.transports.memory.transport import EmbeddedBroker
+from ops.local.services import Service
 
 Connect = Callable[[], Store]
 

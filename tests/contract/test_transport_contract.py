@@ -8,10 +8,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from broker_config.errors import BrokerUnavailable, MessageRejected, QueueMissing
-from broker_config.topology import DEAD_LETTERS, models_queue
+from broker_config.brokers.topology import DEAD_LETTERS, models_queue
+from broker_config.protocol.errors import BrokerUnavailable, MessageRejected, QueueMissing
 from broker_config.transports.interface import DELIVERY_LIMIT, Buffers, Delivery, Transport
-from ops.services.process import wait_until
+from ops.local.services.process import wait_until
 from tests.contract.transports import NOTHING, SOON, Connect, big_body, take
 
 

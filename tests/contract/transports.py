@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from broker_config.embedded import serve
-from broker_config.stores.memory import MemoryStore
+from broker_config.embedded.server import serve
+from broker_config.stores.memory.store import MemoryStore
 from broker_config.transports import connect_transport
 from broker_config.transports.interface import Delivery, Transport
-from broker_config.transports.memory import EmbeddedBroker, MemoryTransport
-from ops.services import Service
+from broker_config.transports.memory.transport import EmbeddedBroker, MemoryTransport
+from ops.local.services import Service
 
 Connect = Callable[[], Transport]
 SOON = 60.0

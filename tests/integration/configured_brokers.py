@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker_config.definitions import (
+from broker_config.brokers.definitions import (
     ADMIN_USER,
     VHOST,
     rabbitmq_definitions,
@@ -15,8 +15,8 @@ from broker_config.definitions import (
     redis_password_hash,
     users_of,
 )
-from ops.broker_management import Management
-from ops.services import RabbitMQ, Redis, private_rabbitmq, private_redis
+from ops.broker.management import Management
+from ops.local.services import RabbitMQ, Redis, private_rabbitmq, private_redis
 from tests.services import needed
 
 

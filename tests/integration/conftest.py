@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ops.services import Service
-from server_worker.recipe import Recipe
+from ops.local.services import Service
+from server_worker.run.recipe import Recipe
 from tests.federation import Over, OverBrokers, apart
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ops.grafana import DASHBOARDS
+from ops.monitoring.grafana import DASHBOARDS
 
 _SPECIAL = re.compile(r"[$^*{}\[\]'+?.()|]")
 

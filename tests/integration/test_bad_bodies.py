@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from broker_config.chunks import OVERHEAD_BYTES, split
-from broker_config.messages import Update
-from broker_config.topology import DEAD_LETTERS, body_queue
-from broker_config.transports.rabbitmq_bodies import BODY_HEADER
-from broker_config.transports.rabbitmq_line import Line
-from broker_config.transports.rabbitmq_outlet import CHUNK_BYTES, Outlet
-from broker_config.transports.rabbitmq_url import account_of
-from broker_config.wire import encode_message
-from server_worker.inbox import MANY_LETTERS
+from broker_config.brokers.topology import DEAD_LETTERS, body_queue
+from broker_config.protocol.chunks import OVERHEAD_BYTES, split
+from broker_config.protocol.messages import Update
+from broker_config.protocol.wire import encode_message
+from broker_config.transports.rabbitmq.bodies import BODY_HEADER
+from broker_config.transports.rabbitmq.connection import Line
+from broker_config.transports.rabbitmq.publisher import CHUNK_BYTES, Outlet
+from broker_config.transports.rabbitmq.url import account_of
+from server_worker.round.inbox import MANY_LETTERS
 from tests.federation import SOON, Federation, Hands, Over, blobs_recipe
 from tests.serving import Looks, until
 

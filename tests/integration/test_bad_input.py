@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from broker_config.messages import Message, Refusal, TrainTask, Update
+from broker_config.protocol.messages import Message, Refusal, TrainTask, Update
+from broker_config.protocol.wire import encode_arrays, encode_message
 from broker_config.transports.interface import ModelAddress
-from broker_config.wire import encode_arrays, encode_message
-from ops.services import Service
-from server_worker.claims import MOST_METRICS
-from server_worker.events import ClientOutcome, RoundRecord
+from ops.local.services import Service
+from server_worker.round.validation import MOST_METRICS
+from server_worker.watch.events import ClientOutcome, RoundRecord
 from tests.federation import SOON, Federation, Hands, Over, OverBrokers, apart, blobs_recipe
 
 
@@ -89,7 +89,7 @@ def refusal_of(update: Update, detail: str = "no") -> Refusal:
 
 def unasked() -> int:
     """Of six clients, one that round 1 leaves out."""
-    from server_worker.selection import select_clients
+    from server_worker.round.selection import select_clients
 
     return next(c for c in range(6) if c not in select_clients(blobs_recipe().seed, 1, range(6), 3))
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import redis as redis_py
 
-from broker_config.errors import LedgerMissing
-from broker_config.messages import Refusal, TrainTask
-from broker_config.stores.redis_keys import ledger_key
-from broker_config.wire import encode_message
-from ops.services import Service
+from broker_config.protocol.errors import LedgerMissing
+from broker_config.protocol.messages import Refusal, TrainTask
+from broker_config.protocol.wire import encode_message
+from broker_config.stores.redis.keys import ledger_key
+from ops.local.services import Service
 from tests.federation import SOON, Hands, Over, OverBrokers, at_work, blobs_recipe
 
 EVERYBODY = {"clients_per_round": 6}

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from redis import Redis as Client
 
-from broker_config.addresses import BROKER_URL, STORE_URL
-from broker_config.definitions import ADMIN_USER, permission, rabbitmq_password_hash, redis_rules
-from ops.broker_accounts import MANAGEMENT_URL
-from ops.cli import main
-from ops.services import private_redis
-from ops.services.process import LOOPBACK, find_program, free_ports
+from broker_config.brokers.definitions import ADMIN_USER, permission, rabbitmq_password_hash, redis_rules
+from broker_config.process.addresses import BROKER_URL, STORE_URL
+from ops.broker.accounts import MANAGEMENT_URL
+from ops.cli.main import main
+from ops.local.services import private_redis
+from ops.local.services.process import LOOPBACK, find_program, free_ports
 from tests.integration.configured_brokers import Brokers, configured_brokers, password_of
 from tests.services import needed
 

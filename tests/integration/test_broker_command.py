@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from broker_config.addresses import BROKER_URL, STORE_URL
-from broker_config.definitions import VHOST, rabbitmq_definitions, users_of
-from broker_config.errors import BrokerRefused
+from broker_config.brokers.definitions import VHOST, rabbitmq_definitions, users_of
+from broker_config.brokers.topology import DEAD_LETTERS, TASKS, site_user, tasks_queue, updates_queue
+from broker_config.process.addresses import BROKER_URL, STORE_URL
+from broker_config.protocol.errors import BrokerRefused
 from broker_config.stores import connect_store
-from broker_config.topology import DEAD_LETTERS, TASKS, site_user, tasks_queue, updates_queue
 from broker_config.transports import connect_transport
-from ops.broker_accounts import ADMIN_STORE_URL, MANAGEMENT_URL
-from ops.broker_management import Management
-from ops.cli import main
-from ops.services import RabbitMQ, Redis, private_rabbitmq, private_redis
-from ops.services.process import LOOPBACK, free_ports
-from ops.services.rabbitmq import read_settings
+from ops.broker.accounts import ADMIN_STORE_URL, MANAGEMENT_URL
+from ops.broker.management import Management
+from ops.cli.main import main
+from ops.local.services import RabbitMQ, Redis, private_rabbitmq, private_redis
+from ops.local.services.process import LOOPBACK, free_ports
+from ops.local.services.rabbitmq import read_settings
 from tests.services import needed
 
 RUN, SOON = "run", 60.0

@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from broker_config.definitions import consumer_timeout_seconds
-from ops.cli import main
-from ops.services import private_rabbitmq, private_redis
-from ops.services.process import LOOPBACK, free_ports
+from broker_config.brokers.definitions import consumer_timeout_seconds
+from ops.cli.main import main
+from ops.local.services import private_rabbitmq, private_redis
+from ops.local.services.process import LOOPBACK, free_ports
 from tests.certificates import Authority
 from tests.integration.test_broker_command import exchange_a_task, written
 from tests.services import needed

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 from redis import Redis as Client
 
-from broker_config.addresses import BROKER_URL, STORE_URL
-from broker_config.definitions import ADMIN_USER
-from broker_config.errors import ModelMissing
+from broker_config.brokers.definitions import ADMIN_USER
+from broker_config.brokers.topology import DEAD_LETTERS, RUN_KINDS, RUNS_TOPIC, tasks_queue, updates_queue
+from broker_config.process.addresses import BROKER_URL, STORE_URL
+from broker_config.protocol.errors import ModelMissing
 from broker_config.stores import connect_store
-from broker_config.stores.redis_keys import clients_key, ledger_key, run_key
-from broker_config.topology import DEAD_LETTERS, RUN_KINDS, RUNS_TOPIC, tasks_queue, updates_queue
+from broker_config.stores.redis.keys import clients_key, ledger_key, run_key
 from broker_config.transports import connect_transport
 from broker_config.transports.interface import Transport
-from ops.broker_accounts import MANAGEMENT_URL
-from ops.cli import main
-from ops.services.process import wait_until
+from ops.broker.accounts import MANAGEMENT_URL
+from ops.cli.main import main
+from ops.local.services.process import wait_until
 from tests.integration.configured_brokers import Brokers, configured_brokers, password_of
 
 SOON = 60.0

@@ -58,7 +58,7 @@ def complaint(result: subprocess.CompletedProcess[str], code: int) -> str:
 
 LOADED_BY = """
 import sys
-from ops.cli import main
+from ops.cli.main import main
 try:
     main(sys.argv[1:])
 except SystemExit:

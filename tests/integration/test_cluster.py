@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ops.cluster import shares
-from ops.services.process import wait_until
+from ops.local.cluster import shares
+from ops.local.services.process import wait_until
 from tests.integration.test_simulation import RECIPE
 from tests.processes import alive, family
 from tests.services import must_run_everything
@@ -104,7 +104,7 @@ def test_brokers_that_die_are_started_again_and_the_run_goes_on(tmp_path: Path) 
 
 def test_a_missing_service_is_told_before_anything_is_trained(tmp_path: Path) -> None:
     code = (
-        "import shutil, sys; shutil.which = lambda *_, **__: None; from ops.cli import main;"
+        "import shutil, sys; shutil.which = lambda *_, **__: None; from ops.cli.main import main;"
         " sys.exit(main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", code, "cluster", "digits", "--run-dir", str(tmp_path / "run")]
@@ -114,7 +114,7 @@ def test_a_missing_service_is_told_before_anything_is_trained(tmp_path: Path) ->
 
 
 def test_two_clusters_cannot_share_a_folder(tmp_path: Path) -> None:
-    from server_worker.run_lock import sole_use
+    from server_worker.run.lock import sole_use
 
     with sole_use(tmp_path / "run" / "services"):
         code, said = Command(tmp_path, "cluster", "--run-dir", str(tmp_path / "run")).finish()

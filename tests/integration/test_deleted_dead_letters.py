@@ -5,11 +5,11 @@ from contextlib import closing
 
 import pytest
 
-from broker_config.errors import BrokerUnavailable
-from broker_config.patient import Patience, PatientTransport
-from broker_config.topology import DEAD_LETTERS, tasks_queue, updates_queue
+from broker_config.brokers.topology import DEAD_LETTERS, tasks_queue, updates_queue
+from broker_config.protocol.errors import BrokerUnavailable
 from broker_config.transports import connect_transport
 from broker_config.transports.interface import Delivery, Transport
+from broker_config.transports.reconnecting import Patience, PatientTransport
 from tests.integration.configured_brokers import Brokers, configured_brokers
 from tests.integration.rabbitmq_peeking import SOON, delete_queue
 

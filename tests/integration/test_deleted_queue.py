@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from broker_config.topology import DEAD_LETTERS, models_queue, tasks_queue, updates_queue
-from ops.services import Service
+from broker_config.brokers.topology import DEAD_LETTERS, models_queue, tasks_queue, updates_queue
+from ops.local.services import Service
 from server_worker.deployment import Outcome
 from tests.federation import SOON, Federation, Hands, Over, OverBrokers, at_work, blobs_recipe
 from tests.integration.rabbitmq_peeking import delete_queue

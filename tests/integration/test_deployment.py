@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from broker_config.brokers.topology import workers_topic
 from broker_config.stores import connect_store
-from broker_config.topology import workers_topic
-from ops.services import Service
-from server_worker.history import read_history
-from server_worker.selection import select_clients
+from ops.local.services import Service
+from server_worker.round.selection import select_clients
+from server_worker.run.history import read_history
 from tests.deployment import ROOT, Deployed, write_all_shards, write_recipe
 from tests.serving import until
 

@@ -46,10 +46,10 @@ def test_ctrl_c_while_the_command_line_is_loaded_is_quiet() -> None:
 import sys
 class Impatient:
     def find_spec(self, name, *_):
-        if name == "ops.commands":
+        if name == "ops.cli.commands":
             raise KeyboardInterrupt
 sys.meta_path.insert(0, Impatient())
-from ops.entry import main
+from ops.cli.entry import main
 sys.exit(main())
 """
     result = subprocess.run(

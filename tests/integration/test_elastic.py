@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from torch import nn
 
-from broker_config.patient import LONGEST_PAUSE_SECONDS
+from broker_config.transports.reconnecting import LONGEST_PAUSE_SECONDS
 from client_worker.shards import write_shards
-from ops.services import Service
+from ops.local.services import Service
 from tests.deployment import ROOT
 from tests.federation import SOON, Federation, Hands, Over, OverBrokers, apart, at_work, blobs_recipe
 from tests.integration.gated_network import Gate, Gated

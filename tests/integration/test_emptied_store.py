@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from redis import Redis as Client
 
-from broker_config.errors import LedgerMissing
-from broker_config.messages import TrainTask
-from ops.services import Service
-from server_worker.recipe import Recipe
+from broker_config.protocol.errors import LedgerMissing
+from broker_config.protocol.messages import TrainTask
+from ops.local.services import Service
+from server_worker.run.recipe import Recipe
 from tests.federation import SOON, Hands, OverBrokers, apart, at_work, blobs_recipe
 
 BUFFERED = {"mode": "buffered", "in_flight": 2, "buffer_size": 2}

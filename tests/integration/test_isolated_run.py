@@ -11,23 +11,23 @@ import pika
 import pytest
 import torch
 
-from broker_config.errors import BrokerUnavailable
-from broker_config.messages import Refusal, TrainTask
+from broker_config.brokers.topology import DEAD_LETTERS, body_queue, updates_queue
+from broker_config.protocol.errors import BrokerUnavailable
+from broker_config.protocol.messages import Refusal, TrainTask
+from broker_config.protocol.wire import encode_message
 from broker_config.stores import connect_store
-from broker_config.stores.memory import MemoryStore
-from broker_config.topology import DEAD_LETTERS, body_queue, updates_queue
+from broker_config.stores.memory.store import MemoryStore
 from broker_config.transports import connect_transport
 from broker_config.transports.interface import ModelAddress, Transport
-from broker_config.transports.rabbitmq import RabbitTransport
-from broker_config.wire import encode_message
+from broker_config.transports.rabbitmq.transport import RabbitTransport
 from client_worker.participant import Participant
 from client_worker.training import Trainer
-from fedil_model.datasets.interface import Samples
+from fedil_model.data.datasets.interface import Samples
 from fedil_model.methods import make_method
-from server_worker.checkpoint import CheckpointFolder
 from server_worker.coordinator import Coordinator, Surroundings
-from server_worker.inbox import Inbox
-from server_worker.sites import WatchedSites
+from server_worker.round.inbox import Inbox
+from server_worker.round.sites import WatchedSites
+from server_worker.run.checkpoint import CheckpointFolder
 from tests.federation import ArrayShards, Diary, Federation, InlineEvaluator, blobs_recipe
 from tests.integration.configured_brokers import Brokers, configured_brokers
 

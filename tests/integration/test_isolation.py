@@ -14,12 +14,8 @@ from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker
 from redis import Redis as Client
 from redis.exceptions import AuthenticationError, NoPermissionError
 
-from broker_config.definitions import permission, redis_rules, site_rights
-from broker_config.errors import BrokerRefused, FedILError
-from broker_config.stores import connect_store
-from broker_config.stores.interface import Store
-from broker_config.stores.redis_keys import board_key, clients_key, ledger_key, notice_key
-from broker_config.topology import (
+from broker_config.brokers.definitions import permission, redis_rules, site_rights
+from broker_config.brokers.topology import (
     DEAD_LETTERS,
     RUNS_TOPIC,
     body_queue,
@@ -29,6 +25,10 @@ from broker_config.topology import (
     updates_queue,
     workers_topic,
 )
+from broker_config.protocol.errors import BrokerRefused, FedILError
+from broker_config.stores import connect_store
+from broker_config.stores.interface import Store
+from broker_config.stores.redis.keys import board_key, clients_key, ledger_key, notice_key
 from broker_config.transports import connect_transport
 from broker_config.transports.interface import Delivery, ModelAddress, Transport
 from tests.integration.configured_brokers import Brokers, configured_brokers

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from broker_config.messages import LEDGER_KIND
+from broker_config.protocol.messages import LEDGER_KIND
+from broker_config.protocol.wire import encode_arrays
 from broker_config.stores.interface import Store
-from broker_config.stores.memory import MemoryStore
-from broker_config.stores.redis import RedisStore
-from broker_config.wire import encode_arrays
-from fedil_model.credibility import NO_LABEL, Ledger
-from ops.cli import main
-from ops.services import Service
-from server_worker.run_dir import RunDir
+from broker_config.stores.memory.store import MemoryStore
+from broker_config.stores.redis.store import RedisStore
+from fedil_model.methods.fedil.ledger import NO_LABEL, Ledger
+from ops.cli.main import main
+from ops.local.services import Service
+from server_worker.run.folder import RunDir
 
 RUN = "looked-at"
 

@@ -11,11 +11,11 @@ import pytest
 import redis as redis_client
 import torch
 
-from broker_config.topology import UPDATES_EXCHANGE
-from ops.monitoring import Places, prometheus_files, write_monitoring
-from ops.services import RabbitMQ, Redis, private_prometheus, private_rabbitmq, private_redis
-from ops.services.process import free_ports, wait_until
-from server_worker.run_dir import RunDir
+from broker_config.brokers.topology import UPDATES_EXCHANGE
+from ops.local.services import RabbitMQ, Redis, private_prometheus, private_rabbitmq, private_redis
+from ops.local.services.process import free_ports, wait_until
+from ops.monitoring.files import Places, prometheus_files, write_monitoring
+from server_worker.run.folder import RunDir
 from tests.deployment import Deployed, write_recipe
 from tests.integration.monitored import Api, PanelQuery, chosen, panel_queries
 from tests.services import needed

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ops.services.process import wait_until
+from ops.local.services.process import wait_until
 from tests.integration.monitored import Api
 from tests.integration.test_cluster import Command
 from tests.services import must_run_everything

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from ops.monitoring import Places, prometheus_files, write_monitoring
-from ops.services import private_prometheus
-from ops.services.process import find_program, free_ports, wait_until
+from ops.local.services import private_prometheus
+from ops.local.services.process import find_program, free_ports, wait_until
+from ops.monitoring.files import Places, prometheus_files, write_monitoring
 from tests.integration.monitored import Api
 from tests.services import needed
 
@@ -231,7 +231,7 @@ def test_a_worker_cannot_pass_for_a_server_nor_flood_prometheus(tmp_path: Path) 
 
 
 def test_the_command_is_answered_without_torch() -> None:
-    code = "import sys; from ops.cli import main; main(['monitoring', sys.argv[1]]); print('torch' in sys.modules)"
+    code = "import sys; from ops.cli.main import main; main(['monitoring', sys.argv[1]]); print('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code, os.devnull], capture_output=True, text=True, check=False
     )

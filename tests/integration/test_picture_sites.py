@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from fedil_model.datasets.digits import digits
-from ops.services import Service
-from server_worker.history import read_records
-from server_worker.run_dir import RunDir
+from fedil_model.data.datasets.digits import digits
+from ops.local.services import Service
+from server_worker.run.folder import RunDir
+from server_worker.run.history import read_records
 from tests.deployment import ROOT
 
 PATIENCE = 240.0

@@ -12,12 +12,12 @@ import pika
 import pytest
 from pika.adapters.utils.io_services_utils import _AsyncTransportBase
 
-from broker_config.errors import BrokerRefused, BrokerUnavailable, MessageRejected, QueueMissing
-from broker_config.topology import DEAD_LETTERS, TASKS, tasks_queue, updates_queue
+from broker_config.brokers.topology import DEAD_LETTERS, TASKS, tasks_queue, updates_queue
+from broker_config.protocol.errors import BrokerRefused, BrokerUnavailable, MessageRejected, QueueMissing
 from broker_config.transports.interface import DELIVERY_LIMIT
-from broker_config.transports.rabbitmq import RabbitDelivery, RabbitTransport
-from broker_config.transports.rabbitmq_line import READ_BYTES, READ_LIMITS, Line
-from ops.services import Service
+from broker_config.transports.rabbitmq.connection import READ_BYTES, READ_LIMITS, Line
+from broker_config.transports.rabbitmq.transport import RabbitDelivery, RabbitTransport
+from ops.local.services import Service
 from tests.integration.half_broker import START, TUNE, broker_that_says, said
 from tests.integration.rabbitmq_peeking import (
     SOON,
@@ -353,7 +353,7 @@ def test_a_big_body_whose_reader_was_killed_in_the_middle_comes_back_whole(
 from broker_config.transports import connect_transport
 connect_transport({rabbitmq.url!r}).receive({queue!r}, {SOON}).body
 """
-    killed_in_the_middle(code, "broker_config.chunks:Assembler.add", 3)
+    killed_in_the_middle(code, "broker_config.protocol.chunks:Assembler.add", 3)
     delivery = take(transport, queue)
     assert delivery.redelivered
     assert delivery.body == body
@@ -366,7 +366,7 @@ def test_a_body_whose_writer_was_killed_in_the_middle_is_as_if_never_sent(
 from broker_config.transports import connect_transport
 connect_transport({rabbitmq.url!r}).publish({queue!r}, [bytes({BIG})])
 """
-    killed_in_the_middle(code, "broker_config.transports.rabbitmq_burst:Burst.put", 3)
+    killed_in_the_middle(code, "broker_config.transports.rabbitmq.burst:Burst.put", 3)
     assert transport.receive(queue, NOTHING) is None
 
 

@@ -8,15 +8,15 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from broker_config.errors import BrokerUnavailable, FedILError, QueueMissing
-from broker_config.topology import UPDATES_EXCHANGE, updates_queue
-from broker_config.transports import rabbitmq_burst
-from broker_config.transports.rabbitmq import RabbitTransport
-from broker_config.transports.rabbitmq_burst import BENEATH, Burst
-from broker_config.transports.rabbitmq_line import Line
-from broker_config.transports.rabbitmq_outlet import Outlet
-from broker_config.transports.rabbitmq_url import account_of
-from ops.services import Service
+from broker_config.brokers.topology import UPDATES_EXCHANGE, updates_queue
+from broker_config.protocol.errors import BrokerUnavailable, FedILError, QueueMissing
+from broker_config.transports.rabbitmq import burst as rabbitmq_burst
+from broker_config.transports.rabbitmq.burst import BENEATH, Burst
+from broker_config.transports.rabbitmq.connection import Line
+from broker_config.transports.rabbitmq.publisher import Outlet
+from broker_config.transports.rabbitmq.transport import RabbitTransport
+from broker_config.transports.rabbitmq.url import account_of
+from ops.local.services import Service
 from tests.integration.rabbitmq_peeking import SOON
 
 MANY = [b"%d" % number for number in range(50)]

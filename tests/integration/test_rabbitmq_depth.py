@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from broker_config.errors import BrokerRefused
-from broker_config.topology import DEAD_LETTERS, tasks_queue, updates_queue
-from broker_config.transports.rabbitmq import RabbitTransport
-from ops.services import Service
-from ops.services.process import wait_until
+from broker_config.brokers.topology import DEAD_LETTERS, tasks_queue, updates_queue
+from broker_config.protocol.errors import BrokerRefused
+from broker_config.transports.rabbitmq.transport import RabbitTransport
+from ops.local.services import Service
+from ops.local.services.process import wait_until
 from tests.integration.configured_brokers import configured_brokers
 
 SOON = 60.0

@@ -14,11 +14,11 @@ import pika.data
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from broker_config.chunks import OVERHEAD_BYTES, split
-from broker_config.errors import MessageRejected
-from broker_config.topology import BODIES, DEAD, DEAD_LETTERS, UPDATES, body_queue, updates_queue
-from broker_config.transports.rabbitmq import RabbitDelivery, RabbitTransport
-from broker_config.transports.rabbitmq_bodies import BODY_HEADER
+from broker_config.brokers.topology import BODIES, DEAD, DEAD_LETTERS, UPDATES, body_queue, updates_queue
+from broker_config.protocol.chunks import OVERHEAD_BYTES, split
+from broker_config.protocol.errors import MessageRejected
+from broker_config.transports.rabbitmq.bodies import BODY_HEADER
+from broker_config.transports.rabbitmq.transport import RabbitDelivery, RabbitTransport
 from tests.integration.configured_brokers import Brokers, configured_brokers
 from tests.integration.rabbitmq_peeking import queue_exists
 

@@ -8,7 +8,7 @@ from contextlib import closing
 import pika
 import pytest
 
-from broker_config.topology import (
+from broker_config.brokers.topology import (
     BODIES,
     DEAD,
     DEAD_LETTERS,
@@ -18,8 +18,8 @@ from broker_config.topology import (
     UPDATES,
     tasks_queue,
 )
-from broker_config.transports.rabbitmq import RabbitDelivery, RabbitTransport
-from ops.services import Service
+from broker_config.transports.rabbitmq.transport import RabbitDelivery, RabbitTransport
+from ops.local.services import Service
 from tests.integration.rabbitmq_peeking import SOON
 
 TTL_SECONDS, NOTHING = 3.0, 0.3

@@ -10,15 +10,15 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from broker_config.chunks import Assembler
-from broker_config.errors import BrokerUnavailable, MessageRejected, ModelMissing, QueueMissing
-from broker_config.patient import Patience, PatientTransport
-from broker_config.topology import lead_queue, models_queue, updates_queue
-from broker_config.transports.rabbitmq import RabbitTransport
-from broker_config.transports.rabbitmq_models import _Tap
-from broker_config.transports.rabbitmq_outlet import Headers, Outlet, family_of
-from ops.services import Service
-from ops.services.process import wait_until
+from broker_config.brokers.topology import lead_queue, models_queue, updates_queue
+from broker_config.protocol.chunks import Assembler
+from broker_config.protocol.errors import BrokerUnavailable, MessageRejected, ModelMissing, QueueMissing
+from broker_config.transports.rabbitmq.publisher import Headers, Outlet, family_of
+from broker_config.transports.rabbitmq.stream import _Tap
+from broker_config.transports.rabbitmq.transport import RabbitTransport
+from broker_config.transports.reconnecting import Patience, PatientTransport
+from ops.local.services import Service
+from ops.local.services.process import wait_until
 from tests.integration.rabbitmq_peeking import SOON, delete_queue, in_another_process, killed_in_the_middle
 
 MODEL = 12_000_000
@@ -161,7 +161,7 @@ def test_a_writer_that_died_in_the_middle_leaves_what_was_there(
 from broker_config.transports import connect_transport
 connect_transport({rabbitmq.url!r}).append_model({run!r}, 2, [bytes({MODEL})])
 """
-    killed_in_the_middle(code, "broker_config.transports.rabbitmq_outlet:Outlet.put", 2)
+    killed_in_the_middle(code, "broker_config.transports.rabbitmq.publisher:Outlet.put", 2)
     assert transport.read_model(first) == weights(1)
     second = transport.append_model(run, 2, [weights(2)])
     assert transport.read_model(first) == weights(1)

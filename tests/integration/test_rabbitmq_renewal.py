@@ -8,12 +8,12 @@ from contextlib import ExitStack, closing, suppress
 
 import pytest
 
-from broker_config.errors import BrokerUnavailable
-from broker_config.topology import DEAD_LETTERS, tasks_queue
-from broker_config.transports import rabbitmq_inlet
-from broker_config.transports.rabbitmq import RabbitTransport
-from ops.services import Service
-from ops.services.process import wait_until
+from broker_config.brokers.topology import DEAD_LETTERS, tasks_queue
+from broker_config.protocol.errors import BrokerUnavailable
+from broker_config.transports.rabbitmq import consumer as rabbitmq_inlet
+from broker_config.transports.rabbitmq.transport import RabbitTransport
+from ops.local.services import Service
+from ops.local.services.process import wait_until
 
 SOON = 60.0
 

@@ -9,13 +9,13 @@ import pika
 import pytest
 from pika.exceptions import AMQPConnectionError
 
-from broker_config.errors import BrokerBlocked, BrokerUnavailable
-from broker_config.patient import Patience, PatientTransport
-from broker_config.topology import DEAD_LETTERS, tasks_queue, updates_queue
-from broker_config.topology import TASKS as TASKS_KIND
-from broker_config.transports.rabbitmq import RabbitTransport
-from broker_config.transports.rabbitmq_line import Line
-from ops.services import RabbitMQ, Service, private_rabbitmq, rabbitmq_service
+from broker_config.brokers.topology import DEAD_LETTERS, tasks_queue, updates_queue
+from broker_config.brokers.topology import TASKS as TASKS_KIND
+from broker_config.protocol.errors import BrokerBlocked, BrokerUnavailable
+from broker_config.transports.rabbitmq.connection import Line
+from broker_config.transports.rabbitmq.transport import RabbitTransport
+from broker_config.transports.reconnecting import Patience, PatientTransport
+from ops.local.services import RabbitMQ, Service, private_rabbitmq, rabbitmq_service
 from tests.integration.rabbitmq_peeking import SOON
 from tests.services import needed
 

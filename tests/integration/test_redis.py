@@ -18,16 +18,22 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from broker_config.errors import BrokerRefused, BrokerUnavailable, FedILError, LedgerFenced, LedgerMissing
-from broker_config.messages import LEDGER_KIND
-from broker_config.patient import GivenUp, Patience
+from broker_config.protocol.errors import (
+    BrokerRefused,
+    BrokerUnavailable,
+    FedILError,
+    LedgerFenced,
+    LedgerMissing,
+)
+from broker_config.protocol.messages import LEDGER_KIND
+from broker_config.protocol.wire import encode_arrays
 from broker_config.stores import connect_store
-from broker_config.stores.redis import RedisStore
-from broker_config.stores.redis_keys import ledger_key
-from broker_config.wire import encode_arrays
-from fedil_model.credibility import Ledger
-from ops.services import Service, private_redis, redis_service
-from ops.services.process import free_ports
+from broker_config.stores.redis.keys import ledger_key
+from broker_config.stores.redis.store import RedisStore
+from broker_config.transports.reconnecting import GivenUp, Patience
+from fedil_model.methods.fedil.ledger import Ledger
+from ops.local.services import Service, private_redis, redis_service
+from ops.local.services.process import free_ports
 from tests.integration.cut_connection import Wire, wire_to
 from tests.services import needed
 

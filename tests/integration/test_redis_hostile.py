@@ -9,18 +9,19 @@ from typing import Any
 import pytest
 from redis import Redis as Client
 
-from broker_config.definitions import redis_rules
-from broker_config.errors import LedgerMissing, MessageRejected
-from broker_config.stores import connect_store, redis_board
-from broker_config.stores import redis as redis_store
+from broker_config.brokers.definitions import redis_rules
+from broker_config.brokers.topology import site_user, workers_topic
+from broker_config.protocol.errors import LedgerMissing, MessageRejected
+from broker_config.stores import connect_store
 from broker_config.stores.interface import Store
-from broker_config.stores.memory import MemoryStore
-from broker_config.stores.redis import RedisStore
-from broker_config.stores.redis_keys import board_key, clients_key, ledger_key, notice_key
-from broker_config.stores.redis_runs import looking_at_runs
-from broker_config.topology import site_user, workers_topic
-from ops.services import Service
-from server_worker.digests import ledger_digest
+from broker_config.stores.memory.store import MemoryStore
+from broker_config.stores.redis import board as redis_board
+from broker_config.stores.redis import store as redis_store
+from broker_config.stores.redis.keys import board_key, clients_key, ledger_key, notice_key
+from broker_config.stores.redis.runs import looking_at_runs
+from broker_config.stores.redis.store import RedisStore
+from ops.local.services import Service
+from server_worker.run.digests import ledger_digest
 
 RUN = "run"
 TOPIC = workers_topic("north")

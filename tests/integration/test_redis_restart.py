@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from redis import Redis as Client
 
-from broker_config.definitions import redis_acl, redis_password_hash
-from broker_config.stores import connect_store, redis_link
-from broker_config.topology import workers_topic
-from ops.services import Service, private_redis
-from ops.services.redis import Redis
+from broker_config.brokers.definitions import redis_acl, redis_password_hash
+from broker_config.brokers.topology import workers_topic
+from broker_config.stores import connect_store
+from broker_config.stores.redis import connection as redis_link
+from ops.local.services import Service, private_redis
+from ops.local.services.redis import Redis
 from tests.services import needed
 
 RUN = "run"

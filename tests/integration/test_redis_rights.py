@@ -8,10 +8,11 @@ from redis import Redis as Client
 from redis.crc import key_slot
 from redis.exceptions import NoPermissionError
 
-from broker_config.errors import BrokerRefused, LedgerMissing, MessageRejected
+from broker_config.brokers.topology import RUNS_TOPIC, workers_topic
+from broker_config.protocol.errors import BrokerRefused, LedgerMissing, MessageRejected
 from broker_config.stores import connect_store
-from broker_config.stores.redis import RedisStore
-from broker_config.stores.redis_keys import (
+from broker_config.stores.redis.connection import NotOurs, RedisLink
+from broker_config.stores.redis.keys import (
     board_key,
     clients_key,
     ledger_key,
@@ -20,9 +21,8 @@ from broker_config.stores.redis_keys import (
     server_rules,
     site_rules,
 )
-from broker_config.stores.redis_link import NotOurs, RedisLink
-from broker_config.topology import RUNS_TOPIC, workers_topic
-from ops.services import Service
+from broker_config.stores.redis.store import RedisStore
+from ops.local.services import Service
 
 RUN = "run"
 Login = Callable[[str], RedisStore]

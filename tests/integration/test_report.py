@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from broker_config.stores.memory import MemoryStore
-from broker_config.stores.redis import RedisStore
-from ops.services import Service, private_redis
-from server_worker.run_lock import sole_use
+from broker_config.stores.memory.store import MemoryStore
+from broker_config.stores.redis.store import RedisStore
+from ops.local.services import Service, private_redis
+from server_worker.run.lock import sole_use
 from tests.browser.chromium import Chromium, Page, chromium
 from tests.integration.test_cli import ROOT, complaint, environment, fedil, heavy_modules_loaded_by
 from tests.services import needed

@@ -15,7 +15,7 @@ import pika
 import pytest
 import redis as redis_client
 
-from ops.services import (
+from ops.local.services import (
     RabbitMQ,
     Service,
     ServiceFailed,
@@ -27,7 +27,7 @@ from ops.services import (
     rabbitmq_service,
     redis_service,
 )
-from ops.services.process import wait_until
+from ops.local.services.process import wait_until
 from tests.processes import alive, family
 from tests.services import needed, temporary_services
 
@@ -147,7 +147,7 @@ def test_nothing_of_a_service_outlives_a_killed_parent(start: str, tmp_path: Pat
     code = f"""
 import sys
 from pathlib import Path
-from ops.services import ServiceMissing, {start}
+from ops.local.services import ServiceMissing, {start}
 try:
     service = {start}(Path(sys.argv[1]))
 except ServiceMissing as missing:

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from ops.services import Redis, ServiceMissing, process, redis_service
-from ops.services.choice import uses_docker
-from ops.services.docker import ContainedService, engine_answers
+from ops.local.services import Redis, ServiceMissing, process, redis_service
+from ops.local.services.choice import uses_docker
+from ops.local.services.docker import ContainedService, engine_answers
 from tests.services import needed
 
 

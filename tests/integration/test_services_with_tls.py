@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ops.services import Tls, private_rabbitmq, private_redis, process
+from ops.local.services import Tls, private_rabbitmq, private_redis, process
 from tests.certificates import Authority
 from tests.services import needed
 

@@ -13,10 +13,10 @@ from urllib.request import urlopen
 
 import pytest
 
-from broker_config.addresses import LOOPBACK, WebAddress
-from broker_config.messages import TrainTask
+from broker_config.process.addresses import LOOPBACK, WebAddress
+from broker_config.protocol.messages import TrainTask
 from server_worker.deployment import Deployment, Outcome, serve
-from server_worker.run_lock import FolderInUse, sole_use
+from server_worker.run.lock import FolderInUse, sole_use
 from tests.federation import SOON, Diary, Federation, Hands, Over, OverBrokers, blobs_recipe
 from tests.integration.cut_connection import Wire
 from tests.serving import until

@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from broker_config.errors import BrokerRefused, BrokerUnavailable, FedILError
-from broker_config.patient import Patience
+from broker_config.brokers.topology import updates_queue
+from broker_config.protocol.errors import BrokerRefused, BrokerUnavailable, FedILError
 from broker_config.stores import connect_store
-from broker_config.topology import updates_queue
 from broker_config.transports import connect_transport
-from ops.broker_management import Management
-from ops.services import RabbitMQ, Redis, Tls, private_rabbitmq, private_redis
-from ops.services.process import LOOPBACK, free_ports
-from ops.services.rabbitmq import read_settings
+from broker_config.transports.reconnecting import Patience
+from ops.broker.management import Management
+from ops.local.services import RabbitMQ, Redis, Tls, private_rabbitmq, private_redis
+from ops.local.services.process import LOOPBACK, free_ports
+from ops.local.services.rabbitmq import read_settings
 from tests.certificates import Authority
 from tests.services import needed
 

@@ -8,8 +8,8 @@ from tests.integration.test_cli import SMALL, complaint, fedil
 
 MINE = """
 from dataclasses import replace
-from fedil_model.augment import TensorViews
-from fedil_model.datasets.digits import digits
+from fedil_model.data.augment import TensorViews
+from fedil_model.data.datasets.digits import digits
 
 
 def network(input_shape, num_classes):

@@ -16,10 +16,10 @@ from urllib.request import urlopen
 
 import pytest
 
-from broker_config.addresses import LOOPBACK, WebAddress
-from broker_config.topology import workers_topic
+from broker_config.brokers.topology import workers_topic
+from broker_config.process.addresses import LOOPBACK, WebAddress
 from client_worker.shards import write_shards
-from ops.services.process import free_ports, is_free
+from ops.local.services.process import free_ports, is_free
 from server_worker.deployment import Deployment, serve
 from tests.exposition import by_label, promtool_complaints, value
 from tests.federation import Over, OverBrokers, blobs_recipe

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from broker_config.embedded import BrokerServer, serve
-from broker_config.messages import Update
-from broker_config.topology import workers_topic
-from broker_config.wire import decode_message
+from broker_config.brokers.topology import workers_topic
+from broker_config.embedded.server import BrokerServer, serve
+from broker_config.protocol.messages import Update
+from broker_config.protocol.wire import decode_message
 from client_worker.shards import write_shards
 from tests.federation import RUN, SITE
 from tests.integration.gated_network import Gate

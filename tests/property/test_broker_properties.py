@@ -6,9 +6,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from broker_config.topology import DEAD_LETTERS
+from broker_config.brokers.topology import DEAD_LETTERS
 from broker_config.transports.interface import DELIVERY_LIMIT
-from broker_config.transports.memory import EmbeddedBroker, MemoryDelivery, MemoryTransport
+from broker_config.transports.memory.transport import EmbeddedBroker, MemoryDelivery, MemoryTransport
 
 QUEUE = "fedil.tasks.a"
 

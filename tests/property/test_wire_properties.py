@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from broker_config import wire
-from broker_config.errors import MessageRejected
-from broker_config.messages import Message, Refusal, TrainTask, Update
+from broker_config.protocol import wire
+from broker_config.protocol.errors import MessageRejected
+from broker_config.protocol.messages import Message, Refusal, TrainTask, Update
 from broker_config.transports.interface import ModelAddress
 
 QUICK = settings(max_examples=60, deadline=None)

@@ -4,9 +4,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from broker_config.buffers import ALIGNMENT, room_for
-from broker_config.chunks import assembled, split
-from broker_config.link import receive_frame, send_frame
+from broker_config.embedded.frames import receive_frame, send_frame
+from broker_config.protocol.buffers import ALIGNMENT, room_for
+from broker_config.protocol.chunks import assembled, split
 
 
 def address(body: memoryview) -> int:

@@ -3,9 +3,9 @@ import tracemalloc
 
 import pytest
 
-from broker_config.buffers import digest
-from broker_config.chunks import MAX_CHUNKS, OVERHEAD_BYTES, Assembler, assembled, split
-from broker_config.errors import MessageRejected
+from broker_config.protocol.buffers import digest
+from broker_config.protocol.chunks import MAX_CHUNKS, OVERHEAD_BYTES, Assembler, assembled, split
+from broker_config.protocol.errors import MessageRejected
 
 ID = b"i" * 16
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from broker_config.definitions import (
+from broker_config.brokers.definitions import (
     SERVER_USER,
     check_sites,
     consumer_timeout_seconds,
@@ -21,8 +21,7 @@ from broker_config.definitions import (
     site_rights,
     users_of,
 )
-from broker_config.errors import FedILError
-from broker_config.topology import (
+from broker_config.brokers.topology import (
     DEAD_LETTERS,
     body_queue,
     lead_queue,
@@ -31,8 +30,9 @@ from broker_config.topology import (
     tasks_queue,
     updates_queue,
 )
+from broker_config.protocol.errors import FedILError
 from fedil_model.errors import LearningError
-from ops.services.rabbitmq import read_settings
+from ops.local.services.rabbitmq import read_settings
 from tests.federation import blobs_recipe
 
 NAMES = [

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from broker_config.durable import append_line
-from broker_config.errors import BrokerUnavailable
+from broker_config.process.durable import append_line
+from broker_config.protocol.errors import BrokerUnavailable
 
 
 def test_a_line_that_does_not_reach_the_disk_leaves_nothing_behind(

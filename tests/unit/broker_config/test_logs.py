@@ -15,7 +15,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_config.logs import Format, Logs, about, json_line, message_in, one_line, set_up_logs, text_line
+from broker_config.process.logs import (
+    Format,
+    Logs,
+    about,
+    json_line,
+    message_in,
+    one_line,
+    set_up_logs,
+    text_line,
+)
 
 LOG = logging.getLogger("client_worker.test")
 HOSTILE = "done\n2026-01-01T00:00:00.000Z INFO all is well \x1b[2J\r\x85\u2028\u202e\udc80 end"
@@ -305,7 +314,7 @@ def test_the_end_of_a_process_is_a_command_line_complaint_or_an_event(
 
 PROGRAM = """
 import logging, os, resource, sys
-from broker_config.logs import set_up_logs
+from broker_config.process.logs import set_up_logs
 log = logging.getLogger("client_worker")
 with set_up_logs(sys.argv[1], "info"):
     {body}

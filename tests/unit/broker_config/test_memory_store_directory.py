@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import broker_config
-from broker_config.errors import BrokerUnavailable, LedgerFenced, LedgerMissing
-from broker_config.stores.memory import MemoryStore
+from broker_config.protocol.errors import BrokerUnavailable, LedgerFenced, LedgerMissing
+from broker_config.stores.memory.store import MemoryStore
 
 
 def test_ledgers_and_fences_are_there_for_the_next_store(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_every_confirmed_commit_survives_the_kill_of_its_process(tmp_path: Path)
     script = """
 import sys
 from pathlib import Path
-from broker_config.stores.memory import MemoryStore
+from broker_config.stores.memory.store import MemoryStore
 store = MemoryStore(Path(sys.argv[1]))
 for activation in range(1, 10_000):
     store.commit("run", 7, activation, b"%d" % activation)

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from broker_config.metrics import EXPOSITION, MOST_SERIES, Metrics, Traffic
+from broker_config.process.metrics import EXPOSITION, MOST_SERIES, Metrics, Traffic
 
 Series = dict[tuple[str, ...], float]
 
@@ -189,7 +189,7 @@ def test_nothing_is_registered_where_others_register_theirs() -> None:
     code = (
         "import prometheus_client as p\n"
         "before = p.generate_latest()\n"
-        "from broker_config.metrics import Metrics\n"
+        "from broker_config.process.metrics import Metrics\n"
         "Metrics().gauge('fedil_a', 'A.').set(1)\n"
         "assert b'fedil' not in p.generate_latest()\n"
     )
@@ -199,7 +199,7 @@ def test_nothing_is_registered_where_others_register_theirs() -> None:
 def test_the_command_line_does_not_wait_for_what_only_a_run_needs() -> None:
     code = (
         "import sys\n"
-        "from ops.cli import make_parser\n"
+        "from ops.cli.main import make_parser\n"
         "make_parser()\n"
         "print([name for name in ('torch', 'prometheus_client', 'http.server') if name in sys.modules])\n"
     )

@@ -5,16 +5,16 @@ from collections.abc import Callable
 
 import pytest
 
-from broker_config.errors import (
+from broker_config.protocol.errors import (
     BrokerBlocked,
     BrokerRefused,
     BrokerUnavailable,
     MessageRejected,
     QueueMissing,
 )
-from broker_config.patient import GivenUp, Patience, PatientTransport
 from broker_config.transports.interface import Buffers, Transport
-from broker_config.transports.memory import EmbeddedBroker, MemoryTransport
+from broker_config.transports.memory.transport import EmbeddedBroker, MemoryTransport
+from broker_config.transports.reconnecting import GivenUp, Patience, PatientTransport
 
 QUEUE = "fedil.tasks.here"
 

@@ -3,8 +3,8 @@
 import pika
 import pytest
 
-from broker_config.errors import AddressWrong
-from broker_config.transports.rabbitmq_url import HEARTBEAT_SECONDS, account_of
+from broker_config.protocol.errors import AddressWrong
+from broker_config.transports.rabbitmq.url import HEARTBEAT_SECONDS, account_of
 
 
 def test_an_address_names_user_place_and_virtual_host() -> None:

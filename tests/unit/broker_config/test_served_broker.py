@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 
 import broker_config
-from broker_config import link
-from broker_config.embedded import BrokerServer, serve
-from broker_config.errors import BrokerUnavailable, FedILError, MessageRejected
-from broker_config.link import url_of
+from broker_config.embedded import frames as link
+from broker_config.embedded.frames import url_of
+from broker_config.embedded.server import BrokerServer, serve
+from broker_config.protocol.errors import BrokerUnavailable, FedILError, MessageRejected
 from broker_config.stores import connect_store
-from broker_config.stores.memory import MemoryStore
+from broker_config.stores.memory.store import MemoryStore
 from broker_config.transports import connect_transport
 from broker_config.transports.interface import DELIVERY_LIMIT
-from broker_config.transports.memory import EmbeddedBroker
+from broker_config.transports.memory.transport import EmbeddedBroker
 
 QUEUE = "fedil.tasks.a"
 SOON = 60.0
@@ -39,9 +39,9 @@ time.sleep(60)
 SERVER = """
 import sys, time
 from pathlib import Path
-from broker_config.embedded import serve
-from broker_config.stores.memory import MemoryStore
-from broker_config.transports.memory import EmbeddedBroker
+from broker_config.embedded.server import serve
+from broker_config.stores.memory.store import MemoryStore
+from broker_config.transports.memory.transport import EmbeddedBroker
 server = serve(EmbeddedBroker(), MemoryStore(Path(sys.argv[2])), Path(sys.argv[1]))
 print("serving", flush=True)
 time.sleep(60)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 import broker_config
-from broker_config.errors import BrokerUnavailable, FedILError
-from broker_config.link import path_of, url_of
+from broker_config.embedded.frames import path_of, url_of
+from broker_config.protocol.errors import BrokerUnavailable, FedILError
 from broker_config.stores import connect_store
 from broker_config.transports import connect_transport
 

@@ -12,9 +12,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from broker_config.addresses import LOOPBACK, WebAddress, parse_address
-from broker_config.errors import PortTaken
-from broker_config.web import MOST_CONNECTIONS, Reply, Route, WebServer, check_free
+from broker_config.process.addresses import LOOPBACK, WebAddress, parse_address
+from broker_config.process.http import MOST_CONNECTIONS, Reply, Route, WebServer, check_free
+from broker_config.protocol.errors import PortTaken
 
 PATIENCE = 60.0
 LARGE = b"many words " * 1000

@@ -3,9 +3,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from broker_config import wire
-from broker_config.errors import MessageRejected
-from broker_config.messages import Refusal, TrainTask, Update
+from broker_config.protocol import wire
+from broker_config.protocol.errors import MessageRejected
+from broker_config.protocol.messages import Refusal, TrainTask, Update
 from broker_config.transports.interface import ModelAddress
 
 TASK = TrainTask("run-1", 3, 7, 2, ModelAddress("run-1", 3, 40), "0123456789abcdef" * 2, "{}")

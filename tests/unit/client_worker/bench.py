@@ -5,15 +5,15 @@ from typing import Any
 
 import torch
 
-from broker_config.messages import Refusal, TrainTask, Update
-from broker_config.topology import tasks_queue, updates_queue
+from broker_config.brokers.topology import tasks_queue, updates_queue
+from broker_config.protocol.messages import Refusal, TrainTask, Update
+from broker_config.protocol.wire import decode_message, digest, encode_arrays, encode_message
 from broker_config.transports.interface import Delivery
-from broker_config.transports.memory import MemoryTransport
-from broker_config.wire import decode_message, digest, encode_arrays, encode_message
+from broker_config.transports.memory.transport import MemoryTransport
 from client_worker.participant import Participant
 from client_worker.training import Trainer
-from fedil_model.parameters import FlatModel, Weights, to_arrays
-from server_worker.materials import network_of
+from fedil_model.training.flat_model import FlatModel, Weights, to_arrays
+from server_worker.run.inputs import network_of
 from tests.federation import RUN, SITE, ArrayShards, Federation, blobs_recipe
 
 TASKS, UPDATES = tasks_queue(SITE), updates_queue(RUN)

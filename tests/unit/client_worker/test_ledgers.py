@@ -1,9 +1,9 @@
 import pytest
 
 import client_worker.ledgers
-from broker_config.errors import BrokerRefused, BrokerUnavailable, LedgerFenced
-from broker_config.patient import GivenUp, Patience
-from broker_config.stores.memory import MemoryStore
+from broker_config.protocol.errors import BrokerRefused, BrokerUnavailable, LedgerFenced
+from broker_config.stores.memory.store import MemoryStore
+from broker_config.transports.reconnecting import GivenUp, Patience
 from client_worker.ledgers import PatientLedgers
 
 

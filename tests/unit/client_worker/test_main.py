@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import client_worker.pool
-from broker_config.addresses import BROKER_URL, STORE_URL
-from broker_config.errors import AddressMissing, AddressWrong, BrokerRefused, FedILError, PortTaken
+from broker_config.process.addresses import BROKER_URL, STORE_URL
+from broker_config.protocol.errors import AddressMissing, AddressWrong, BrokerRefused, FedILError, PortTaken
 from client_worker.__main__ import main, run
 from client_worker.options import add_arguments
 from client_worker.shards import write_shards

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from broker_config.errors import BrokerUnavailable
-from broker_config.messages import TrainTask, Update
-from broker_config.metrics import MOST_SERIES
+from broker_config.process.metrics import MOST_SERIES
+from broker_config.protocol.errors import BrokerUnavailable
+from broker_config.protocol.messages import TrainTask, Update
 from broker_config.transports.interface import Buffers, ModelAddress
-from broker_config.transports.memory import MemoryTransport
+from broker_config.transports.memory.transport import MemoryTransport
 from client_worker.metrics import OUTCOMES, WorkerMetrics
 from client_worker.stopping import Interrupted
 from client_worker.training import OutOfMemory

@@ -4,8 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from broker_config.addresses import WebAddress, fill_from_environment
-from broker_config.errors import AddressWrong, FedILError
+from broker_config.process.addresses import WebAddress, fill_from_environment
+from broker_config.protocol.errors import AddressWrong, FedILError
 from client_worker.options import add_arguments, check_shards, for_children, web_address
 from client_worker.placement import Slot
 from client_worker.shards import ShardFolder, has_shards, write_shards

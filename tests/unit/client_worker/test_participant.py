@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 import client_worker.participant
-from broker_config.errors import BrokerUnavailable
-from broker_config.logs import set_up_logs
-from broker_config.messages import Refusal, TrainTask, Update
-from broker_config.topology import DEAD_LETTERS
+from broker_config.brokers.topology import DEAD_LETTERS
+from broker_config.process.logs import set_up_logs
+from broker_config.protocol.errors import BrokerUnavailable
+from broker_config.protocol.messages import Refusal, TrainTask, Update
 from broker_config.transports.interface import Buffers, ModelAddress
-from broker_config.transports.memory import EmbeddedBroker, MemoryTransport
+from broker_config.transports.memory.transport import EmbeddedBroker, MemoryTransport
 from client_worker.participant import Participant
 from client_worker.shards import ShardFolder, write_shards
 from client_worker.stopping import Interrupted

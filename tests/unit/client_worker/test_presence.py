@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-import broker_config.presence
-from broker_config.errors import BrokerUnavailable
-from broker_config.stores.memory import MemoryStore
-from broker_config.topology import workers_topic
+import broker_config.stores.presence
+from broker_config.brokers.topology import workers_topic
+from broker_config.protocol.errors import BrokerUnavailable
+from broker_config.stores.memory.store import MemoryStore
 from client_worker.presence import worker_presence
 
 TOPIC = workers_topic("here")
@@ -18,8 +18,8 @@ PATIENCE = 60.0
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broker_config.presence, "_AT_MOST_EVERY_SECONDS", 0.001)
-    monkeypatch.setattr(broker_config.presence, "EVERY_SECONDS", 0.01)
+    monkeypatch.setattr(broker_config.stores.presence, "_AT_MOST_EVERY_SECONDS", 0.001)
+    monkeypatch.setattr(broker_config.stores.presence, "EVERY_SECONDS", 0.01)
 
 
 def until(condition: Callable[[], object]) -> None:

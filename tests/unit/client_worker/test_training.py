@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 import client_worker.training
-from broker_config.buffers import room_for
-from broker_config.messages import Update
+from broker_config.protocol.buffers import room_for
+from broker_config.protocol.messages import Update
+from broker_config.protocol.wire import decode_arrays, encode_arrays
 from broker_config.transports.interface import ModelAddress
-from broker_config.wire import decode_arrays, encode_arrays
 from client_worker.device_cache import DeviceCache, cache_bytes
 from client_worker.training import DoesNotFit, OutOfMemory, Trainer
 from fedil_model.methods import make_method
 from fedil_model.methods.interface import ClientResult, Method
-from fedil_model.parameters import FlatModel, Weights, from_arrays, to_arrays
-from server_worker.materials import network_of
+from fedil_model.training.flat_model import FlatModel, Weights, from_arrays, to_arrays
+from server_worker.run.inputs import network_of
 from tests.unit.client_worker.bench import CPU, TASKS, UPDATES, Bench, serve_one
 
 

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedil_model import aggregation, exact_sum
-from fedil_model.aggregation import IncrementalFold, Verdict
-from fedil_model.exact_sum import GRID
-from fedil_model.hyperparameters import FedILSettings
-from fedil_model.parameters import Weights, from_arrays
+from fedil_model.methods.fedil import aggregation
+from fedil_model.methods.fedil.aggregation import IncrementalFold, Verdict
+from fedil_model.settings import FedILSettings
+from fedil_model.training import exact_sum
+from fedil_model.training.exact_sum import GRID
+from fedil_model.training.flat_model import Weights, from_arrays
 
 P = 1000
 CPU = torch.device("cpu")

@@ -9,9 +9,9 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as reference
 
-from fedil_model.augment import ImageViews, TensorViews, colour
-from fedil_model.augment.geometry import GRAY, crop_and_flip, cutout
-from fedil_model.augment.randaugment import OPERATIONS, apply_operations, randaugment
+from fedil_model.data.augment import ImageViews, TensorViews, colour
+from fedil_model.data.augment.geometry import GRAY, crop_and_flip, cutout
+from fedil_model.data.augment.randaugment import OPERATIONS, apply_operations, randaugment
 from fedil_model.errors import DataError
 
 CIFAR = ImageViews((0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616), flip=True)
@@ -284,7 +284,7 @@ def test_tensor_views_add_noise_and_drop_features() -> None:
 
 def test_the_digits_view_matches_torchvisions_affine() -> None:
     """One map, applied by us and by torchvision with the same angle and translation."""
-    from fedil_model.augment.geometry import AffineMap, warp_bilinear
+    from fedil_model.data.augment.geometry import AffineMap, warp_bilinear
 
     images = smooth_images(channels=1, side=28).float()
     radians = torch.deg2rad(torch.tensor(-12.0))

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedil_model.augment import TensorViews
-from fedil_model.datasets import open_dataset
-from fedil_model.datasets.checking import check_views
-from fedil_model.datasets.interface import Dataset, Samples, Views
+from fedil_model.data.augment import TensorViews
+from fedil_model.data.datasets import open_dataset
+from fedil_model.data.datasets.checking import check_views
+from fedil_model.data.datasets.interface import Dataset, Samples, Views
 from fedil_model.errors import DataError, SettingError
-from fedil_model.hyperparameters import DataSettings
+from fedil_model.settings import DataSettings
 
 CPU = torch.device("cpu")
 GOOD = Samples(torch.ones(6, 3), torch.arange(6) % 2)

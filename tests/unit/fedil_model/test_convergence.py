@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from fedil_model.convergence import VERDICTS, Convergence, Increment, assess, judge
+from fedil_model.training.convergence import VERDICTS, Convergence, Increment, assess, judge
 
 SUMMABLE, DECAYING, PLATEAU, DIVERGING, STALLED, EARLY = (
     "consistent with a summable series",

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedil_model.credibility import NO_LABEL, Ledger, Observation
 from fedil_model.errors import StateError
+from fedil_model.methods.fedil.ledger import NO_LABEL, Ledger, Observation
 
 Seen = Sequence[int | None]
 """One sample's sure label per activation; None where not confident, or not agreed."""

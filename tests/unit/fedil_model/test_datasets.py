@@ -9,11 +9,11 @@ import pytest
 import torch
 from PIL import Image
 
-from fedil_model.augment import ImageViews
-from fedil_model.datasets import DATASETS, digits, open_dataset
-from fedil_model.datasets.interface import Dataset
+from fedil_model.data.augment import ImageViews
+from fedil_model.data.datasets import DATASETS, digits, open_dataset
+from fedil_model.data.datasets.interface import Dataset
 from fedil_model.errors import DataError, SettingError
-from fedil_model.hyperparameters import DataSettings
+from fedil_model.settings import DataSettings
 
 
 def an_image_array(num: int, *shape: int, seed: int = 0) -> np.ndarray:
@@ -245,8 +245,8 @@ def test_classes_that_cannot_be_are_refused(classes: object) -> None:
 
 USERS_DATASET = """
 import torch
-from fedil_model.augment import TensorViews
-from fedil_model.datasets.interface import Dataset, Samples
+from fedil_model.data.augment import TensorViews
+from fedil_model.data.datasets.interface import Dataset, Samples
 
 def blobs(num=20, root=None):
     labels = torch.arange(num) % 2

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedil_model import exact_sum
 from fedil_model.errors import NumericError
-from fedil_model.exact_sum import GRID, ExactSum
+from fedil_model.training import exact_sum
+from fedil_model.training.exact_sum import GRID, ExactSum
 
 CPU = torch.device("cpu")
 

@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedil_model.aggregation import Verdict
-from fedil_model.augment import TensorViews
-from fedil_model.batches import shuffled_batches
-from fedil_model.credibility import Ledger
-from fedil_model.datasets.interface import Samples
+from fedil_model.data.augment import TensorViews
+from fedil_model.data.datasets.interface import Samples
 from fedil_model.errors import NumericError, StateError
-from fedil_model.hyperparameters import Learning, merge
-from fedil_model.methods.fedil import FedIL, _check_finite
+from fedil_model.methods.fedil.aggregation import Verdict
+from fedil_model.methods.fedil.ledger import Ledger
+from fedil_model.methods.fedil.method import FedIL, _check_finite
 from fedil_model.methods.interface import ClientResult, Folded, State
-from fedil_model.parameters import Weights
+from fedil_model.settings import Learning, merge
+from fedil_model.training.batches import shuffled_batches
+from fedil_model.training.flat_model import Weights
 
 CPU = torch.device("cpu")
 BASE = {

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedil_model.aggregation import Gauge, IncrementalFold, Verdict
-from fedil_model.augment import TensorViews
-from fedil_model.hyperparameters import FedILSettings, Learning
-from fedil_model.methods.fedil import FedIL
-from fedil_model.methods.fedil_fold import FedILFold
-from fedil_model.optimiser import decay_factor, learning_rate
-from fedil_model.parameters import Weights
+from fedil_model.data.augment import TensorViews
+from fedil_model.methods.fedil.aggregation import Gauge, IncrementalFold, Verdict
+from fedil_model.methods.fedil.fold import FedILFold
+from fedil_model.methods.fedil.method import FedIL
+from fedil_model.settings import FedILSettings, Learning
+from fedil_model.training.flat_model import Weights
+from fedil_model.training.optimiser import decay_factor, learning_rate
 
 P = 600
 NOTHING = torch.zeros(0)

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedil_model import aggregation
-from fedil_model.aggregation import IncrementalFold, Verdict
-from fedil_model.exact_sum import BLOCK
-from fedil_model.hyperparameters import FedILSettings
-from fedil_model.parameters import Weights
+from fedil_model.methods.fedil import aggregation
+from fedil_model.methods.fedil.aggregation import IncrementalFold, Verdict
+from fedil_model.settings import FedILSettings
+from fedil_model.training.exact_sum import BLOCK
+from fedil_model.training.flat_model import Weights
 
 SIZE = 4 * BLOCK
 NOTHING = torch.zeros(0)

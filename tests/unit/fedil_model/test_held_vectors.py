@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fedil_model.errors import StateError
-from fedil_model.parameters import FlatModel, Weights, all_finite
+from fedil_model.training.flat_model import FlatModel, Weights, all_finite
 
 
 def network() -> nn.Sequential:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedil_model.losses import consistency_loss, credible_loss, pseudo_label_loss
+from fedil_model.methods.fedil.losses import consistency_loss, credible_loss, pseudo_label_loss
 
 
 def logits(*rows: tuple[float, ...]) -> Tensor:

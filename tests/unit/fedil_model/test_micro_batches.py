@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedil_model.credibility import Ledger
-from fedil_model.methods.fedil import FedIL
+from fedil_model.methods.fedil.batch import ViewedBatch
+from fedil_model.methods.fedil.ledger import Ledger
+from fedil_model.methods.fedil.method import FedIL
 from fedil_model.methods.interface import ClientResult
-from fedil_model.methods.viewed_batch import ViewedBatch
 from tests.unit.fedil_model.test_fedil_method import UNLABELLED, broadcast_of, method
 
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from fedil_model.errors import DataError, NetworkError, SettingError
-from fedil_model.hyperparameters import NetworkSettings
 from fedil_model.networks import NETWORKS, build_network, refresh_statistics
 from fedil_model.networks.normalisation import StaticBatchNorm2d, make_norm, num_groups
+from fedil_model.settings import NetworkSettings
 
 Norm = Literal["none", "bn", "sbn", "gn"]
 NORMS: list[Norm] = ["none", "bn", "sbn", "gn"]

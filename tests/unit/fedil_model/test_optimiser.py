@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedil_model.hyperparameters import OptimiserSettings
-from fedil_model.optimiser import FlatSGD, decay_factor, learning_rate
-from fedil_model.parameters import FlatModel
+from fedil_model.settings import OptimiserSettings
+from fedil_model.training.flat_model import FlatModel
+from fedil_model.training.optimiser import FlatSGD, decay_factor, learning_rate
 
 LR = 0.1
 

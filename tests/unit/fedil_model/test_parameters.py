@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fedil_model.errors import NetworkError, StateError
-from fedil_model.parameters import FlatModel, Weights, from_arrays, to_arrays
+from fedil_model.training.flat_model import FlatModel, Weights, from_arrays, to_arrays
 
 
 def network() -> nn.Sequential:

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedil_model.data.partitions import PARTITIONS
 from fedil_model.errors import DataError
-from fedil_model.hyperparameters import SplitSettings
-from fedil_model.partitions import PARTITIONS
+from fedil_model.settings import SplitSettings
 
 Name = Literal["iid", "classes", "dirichlet", "batch_iid", "batch_noniid"]
 COMPLETE: list[Name] = ["iid", "classes", "dirichlet", "batch_iid"]

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedil_model.datasets import open_dataset
-from fedil_model.datasets.pictures import UnreadablePicture, read_picture, read_pictures
+from fedil_model.data.datasets import open_dataset
+from fedil_model.data.datasets.pictures import UnreadablePicture, read_picture, read_pictures
 from fedil_model.errors import DataError
-from fedil_model.hyperparameters import DataSettings
+from fedil_model.settings import DataSettings
 
 GRAY = (1, 8, 8)
 

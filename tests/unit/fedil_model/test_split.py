@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedil_model.data.split import Split, make_split, refuse_missing_classes
 from fedil_model.errors import DataError
-from fedil_model.hyperparameters import SplitSettings
-from fedil_model.split import Split, make_split, refuse_missing_classes
+from fedil_model.settings import SplitSettings
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 60))
 

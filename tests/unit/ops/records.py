@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ops.summary import Summary
-from server_worker.events import ClientOutcome, RoundRecord
+from ops.inspect.summary import Summary
+from server_worker.watch.events import ClientOutcome, RoundRecord
 
 
 def make_record(number: int, rounds: int = 30, **changes: Any) -> RoundRecord:

@@ -6,10 +6,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from fedil_model.hyperparameters import merge
-from ops.report.reading import Run, read_run
-from server_worker.events import RoundRecord
-from server_worker.recipe import make_recipe
+from fedil_model.settings import merge
+from ops.inspect.report.reading import Run, read_run
+from server_worker.run.recipe import make_recipe
+from server_worker.watch.events import RoundRecord
 from tests.unit.ops.records import make_record, write_history
 
 DIGITS: dict[str, Any] = {

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from broker_config.definitions import deadline_policies
-from broker_config.topology import tasks_queue
-from ops.broker_check import _check_consumer_timeout
+from broker_config.brokers.definitions import deadline_policies
+from broker_config.brokers.topology import tasks_queue
+from ops.broker.check import _check_consumer_timeout
 
 HOUR_MS = 3_600_000
 

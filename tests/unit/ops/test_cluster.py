@@ -4,12 +4,12 @@ import threading
 
 import pytest
 
-import ops.cluster
-from broker_config.addresses import LOOPBACK, WebAddress
-from broker_config.errors import PortTaken
-from broker_config.web import WebServer
-from ops.cluster import kept_running, with_a_port
-from ops.services import ServiceFailed
+import ops.local.cluster
+from broker_config.process.addresses import LOOPBACK, WebAddress
+from broker_config.process.http import WebServer
+from broker_config.protocol.errors import PortTaken
+from ops.local.cluster import kept_running, with_a_port
+from ops.local.services import ServiceFailed
 
 SOON = 30.0
 
@@ -30,8 +30,8 @@ class Mortal:
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ops.cluster, "_LOOK_SECONDS", 0.001)
-    monkeypatch.setattr(ops.cluster, "_RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(ops.local.cluster, "_LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(ops.local.cluster, "_RETRY_SECONDS", 0.001)
 
 
 def test_a_broker_that_dies_is_started_again_each_time() -> None:

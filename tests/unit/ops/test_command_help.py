@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ops.cli import make_parser
+from ops.cli.main import make_parser
 
 ROOT = Path(__file__).parents[3]
 

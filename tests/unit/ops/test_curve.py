@@ -1,6 +1,6 @@
 import pytest
 
-from ops.view.curve import BLOCKS, curve, sparkline, squeeze
+from ops.cli.view.curve import BLOCKS, curve, sparkline, squeeze
 
 RISING = [0.5, 0.6, 0.7, 0.8, 0.9]
 

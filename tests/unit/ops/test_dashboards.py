@@ -11,9 +11,9 @@ import pytest
 from grafana_foundation_sdk.models import units
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from ops.grafana import DASHBOARDS
-from ops.grafana.__main__ import BOARDS, as_text
-from ops.prometheus import RULES
+from ops.monitoring.grafana import DASHBOARDS
+from ops.monitoring.grafana.__main__ import BOARDS, as_text
+from ops.monitoring.prometheus import RULES
 
 ROOT = Path(__file__).parents[3]
 FEDIL = re.compile(r"\bfedil_[a-z_]+")
@@ -41,7 +41,7 @@ def queries(name: str) -> list[str]:
 
 @pytest.mark.parametrize("name", BOARDS)
 def test_what_grafana_reads_is_what_the_code_says(name: str) -> None:
-    """If this fails: python -m ops.grafana"""
+    """If this fails: python -m ops.monitoring.grafana"""
     assert (DASHBOARDS / name).read_text("utf-8") == as_text(BOARDS[name]())
 
 

@@ -4,12 +4,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import ops.diagnostics
+import ops.inspect.diagnostics
+from broker_config.protocol.wire import decode_arrays, encode_arrays
 from broker_config.stores.batches import CLIENTS_AT_ONCE
-from broker_config.stores.memory import MemoryStore
-from broker_config.wire import decode_arrays, encode_arrays
-from fedil_model.credibility import Ledger
-from ops.diagnostics import LedgerDiagnostics
+from broker_config.stores.memory.store import MemoryStore
+from fedil_model.methods.fedil.ledger import Ledger
+from ops.inspect.diagnostics import LedgerDiagnostics
 
 LABELS = np.array([0, 1, 2, 0, 1, 2])
 CLIENTS = [np.array([0, 1, 2]), np.array([3, 4, 5])]
@@ -61,7 +61,7 @@ def test_only_the_ledgers_of_clients_that_trained_are_decoded_again(monkeypatch:
         decoded.append(body)
         return decode_arrays(body, kind)
 
-    monkeypatch.setattr(ops.diagnostics, "decode_arrays", counted)
+    monkeypatch.setattr(ops.inspect.diagnostics, "decode_arrays", counted)
     store = MemoryStore()
     for client in (0, 1):
         store.commit("run", client, 1, ONE_RIGHT_OF_TWO)

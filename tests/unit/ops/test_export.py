@@ -15,13 +15,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fedil_model.augment import ImageViews
-from fedil_model.datasets.interface import Dataset, Samples
+from fedil_model.data.augment import ImageViews
+from fedil_model.data.datasets.interface import Dataset, Samples
 from fedil_model.errors import DataError, NetworkError, SettingError
-from fedil_model.hyperparameters import NetworkSettings
 from fedil_model.networks import build_network
-from fedil_model.parameters import FlatModel
-from ops.export import digest_of, export, make_package, raw_example
+from fedil_model.settings import NetworkSettings
+from fedil_model.training.flat_model import FlatModel
+from ops.inspect.export import digest_of, export, make_package, raw_example
 
 NETWORKS = {
     "cnn-gn": ((1, 8, 8), NetworkSettings(name="cnn", width=8, norm="gn")),

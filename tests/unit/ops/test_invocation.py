@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ops.interruption import interruptible
-from ops.invocation import STARTED_AS, resume_words, shell_line, without_password
+from ops.cli.interruption import interruptible
+from ops.cli.invocation import STARTED_AS, resume_words, shell_line, without_password
 
 
 def test_the_resume_command_is_the_same_command_with_resume_instead_of_overwrite() -> None:
@@ -21,7 +21,7 @@ def test_a_command_is_quoted_for_a_shell(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_what_a_command_starts_speaks_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["/somewhere/ops/cli.py"])
+    monkeypatch.setattr(sys, "argv", ["/somewhere/ops/cli/main.py"])
     monkeypatch.setenv(STARTED_AS, "/elsewhere/fedil")
     assert shell_line("report", "run") == "/elsewhere/fedil report run"
 

@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 
 from client_worker.shards import ShardFolder, write_shards
-from fedil_model.datasets.pictures import read_picture
-from ops.cli import main
-from ops.commands.shards import tell_now_and_then
+from fedil_model.data.datasets.pictures import read_picture
+from ops.cli.commands.shards import tell_now_and_then
+from ops.cli.main import main
 from tests.unit.ops.test_worker_command import RECIPE
 
 SOUTH = (2, 3, 4)

@@ -6,13 +6,13 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from fedil_model.augment import ImageViews
-from fedil_model.datasets.interface import Dataset, Samples
-from fedil_model.datasets.pictures import UnreadablePicture
+from fedil_model.data.augment import ImageViews
+from fedil_model.data.datasets.interface import Dataset, Samples
+from fedil_model.data.datasets.pictures import UnreadablePicture
 from fedil_model.errors import DataError, SettingError
-from ops.commands.predict import text_line
-from ops.picture_files import files_in
-from ops.predict import BATCH, Prediction, predict_files, write_csv
+from ops.cli.commands.predict import text_line
+from ops.inspect.picture_files import files_in
+from ops.inspect.predict import BATCH, Prediction, predict_files, write_csv
 
 GRAY = (1, 8, 8)
 

@@ -2,10 +2,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedil_model.augment import TensorViews
-from fedil_model.datasets.interface import Dataset, Samples
+from fedil_model.data.augment import TensorViews
+from fedil_model.data.datasets.interface import Dataset, Samples
 from fedil_model.errors import DataError
-from ops.quality import Quality, measure, print_quality
+from ops.inspect.quality import Quality, measure, print_quality
 
 
 class SaysItsInput(nn.Module):

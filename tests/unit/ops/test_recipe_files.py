@@ -3,9 +3,16 @@ from pathlib import Path
 import pytest
 
 from fedil_model.errors import SettingError
-from ops.commands.recipes import print_resolved
-from ops.recipe_files import RECIPES, built_in_names, differences, find_recipe, read_recipe, with_data_root
-from server_worker.recipe import Recipe, load_recipe
+from ops.cli.commands.recipes import print_resolved
+from ops.cli.recipe_files import (
+    RECIPES,
+    built_in_names,
+    differences,
+    find_recipe,
+    read_recipe,
+    with_data_root,
+)
+from server_worker.run.recipe import Recipe, load_recipe
 
 SIZES = {"mnist": 60_000, "fashion_mnist": 60_000, "cifar10": 50_000, "cifar100": 50_000, "svhn": 73_257}
 

@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ops.report.comparison import (
+from ops.inspect.report.comparison import (
     Spread,
     accuracy_at,
     compare,
@@ -12,10 +12,10 @@ from ops.report.comparison import (
     differing_settings,
     final_accuracy,
 )
-from ops.report.comparison_page import comparison_page
-from ops.report.comparison_plots import CURVES, comparison_plots, draw_curve
-from ops.report.drawing import inline_svg
-from ops.report.reading import Run, read_run
+from ops.inspect.report.comparison_page import comparison_page
+from ops.inspect.report.comparison_plots import CURVES, comparison_plots, draw_curve
+from ops.inspect.report.drawing import inline_svg
+from ops.inspect.report.reading import Run, read_run
 from tests.unit.ops.records import make_record
 from tests.unit.ops.report_runs import Parsed, edit_json, make_run, make_run_folder
 

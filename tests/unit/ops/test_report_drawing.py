@@ -10,7 +10,7 @@ import matplotlib
 import pytest
 from matplotlib.figure import Figure
 
-from ops.report.curves import (
+from ops.inspect.report.curves import (
     curves,
     draw_accuracy,
     draw_cosine,
@@ -18,7 +18,7 @@ from ops.report.curves import (
     draw_losses,
     loss_series,
 )
-from ops.report.drawing import (
+from ops.inspect.report.drawing import (
     BLUE,
     RED,
     NothingToDraw,
@@ -29,8 +29,8 @@ from ops.report.drawing import (
     rounds_axis,
     write_plots,
 )
-from ops.report.reading import Run
-from server_worker.events import ClientOutcome
+from ops.inspect.report.reading import Run
+from server_worker.watch.events import ClientOutcome
 from tests.unit.ops.records import make_record
 from tests.unit.ops.report_runs import Parsed, make_run
 

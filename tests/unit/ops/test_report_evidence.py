@@ -5,17 +5,17 @@ import numpy as np
 import pytest
 import torch
 
-import ops.report.evidence
-from broker_config.wire import encode_arrays
-from fedil_model.augment import TensorViews
-from fedil_model.credibility import Ledger
-from fedil_model.datasets.interface import Dataset, Samples
-from fedil_model.split import Split
-from ops.report.evidence import Missing, gather
-from ops.report.pseudo_labels import find_promoted, spread_out
-from ops.report.reading import read_run
-from server_worker.materials import gather as gather_materials
-from server_worker.run_dir import RunDir
+import ops.inspect.report.evidence
+from broker_config.protocol.wire import encode_arrays
+from fedil_model.data.augment import TensorViews
+from fedil_model.data.datasets.interface import Dataset, Samples
+from fedil_model.data.split import Split
+from fedil_model.methods.fedil.ledger import Ledger
+from ops.inspect.report.evidence import Missing, gather
+from ops.inspect.report.pseudo_labels import find_promoted, spread_out
+from ops.inspect.report.reading import read_run
+from server_worker.run.folder import RunDir
+from server_worker.run.inputs import gather as gather_materials
 from tests.unit.ops.report_runs import make_run, make_run_folder
 
 IMAGES = torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1).expand(6, 1, 2, 2)
@@ -131,7 +131,7 @@ def test_whatever_a_persons_own_dataset_raises_is_told(
     def broken(_: object) -> Dataset:
         raise ZeroDivisionError("half of\nhttp://me:secret@disk is gone")
 
-    monkeypatch.setattr(ops.report.evidence, "open_dataset", broken)
+    monkeypatch.setattr(ops.inspect.report.evidence, "open_dataset", broken)
     found = gather(make_run(tmp_path / "r"), None)
     assert found.quality == Missing("the data cannot be read: half of http://me:PASSWORD@disk is gone")
 
@@ -139,7 +139,7 @@ def test_whatever_a_persons_own_dataset_raises_is_told(
 def test_another_dataset_than_the_splits_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = split_folder(tmp_path)
     few = Dataset(("a", "b", "c"), (4,), TensorViews(), lambda: TRAIN, lambda: TRAIN)
-    monkeypatch.setattr(ops.report.evidence, "open_dataset", lambda _: few)
+    monkeypatch.setattr(ops.inspect.report.evidence, "open_dataset", lambda _: few)
     found = gather(read_run(folder), None)
     assert isinstance(found.class_counts, Missing)
     assert "more samples than the 6 there are" in found.class_counts.why

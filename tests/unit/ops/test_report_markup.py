@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ops.report.markup import Markup, brief, element, join, printable, table
+from ops.inspect.report.markup import Markup, brief, element, join, printable, table
 from tests.unit.ops.report_runs import Parsed
 
 HOSTILE = '</td><script>alert("x")</script>&amp;\' onload=alert(1)'

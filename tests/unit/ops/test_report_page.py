@@ -6,17 +6,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedil_model.convergence import VERDICTS
-from fedil_model.optimiser import learning_rate
-from fedil_model.split import Split
-from ops.quality import Quality
-from ops.report.evidence import Evidence, Missing
-from ops.report.page import run_page
-from ops.report.pseudo_labels import Picture, Promoted
-from ops.report.reading import Run, read_run
-from ops.report.verdicts import MEANINGS, figures, meaning_of
-from server_worker.checkpoint import Checkpoint, CheckpointFolder
-from server_worker.events import ClientOutcome
+from fedil_model.data.split import Split
+from fedil_model.training.convergence import VERDICTS
+from fedil_model.training.optimiser import learning_rate
+from ops.inspect.quality import Quality
+from ops.inspect.report.evidence import Evidence, Missing
+from ops.inspect.report.page import run_page
+from ops.inspect.report.pseudo_labels import Picture, Promoted
+from ops.inspect.report.reading import Run, read_run
+from ops.inspect.report.verdicts import MEANINGS, figures, meaning_of
+from server_worker.run.checkpoint import Checkpoint, CheckpointFolder
+from server_worker.watch.events import ClientOutcome
 from tests.unit.ops.records import make_record
 from tests.unit.ops.report_runs import Parsed, make_run, make_run_folder
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from broker_config.errors import FedILError
+from broker_config.protocol.errors import FedILError
 from fedil_model.errors import SettingError
-from ops.report.reading import in_use, read_run
-from server_worker.run_lock import sole_use
+from ops.inspect.report.reading import in_use, read_run
+from server_worker.run.lock import sole_use
 from tests.unit.ops.records import make_record
 from tests.unit.ops.report_runs import edit_json, make_run, make_run_folder
 

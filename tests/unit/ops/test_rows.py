@@ -1,7 +1,7 @@
 import pytest
 
-from ops.view.rows import columns_that_fit, exclusions, log_line
-from server_worker.events import ClientOutcome
+from ops.cli.view.rows import columns_that_fit, exclusions, log_line
+from server_worker.watch.events import ClientOutcome
 from tests.unit.ops.records import make_record
 
 

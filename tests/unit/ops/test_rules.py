@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from ops.grafana.runbook import runbook_lines
-from ops.monitoring import Places, prometheus_files, write_monitoring
-from ops.prometheus import PROMETHEUS, RULES
-from ops.services import private_prometheus
-from ops.services.process import find_program
+from ops.local.services import private_prometheus
+from ops.local.services.process import find_program
+from ops.monitoring.files import Places, prometheus_files, write_monitoring
+from ops.monitoring.grafana.runbook import runbook_lines
+from ops.monitoring.prometheus import PROMETHEUS, RULES
 from tests.services import needed
 
 NOWHERE = "127.0.0.1:1"
@@ -45,9 +45,11 @@ def scenarios_with(alerts: str, folder: Path) -> list[Path]:
     made = []
     for scenario in sorted(SCENARIOS.glob("*.yml")):
         text = scenario.read_text("utf-8").replace(
-            "../../../../ops/prometheus/rules/alerts.yml", "alerts.yml"
+            "../../../../ops/monitoring/prometheus/rules/alerts.yml", "alerts.yml"
         )
-        text = text.replace("../../../../ops/prometheus/rules/recording.yml", str(RULES / "recording.yml"))
+        text = text.replace(
+            "../../../../ops/monitoring/prometheus/rules/recording.yml", str(RULES / "recording.yml")
+        )
         made.append(folder / scenario.name)
         made[-1].write_text(text, "utf-8")
     return made

@@ -4,15 +4,15 @@ import pytest
 import torch
 from torch import nn
 
-from fedil_model.datasets.digits import digits
-from fedil_model.datasets.interface import Dataset
+from fedil_model.data.datasets.digits import digits
+from fedil_model.data.datasets.interface import Dataset
 from fedil_model.networks import build_network
-from fedil_model.parameters import FlatModel
 from fedil_model.seeding import derive_seed
-from ops.run_dir import load_weights
-from server_worker.checkpoint import Checkpoint, CheckpointFolder
-from server_worker.recipe import Recipe
-from server_worker.run_dir import RunDir
+from fedil_model.training.flat_model import FlatModel
+from ops.inspect.run_reading import load_weights
+from server_worker.run.checkpoint import Checkpoint, CheckpointFolder
+from server_worker.run.folder import RunDir
+from server_worker.run.recipe import Recipe
 
 
 def half_frozen(_shape: tuple[int, ...], num_classes: int) -> nn.Module:

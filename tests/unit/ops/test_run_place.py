@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from broker_config.errors import FedILError
+from broker_config.protocol.errors import FedILError
 from fedil_model.errors import DataError, SettingError
-from ops.run_place import has_checkpoint, refuse_if_taken, replacing
-from server_worker.run_dir import RunDir
-from server_worker.run_lock import sole_use
+from ops.inspect.run_place import has_checkpoint, refuse_if_taken, replacing
+from server_worker.run.folder import RunDir
+from server_worker.run.lock import sole_use
 
 
 def make_run(run_dir: Path, recipe: str = "{}") -> Path:
@@ -140,7 +140,7 @@ def test_what_a_killed_overwrite_left_aside_goes_if_its_new_run_had_saved_someth
 HOLD = """
 import sys, time
 from pathlib import Path
-from server_worker.run_lock import sole_use
+from server_worker.run.lock import sole_use
 with sole_use(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)

@@ -11,20 +11,20 @@ import pytest
 import torch
 
 import client_worker.pool
-import ops.simulate
-from broker_config.errors import BrokerUnavailable, FedILError
-from broker_config.stores.shelves import DirectoryShelf
-from fedil_model.datasets.digits import digits
-from fedil_model.datasets.interface import Dataset, Samples
+import ops.local.simulate
+from broker_config.protocol.errors import BrokerUnavailable, FedILError
+from broker_config.stores.memory.shelves import DirectoryShelf
+from fedil_model.data.datasets.digits import digits
+from fedil_model.data.datasets.interface import Dataset, Samples
 from fedil_model.errors import DataError, NetworkError, SettingError
-from ops.run_place import replacing
-from ops.simulate import simulate
-from ops.summary import Summary
-from ops.view import QuietView
-from ops.workers import WorkerPool
-from server_worker.recipe import Recipe
-from server_worker.run_dir import RunDir
-from server_worker.run_name import known_run
+from ops.cli.view import QuietView
+from ops.inspect.run_place import replacing
+from ops.inspect.summary import Summary
+from ops.local.simulate import simulate
+from ops.local.workers import WorkerPool
+from server_worker.run.folder import RunDir
+from server_worker.run.name import known_run
+from server_worker.run.recipe import Recipe
 
 test_set_read_in: list[threading.Thread] = []
 
@@ -66,7 +66,7 @@ def run(recipe: Recipe, run_dir: Path, watcher: QuietView | None = None, *, resu
 def _dying_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_worker.pool, "_CHECK_SECONDS", 0.02)
     monkeypatch.setattr(client_worker.pool, "_BACKOFF_SECONDS", 0.0)
-    monkeypatch.setattr(ops.simulate, "_worker_arguments", lambda *_: ["--nonsense"])
+    monkeypatch.setattr(ops.local.simulate, "_worker_arguments", lambda *_: ["--nonsense"])
     monkeypatch.setattr(client_worker.pool, "WRONGLY_ASKED", None)  # as if they died of something else
 
 
@@ -158,7 +158,7 @@ def test_the_baseline_of_static_batch_norm_has_statistics(
         )
         return 0.5
 
-    monkeypatch.setattr(ops.simulate, "accuracy", look)
+    monkeypatch.setattr(ops.local.simulate, "accuracy", look)
     network = {"name": "mlp", "width": 8, "norm": "sbn"}
     with pytest.raises(FedILError, match="workers keep dying"):
         run(tiny(baseline_epochs=1, network=network), tmp_path)

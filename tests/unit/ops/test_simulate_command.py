@@ -3,15 +3,15 @@ from typing import Any
 
 import pytest
 
-import ops.simulate
-from broker_config.errors import CheckpointDamaged, FedILError, LedgerMissing
+import ops.local.simulate
+from broker_config.protocol.errors import CheckpointDamaged, FedILError, LedgerMissing
 from fedil_model.errors import NumericError, SettingError
-from ops.cli import main
-from ops.commands.simulate import going_on
-from ops.recipe_files import read_recipe
-from ops.summary import Summary
-from server_worker.recipe import Recipe
-from server_worker.run_dir import RunDir
+from ops.cli.commands.simulate import going_on
+from ops.cli.main import main
+from ops.cli.recipe_files import read_recipe
+from ops.inspect.summary import Summary
+from server_worker.run.folder import RunDir
+from server_worker.run.recipe import Recipe
 from tests.unit.ops.records import make_summary
 
 
@@ -50,7 +50,7 @@ def test_a_run_that_diverges_says_how_to_go_on(
         save_run(run_dir, recipe)
         raise NumericError("the loss is not finite")
 
-    monkeypatch.setattr(ops.simulate, "simulate", diverging)
+    monkeypatch.setattr(ops.local.simulate, "simulate", diverging)
     assert main(["simulate", "--quiet", "--run-dir", str(tmp_path / "run")]) == 1
     complaint, how = capsys.readouterr().err.splitlines()
     assert complaint == "fedil: the loss is not finite"
@@ -69,7 +69,7 @@ def test_an_overwrite_that_is_stopped_at_once_leaves_the_old_run_and_can_be_repe
         RunDir(run_dir).recipe.write_text(recipe.model_dump_json())
         return make_summary(run_dir, stopped=True)
 
-    monkeypatch.setattr(ops.simulate, "simulate", stopped)
+    monkeypatch.setattr(ops.local.simulate, "simulate", stopped)
     command = ["simulate", "--quiet", "--set", "seed=2", "--overwrite", "--run-dir", str(run_dir)]
     main(command)
     assert '"seed":1,' in RunDir(run_dir).recipe.read_text()
@@ -85,7 +85,7 @@ def test_a_run_whose_saved_state_is_damaged_is_not_called_intact(
         save_run(run_dir, recipe)
         raise error
 
-    monkeypatch.setattr(ops.simulate, "simulate", damaged)
+    monkeypatch.setattr(ops.local.simulate, "simulate", damaged)
     assert main(["simulate", "--quiet", "--run-dir", str(tmp_path / "run")]) == 1
     assert capsys.readouterr().err == f"fedil: {error}\n"
 
@@ -99,7 +99,7 @@ def test_a_run_that_was_killed_before_it_wrote_its_recipe_is_begun_by_the_same_c
         begun.append(recipe.name)
         return make_summary(run_dir)
 
-    monkeypatch.setattr(ops.simulate, "simulate", simulate)
+    monkeypatch.setattr(ops.local.simulate, "simulate", simulate)
     (tmp_path / ".run.lock").write_text("4711")  # what kill -9 leaves
     assert main(["simulate", "--json", "--run-dir", str(tmp_path / "run"), "--resume"]) == 0
     assert begun == ["digits"]

@@ -9,10 +9,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from broker_config.schema import check_run
-from broker_config.stores.memory import MemoryStore
-from broker_config.topology import RUNS_TOPIC, workers_topic
-from ops.commands.status import gather, render
+from broker_config.brokers.topology import RUNS_TOPIC, workers_topic
+from broker_config.protocol.schema import check_run
+from broker_config.stores.memory.store import MemoryStore
+from ops.cli.commands.status import gather, render
 
 NOW = 1_000_000.0
 ROUND = {"round": 3, "accuracy": {"global": 0.9833, "server": 0.9805}, "delta_norm": 1.2914}

@@ -7,10 +7,10 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-import ops.view.live
-from ops.view import JsonView, PlainView, QuietView
-from ops.view.live import LiveView
-from server_worker.events import ClientOutcome
+import ops.cli.view.live
+from ops.cli.view import JsonView, PlainView, QuietView
+from ops.cli.view.live import LiveView
+from server_worker.watch.events import ClientOutcome
 from tests.unit.ops.records import make_record, make_summary, write_history
 
 RESUME = "fedil simulate digits --resume"
@@ -80,7 +80,7 @@ def test_a_live_frame_can_be_drawn_while_notes_come_in(monkeypatch: pytest.Monke
         return Text(text, **style)
 
     meanwhile.assemble = Text.assemble  # type: ignore[attr-defined]
-    monkeypatch.setattr(ops.view.live, "Text", meanwhile)
+    monkeypatch.setattr(ops.cli.view.live, "Text", meanwhile)
     assert "one" in drawn(view, console)
 
 

@@ -8,10 +8,10 @@ import torch
 
 import client_worker.__main__
 from client_worker.shards import ShardFolder, write_shards
-from fedil_model.datasets.digits import digits
-from fedil_model.split import make_split
-from ops.cli import main
-from ops.recipe_files import read_recipe
+from fedil_model.data.datasets.digits import digits
+from fedil_model.data.split import make_split
+from ops.cli.main import main
+from ops.cli.recipe_files import read_recipe
 
 RECIPE = """
 name = "two-sites"

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import client_worker.pool
-from broker_config.errors import WronglyAsked
-from ops.view import QuietView
-from ops.workers import WorkerPool
+from broker_config.protocol.errors import WronglyAsked
+from ops.cli.view import QuietView
+from ops.local.workers import WorkerPool
 
 PATIENCE = 60.0
 DIES = """#!/bin/sh

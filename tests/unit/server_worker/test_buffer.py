@@ -8,9 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from broker_config.messages import Refusal, Update
-from server_worker.buffer import Flight, OpenBuffer, Rules
-from server_worker.events import ClientOutcome
+from broker_config.protocol.messages import Refusal, Update
+from server_worker.buffered.state import Flight, OpenBuffer, Rules
+from server_worker.watch.events import ClientOutcome
 
 RULES = Rules("r", seed=3, in_flight=4, size=2, max_staleness=2, deadline_seconds=10.0)
 CLIENTS = range(8)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from broker_config.errors import CheckpointDamaged, FedILError
-from server_worker.checkpoint import CheckpointFolder
-from server_worker.events import RoundRecord
-from server_worker.progress import Progress
-from server_worker.recipe import Recipe
+from broker_config.protocol.errors import CheckpointDamaged, FedILError
+from server_worker.run.checkpoint import CheckpointFolder
+from server_worker.run.progress import Progress
+from server_worker.run.recipe import Recipe
+from server_worker.watch.events import RoundRecord
 from tests.federation import RUN, Federation, blobs_recipe
 from tests.serving import Clock, TwoSites, served
 

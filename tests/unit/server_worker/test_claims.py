@@ -3,9 +3,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from broker_config.messages import Update
-from fedil_model.hyperparameters import ClientSettings
-from server_worker.claims import MOST_METRICS, MOST_SAMPLES, impossible, kept_metrics, one_line
+from broker_config.protocol.messages import Update
+from fedil_model.settings import ClientSettings
+from server_worker.round.validation import MOST_METRICS, MOST_SAMPLES, impossible, kept_metrics, one_line
 
 SETTINGS = ClientSettings(epochs=3, batch_size=20)
 HONEST = Update("r", 1, 0, 1, 1, num_samples=41, num_steps=9, tensors={"x": np.zeros(1)})

@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from broker_config.errors import CheckpointDamaged, FedILError, LedgerMissing
-from broker_config.messages import Refusal, Update
-from broker_config.stores.memory import MemoryStore
-from broker_config.topology import DEAD_LETTERS, tasks_queue, updates_queue
+from broker_config.brokers.topology import DEAD_LETTERS, tasks_queue, updates_queue
+from broker_config.protocol.errors import CheckpointDamaged, FedILError, LedgerMissing
+from broker_config.protocol.messages import Refusal, Update
+from broker_config.protocol.wire import decode_message, encode_message
+from broker_config.stores.memory.store import MemoryStore
 from broker_config.transports.interface import Buffers, Delivery, ModelAddress
-from broker_config.transports.memory import MemoryTransport
-from broker_config.wire import decode_message, encode_message
-from fedil_model.parameters import Weights
-from server_worker.checkpoint import Checkpoint
+from broker_config.transports.memory.transport import MemoryTransport
+from fedil_model.training.flat_model import Weights
 from server_worker.coordinator import Stopped
-from server_worker.evaluation import Evaluation
+from server_worker.round.evaluation import Evaluation
+from server_worker.run.checkpoint import Checkpoint
 from tests.federation import RUN, SITE, Diary, Federation, InlineEvaluator, blobs_recipe, working
 from tests.serving import Clock
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from broker_config.messages import Refusal, TrainTask
-from broker_config.topology import models_queue, updates_queue
+from broker_config.brokers.topology import models_queue, updates_queue
+from broker_config.protocol.messages import Refusal, TrainTask
 from client_worker.participant import Participant
-from server_worker.checkpoint import CheckpointFolder
-from server_worker.selection import select_clients
+from server_worker.round.selection import select_clients
+from server_worker.run.checkpoint import CheckpointFolder
 from tests.federation import RUN, Federation, Hands, blobs_recipe, working
 from tests.serving import served
 

@@ -2,10 +2,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from broker_config.protocol.wire import digest
 from broker_config.stores.batches import CLIENTS_AT_ONCE
-from broker_config.stores.memory import MemoryStore
-from broker_config.wire import digest
-from server_worker.digests import ledger_digest
+from broker_config.stores.memory.store import MemoryStore
+from server_worker.run.digests import ledger_digest
 
 
 def test_the_ledger_digest_is_over_the_newest_of_all_clients_in_order_read_a_few_at_a_time(

@@ -1,10 +1,10 @@
 import torch
 from torch import nn
 
-from fedil_model.augment.tensors import TensorViews
-from fedil_model.datasets.interface import Samples
-from fedil_model.parameters import FlatModel, Weights
-from server_worker.evaluation import BackgroundEvaluator
+from fedil_model.data.augment.tensors import TensorViews
+from fedil_model.data.datasets.interface import Samples
+from fedil_model.training.flat_model import FlatModel, Weights
+from server_worker.round.evaluation import BackgroundEvaluator
 
 
 class LargestInput(nn.Module):

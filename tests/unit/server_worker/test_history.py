@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from broker_config.errors import FedILError
-from ops.view import QuietView
-from server_worker.events import ClientOutcome, record_to_json
-from server_worker.history import HistoryWriter, read_history, read_records
+from broker_config.protocol.errors import FedILError
+from ops.cli.view import QuietView
+from server_worker.run.history import HistoryWriter, read_history, read_records
+from server_worker.watch.events import ClientOutcome, record_to_json
 from tests.unit.ops.records import make_record, write_history
 
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from broker_config.errors import BrokerUnavailable, FedILError
-from broker_config.messages import Refusal, TrainTask
-from broker_config.topology import DEAD_LETTERS, updates_queue
+from broker_config.brokers.topology import DEAD_LETTERS, updates_queue
+from broker_config.protocol.errors import BrokerUnavailable, FedILError
+from broker_config.protocol.messages import Refusal, TrainTask
+from broker_config.protocol.wire import encode_arrays, encode_message
 from broker_config.transports.interface import Delivery, Transport
-from broker_config.transports.memory import MemoryTransport
-from broker_config.wire import encode_arrays, encode_message
-from server_worker.inbox import MANY_LETTERS, Inbox
-from server_worker.recipe import Recipe
+from broker_config.transports.memory.transport import MemoryTransport
+from server_worker.round.inbox import MANY_LETTERS, Inbox
+from server_worker.run.recipe import Recipe
 from tests.federation import RUN, Federation, Hands, blobs_recipe
 from tests.serving import Clock, Looks, served, until
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from broker_config.errors import FedILError, LedgerMissing
-from broker_config.stores.memory import MemoryStore
+from broker_config.protocol.errors import FedILError, LedgerMissing
+from broker_config.stores.memory.store import MemoryStore
 from tests.federation import Federation, blobs_recipe
 
 
@@ -54,7 +54,7 @@ def test_a_run_of_an_earlier_version_is_marked_when_it_is_resumed(
     earlier = Federation(recipe, tmp_path / "earlier")
     earlier.diary.on_update = lambda number, _: earlier.stop.set() if number == 2 else None
     with monkeypatch.context() as patch:
-        patch.setattr("server_worker.progress._MARKED", "a word that nobody looks for")
+        patch.setattr("server_worker.run.progress._MARKED", "a word that nobody looks for")
         assert earlier.play() is None
     (earlier.directory / "ledgers" / recipe.name / "begun").unlink()
     again = Federation(recipe, earlier.directory, broker=earlier.broker)

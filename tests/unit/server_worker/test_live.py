@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from broker_config.errors import FedILError
-from server_worker.events import ClientOutcome, RoundRecord
-from server_worker.history import HistoryWriter
-from server_worker.live import MOST_ROUNDS, LiveRun
-from server_worker.live_rows import LONGEST_NAME, MOST_CLIENTS, MOST_WORKERS
-from server_worker.survey import Survey
+from broker_config.protocol.errors import FedILError
+from server_worker.run.history import HistoryWriter
+from server_worker.watch.events import ClientOutcome, RoundRecord
+from server_worker.watch.live import MOST_ROUNDS, LiveRun
+from server_worker.watch.page_rows import LONGEST_NAME, MOST_CLIENTS, MOST_WORKERS
+from server_worker.watch.survey import Survey
 from tests.federation import blobs_recipe
 from tests.unit.ops.records import make_record, write_history
 

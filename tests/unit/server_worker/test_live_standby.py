@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from ops.view import QuietView
-from server_worker.events import RoundRecord
-from server_worker.history import HistoryWriter, checked_record
-from server_worker.live import LiveRun
+from ops.cli.view import QuietView
+from server_worker.run.history import HistoryWriter, checked_record
+from server_worker.watch.events import RoundRecord
+from server_worker.watch.live import LiveRun
 from tests.federation import blobs_recipe
 from tests.unit.ops.records import make_record
 
@@ -64,7 +64,7 @@ def test_a_standby_reads_only_what_is_new(tmp_path: Path, monkeypatch: pytest.Mo
         decoded.append(fields["round"])
         return checked_record(fields)
 
-    monkeypatch.setattr("server_worker.live.checked_record", noted)
+    monkeypatch.setattr("server_worker.watch.live.checked_record", noted)
     looks = [live._tail.offset]
     for number in (21, 22):
         append(tmp_path, line(number))

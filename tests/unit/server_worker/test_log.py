@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from broker_config.logs import set_up_logs
-from server_worker.events import ClientOutcome
-from server_worker.log import LogWatcher
+from broker_config.process.logs import set_up_logs
+from server_worker.watch.events import ClientOutcome
+from server_worker.watch.log import LogWatcher
 from tests.unit.ops.records import make_record
 
 

@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from broker_config.messages import TrainTask
-from broker_config.topology import updates_queue
+from broker_config.brokers.topology import updates_queue
+from broker_config.protocol.messages import TrainTask
+from broker_config.protocol.wire import encode_message
 from broker_config.transports.interface import ModelAddress
-from broker_config.transports.memory import MemoryTransport
-from broker_config.wire import encode_message
-from fedil_model.convergence import VERDICTS
-from server_worker.events import ClientOutcome, RoundRecord
-from server_worker.history import HistoryWriter, read_records
-from server_worker.metrics import OTHER_REASON, OUTCOMES, PHASES, REASONS, ServerMetrics
-from server_worker.recipe import Recipe
-from server_worker.run_dir import RunDir
-from server_worker.survey import Survey
-from server_worker.watching import Watching
+from broker_config.transports.memory.transport import MemoryTransport
+from fedil_model.training.convergence import VERDICTS
+from server_worker.run.folder import RunDir
+from server_worker.run.history import HistoryWriter, read_records
+from server_worker.run.recipe import Recipe
+from server_worker.watch.events import ClientOutcome, RoundRecord
+from server_worker.watch.metrics import OTHER_REASON, OUTCOMES, PHASES, REASONS, ServerMetrics
+from server_worker.watch.survey import Survey
+from server_worker.watch.watching import Watching
 from tests.exposition import by_label, promtool_complaints, types, value, values
 from tests.federation import RUN, Diary, Federation, blobs_recipe
 from tests.unit.ops.records import make_record, write_history

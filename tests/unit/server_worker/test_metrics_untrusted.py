@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from server_worker.events import ClientOutcome
-from server_worker.metrics import OUTCOMES, ServerMetrics
-from server_worker.reporting import mean_losses
-from server_worker.survey import Survey
+from server_worker.round.reporting import mean_losses
+from server_worker.watch.events import ClientOutcome
+from server_worker.watch.metrics import OUTCOMES, ServerMetrics
+from server_worker.watch.survey import Survey
 from tests.exposition import by_label, num_series, promtool_complaints, value, values
 from tests.federation import blobs_recipe
 from tests.unit.ops.records import make_record

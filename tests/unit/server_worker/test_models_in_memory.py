@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedil_model.augment.tensors import TensorViews
-from fedil_model.datasets.interface import Samples
-from fedil_model.methods.fedil import FedIL
+from fedil_model.data.augment.tensors import TensorViews
+from fedil_model.data.datasets.interface import Samples
+from fedil_model.methods.fedil.method import FedIL
 from fedil_model.methods.interface import ServerStep
-from fedil_model.parameters import FlatModel, Weights
-from server_worker.evaluation import BackgroundEvaluator
+from fedil_model.training.flat_model import FlatModel, Weights
+from server_worker.round.evaluation import BackgroundEvaluator
 from tests.federation import Diary, Federation, blobs_recipe
 from tests.unit.server_worker.test_evaluation import LargestInput, weights_with
 

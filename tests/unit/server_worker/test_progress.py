@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedil_model.convergence import Increment, assess
-from fedil_model.optimiser import learning_rate
-from fedil_model.parameters import ALIGNMENT
-from server_worker.checkpoint import Checkpoint, CheckpointFolder
-from server_worker.progress import Progress, from_checkpoint, to_checkpoint
+from fedil_model.training.convergence import Increment, assess
+from fedil_model.training.flat_model import ALIGNMENT
+from fedil_model.training.optimiser import learning_rate
+from server_worker.run.checkpoint import Checkpoint, CheckpointFolder
+from server_worker.run.progress import Progress, from_checkpoint, to_checkpoint
 from tests.federation import Federation, blobs_recipe
 
 BEGUN = Progress(

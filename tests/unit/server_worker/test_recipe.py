@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from fedil_model.errors import SettingError
-from fedil_model.hyperparameters import Learning
-from server_worker.recipe import load_recipe, make_recipe, numbers_depend_on, parse_override
+from fedil_model.settings import Learning
+from server_worker.run.recipe import load_recipe, make_recipe, numbers_depend_on, parse_override
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from broker_config.messages import Refusal, Update
-from server_worker.events import ClientOutcome
-from server_worker.round import OpenRound
-from server_worker.selection import select_clients
+from broker_config.protocol.messages import Refusal, Update
+from server_worker.round.selection import select_clients
+from server_worker.round.state import OpenRound
+from server_worker.watch.events import ClientOutcome
 
 OPEN = OpenRound(run="r", number=4, activations={1: 2, 5: 1, 9: 3}, needed=3, quorum=2, deadline=100.0)
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-import server_worker.run_environment as run_environment
-from broker_config.errors import FedILError
-from server_worker.run_dir import RunDir
-from server_worker.run_environment import read_environment, record_environment
+import server_worker.run.environment as run_environment
+from broker_config.protocol.errors import FedILError
+from server_worker.run.environment import read_environment, record_environment
+from server_worker.run.folder import RunDir
 
 CPU = torch.device("cpu")
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from broker_config.errors import FedILError
-from server_worker.run_dir import RunDir
-from server_worker.run_name import known_run, run_id, simulation_id
+from broker_config.protocol.errors import FedILError
+from server_worker.run.folder import RunDir
+from server_worker.run.name import known_run, run_id, simulation_id
 from tests.federation import blobs_recipe
 
 

@@ -1,6 +1,6 @@
-from broker_config.stores.memory import MemoryStore
-from broker_config.topology import workers_topic
-from server_worker.sites import WatchedSites
+from broker_config.brokers.topology import workers_topic
+from broker_config.stores.memory.store import MemoryStore
+from server_worker.round.sites import WatchedSites
 
 
 class Clock:

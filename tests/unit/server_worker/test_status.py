@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from server_worker.events import ClientOutcome
-from server_worker.status import StatusTeller
+from server_worker.watch.events import ClientOutcome
+from server_worker.watch.status import StatusTeller
 
 
 def test_how_many_answers_are_wanted_is_told_before_the_first_one_comes() -> None:

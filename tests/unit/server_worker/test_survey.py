@@ -4,13 +4,13 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from broker_config.errors import BrokerUnavailable
+from broker_config.brokers.topology import DEAD_LETTERS, tasks_queue, updates_queue, workers_topic
+from broker_config.protocol.errors import BrokerUnavailable
 from broker_config.stores.interface import Store
-from broker_config.stores.memory import MemoryStore
-from broker_config.topology import DEAD_LETTERS, tasks_queue, updates_queue, workers_topic
+from broker_config.stores.memory.store import MemoryStore
 from broker_config.transports.interface import Transport
-from broker_config.transports.memory import EmbeddedBroker, MemoryTransport
-from server_worker.survey import Survey, Surveyor
+from broker_config.transports.memory.transport import EmbeddedBroker, MemoryTransport
+from server_worker.watch.survey import Survey, Surveyor
 
 SITES = {"north": range(0, 5), "south": range(5, 8), "west": range(8, 10)}
 

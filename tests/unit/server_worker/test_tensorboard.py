@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from server_worker.events import ClientOutcome, RoundRecord
-from server_worker.history import HistoryWriter
-from server_worker.run_dir import RunDir
-from server_worker.tensorboard import EventFile, TensorBoardMissing, TensorBoardWatcher, scalars
+from server_worker.run.folder import RunDir
+from server_worker.run.history import HistoryWriter
+from server_worker.watch.events import ClientOutcome, RoundRecord
+from server_worker.watch.tensorboard import EventFile, TensorBoardMissing, TensorBoardWatcher, scalars
 
 ROOT = Path(__file__).parents[3]
 
@@ -162,7 +162,7 @@ FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
 from tests.unit.server_worker.test_tensorboard import make_record
-from server_worker.tensorboard import TensorBoardWatcher
+from server_worker.watch.tensorboard import TensorBoardWatcher
 
 folder, said = Path(sys.argv[1]), []
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

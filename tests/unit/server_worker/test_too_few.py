@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from broker_config.errors import FedILError
-from broker_config.messages import Update
+from broker_config.protocol.errors import FedILError
+from broker_config.protocol.messages import Update
 from tests.federation import SITE, Federation, Hands, blobs_recipe
 from tests.serving import THERE, Clock, TwoSites, served, until
 
@@ -17,10 +17,10 @@ LEARNED = {"accepted", "rejected_cosine"}
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is silent for one poll is looked after."""
-    monkeypatch.setattr("server_worker.rounds.DEAD_TASK_SECONDS", 0.0)
-    monkeypatch.setattr("server_worker.rounds.POLL_SECONDS", 0.05)
-    monkeypatch.setattr("server_worker.inbox._LOOKING_SHARE", 1.0)
-    monkeypatch.setattr("server_worker.inbox._LOOK_ANYWAY_SECONDS", 0.0)
+    monkeypatch.setattr("server_worker.round.loop.DEAD_TASK_SECONDS", 0.0)
+    monkeypatch.setattr("server_worker.round.loop.POLL_SECONDS", 0.05)
+    monkeypatch.setattr("server_worker.round.inbox._LOOKING_SHARE", 1.0)
+    monkeypatch.setattr("server_worker.round.inbox._LOOK_ANYWAY_SECONDS", 0.0)
 
 
 def nonsense(update: Update) -> Update:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from broker_config.messages import TrainTask
-from server_worker.progress import Progress
+from broker_config.protocol.messages import TrainTask
+from server_worker.run.progress import Progress
 from tests.federation import RUN, SITE, Federation, Hands, blobs_recipe
 from tests.serving import THERE, Clock, TwoSites, served, until
 
@@ -19,8 +19,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is silent for one poll is looked after."""
     for module in ("rounds", "buffered"):
         monkeypatch.setattr(f"server_worker.{module}.DEAD_TASK_SECONDS", 0.0)
-    monkeypatch.setattr("server_worker.rounds.POLL_SECONDS", 0.05)
-    monkeypatch.setattr("server_worker.buffered.POLL_SECONDS", 0.05)
+    monkeypatch.setattr("server_worker.round.loop.POLL_SECONDS", 0.05)
+    monkeypatch.setattr("server_worker.buffered.loop.POLL_SECONDS", 0.05)
 
 
 def of_two_sites(directory: Path, sites: TwoSites, **more: Any) -> Federation:

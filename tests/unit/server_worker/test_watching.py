@@ -11,12 +11,12 @@ from urllib.request import urlopen
 
 import pytest
 
-import server_worker.watching
-from broker_config.addresses import LOOPBACK, WebAddress
-from broker_config.errors import PortTaken
-from server_worker.run_dir import RunDir
-from server_worker.survey import Survey
-from server_worker.watching import Watching, watching
+import server_worker.watch.watching
+from broker_config.process.addresses import LOOPBACK, WebAddress
+from broker_config.protocol.errors import PortTaken
+from server_worker.run.folder import RunDir
+from server_worker.watch.survey import Survey
+from server_worker.watch.watching import Watching, watching
 from tests.exposition import value
 from tests.federation import blobs_recipe
 
@@ -28,14 +28,14 @@ LONG, SOON = 120.0, 60.0
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_worker.watching, "_LINGER_SECONDS", 0.0)
+    monkeypatch.setattr(server_worker.watch.watching, "_LINGER_SECONDS", 0.0)
 
 
 @contextmanager
 def lingering_long() -> Iterator[None]:
     """Whoever ends in here has a reason to; afterwards nobody is waited for."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(server_worker.watching, "_LINGER_SECONDS", LONG)
+        patched.setattr(server_worker.watch.watching, "_LINGER_SECONDS", LONG)
         yield
 
 

@@ -1,0 +1,277 @@
+"""The brokers' own configuration, written from the topology: what is there from the start, and who may do what.
+
+A site may do what its workers do and nothing else. It reads its own tasks and the models; it writes updates and
+dead letters, bodies under its own name, and tasks that it gives back to its own queue.
+"""
+
+import base64
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from broker_config.brokers.topology import (
+    BODIES,
+    BODIES_EXCHANGE,
+    DEAD,
+    DEAD_EXCHANGE,
+    DEAD_LETTERS,
+    EXCHANGES,
+    MODELS,
+    TASKS,
+    UPDATES,
+    UPDATES_EXCHANGE,
+    Exchange,
+    QueueKind,
+    site_user,
+    tasks_queue,
+)
+from broker_config.protocol.errors import FedILError
+from broker_config.stores.redis.keys import server_rules, site_rules
+
+SERVER_USER, ADMIN_USER = "server", "admin"
+_EVERY_RIGHT = ("~*", "&*", "+@all")
+VHOST = "fedil"
+
+_HERE = Path(__file__).parent
+_SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
+_EVERYTHING = ".*"
+DEFAULT_CONSUMER_TIMEOUT_SECONDS = 1800.0
+"""RabbitMQ's own"""
+_CONSUMER_TIMEOUT_POLICY_FROM = (3, 12)
+
+Definitions = dict[str, list[dict[str, Any]]]
+"""As RabbitMQ exports and imports them"""
+
+
+def check_sites(sites: Iterable[str]) -> tuple[str, ...]:
+    """A name becomes part of patterns, where a dot or a star would open more than it should."""
+    names = tuple(dict.fromkeys(sites))
+    for name in names:
+        if not _SITE.fullmatch(name):
+            raise FedILError(
+                f"{name!r} is no name for a site: 1 to 40 of A-Z a-z 0-9 _ - beginning with a letter or digit"
+            )
+    return names
+
+
+def consumer_timeout_seconds(deadline_seconds: float) -> float:
+    """Whoever trains for longer than the deadline works in vain, and the server holds an update no longer than a
+    round with its end. RabbitMQ's own time-out does for a deadline that is no longer; else twice leaves room for
+    both."""
+    if deadline_seconds <= DEFAULT_CONSUMER_TIMEOUT_SECONDS:
+        return DEFAULT_CONSUMER_TIMEOUT_SECONDS
+    return 2 * deadline_seconds
+
+
+@dataclass(frozen=True)
+class Rights:
+    """Patterns of names that a user may create or delete, write to, and read from."""
+
+    configure: str
+    write: str
+    read: str
+    topics: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Topic exchange → patterns of the routing keys with which to publish, and to bind"""
+
+
+def site_rights(site: str) -> Rights:
+    check_sites([site])
+    user = site_user(site)
+    own_bodies = _literally(f"{BODIES.prefix}{user}.") + ".+"
+    own_body_keys = f"^{_literally(user)}\\."
+    exchanges = (UPDATES_EXCHANGE, DEAD_EXCHANGE, BODIES_EXCHANGE, TASKS.exchange_of(tasks_queue(site)))
+    return Rights(
+        configure=_any_of(own_bodies),
+        # To bind a queue is to write to it, and to read from the exchange.
+        write=_any_of(*(_literally(exchange.name) for exchange in exchanges), own_bodies),
+        read=_any_of(
+            _literally(tasks_queue(site)), _literally(MODELS.prefix) + ".+", _literally(BODIES_EXCHANGE.name)
+        ),
+        topics={BODIES_EXCHANGE.name: (own_body_keys, own_body_keys)},
+    )
+
+
+def server_rights() -> Rights:
+    ours = f"^{_literally('fedil.')}"
+    return Rights(ours, ours, ours)
+
+
+def admin_rights() -> Rights:
+    """For people, and for bringing in further sites later."""
+    return Rights(_EVERYTHING, _EVERYTHING, _EVERYTHING)
+
+
+def rights_of(user: str) -> Rights:
+    """Of a user with one of our names."""
+    if user == SERVER_USER:
+        return server_rights()
+    if user == ADMIN_USER:
+        return admin_rights()
+    return site_rights(user.removeprefix(site_user("")))
+
+
+def users_of(sites: Iterable[str]) -> tuple[str, ...]:
+    return (SERVER_USER, *map(site_user, check_sites(sites)))
+
+
+def rabbitmq_definitions(
+    sites: Iterable[str], password_hashes: Mapping[str, str | None], vhost: str = VHOST
+) -> Definitions:
+    """`password_hashes`: of every user that there is to be; None for one that is there and keeps its own."""
+    queues = {DEAD_LETTERS: DEAD} | {tasks_queue(site): TASKS for site in check_sites(sites)}
+    exchanges = dict.fromkeys((*EXCHANGES, *(kind.exchange_of(name) for name, kind in queues.items())))
+    return {
+        "vhosts": [{"name": vhost}],
+        "users": [_user(name, hashed) for name, hashed in password_hashes.items() if hashed is not None],
+        "permissions": [permission(user, vhost) for user in password_hashes],
+        "topic_permissions": [rule for user in password_hashes for rule in topic_permissions(user, vhost)],
+        "exchanges": [_exchange(exchange, vhost) for exchange in exchanges],
+        "queues": [_queue(name, kind, vhost) for name, kind in queues.items()],
+        "bindings": [_binding(name, kind, vhost) for name, kind in queues.items()],
+    }
+
+
+def permission(user: str, vhost: str = VHOST) -> dict[str, Any]:
+    rights = rights_of(user)
+    names = {"configure": rights.configure, "write": rights.write, "read": rights.read}
+    return {"user": user, "vhost": vhost, **names}
+
+
+def topic_permissions(user: str, vhost: str = VHOST) -> list[dict[str, Any]]:
+    return [
+        {"user": user, "vhost": vhost, "exchange": exchange, "write": write, "read": read}
+        for exchange, (write, read) in rights_of(user).topics.items()
+    ]
+
+
+def deadline_policies(
+    deadline_seconds: float, version: tuple[int, ...], vhost: str = VHOST
+) -> list[dict[str, Any]]:
+    """For a broker whose rabbitmq.conf is out of reach; older ones know no such policy."""
+    if version < _CONSUMER_TIMEOUT_POLICY_FROM:
+        return []
+    held = "|".join(_literally(kind.prefix) for kind in (TASKS, UPDATES))
+    milliseconds = round(1000 * consumer_timeout_seconds(deadline_seconds))
+    return [
+        {
+            "vhost": vhost,
+            "name": "fedil-deadline",
+            "pattern": f"^({held})",
+            "apply-to": "queues",
+            "definition": {"consumer-timeout": milliseconds},
+            "priority": 0,
+        }
+    ]
+
+
+def rabbitmq_password_hash(user: str, password: str) -> str:
+    """As RabbitMQ keeps it. The salt follows from the name, so that the same password gives the same file; against
+    guessing our passwords need none, for they are long and random."""
+    salt = hashlib.sha256(user.encode()).digest()[:4]
+    return base64.b64encode(salt + hashlib.sha256(salt + password.encode()).digest()).decode()
+
+
+def redis_password_hash(password: str) -> str:
+    return hashlib.sha256(password.encode()).hexdigest()
+
+
+def redis_rules(user: str) -> tuple[str, ...]:
+    """ACL rules of a user with one of our names, beginning from nothing."""
+    if user == ADMIN_USER:
+        return _EVERY_RIGHT
+    if user == SERVER_USER:
+        rules = server_rules()
+    else:
+        (site,) = check_sites([user.removeprefix(site_user(""))])
+        rules = site_rules(site)
+    return ("resetkeys", "resetchannels", "-@all", *rules)
+
+
+def redis_acl(password_hashes: Mapping[str, str | None]) -> str:
+    """An ACL file. The user `default`, whom Redis lets in without a password, is switched off; nobody can be one
+    without a hash. Its rights are then of use only to Redis itself, which reads its append-only file back with them:
+    without, all that was written in transactions would be lost (redis/redis#14541)."""
+    lines = [" ".join(["user", "default", "off", "resetpass", *_EVERY_RIGHT])]
+    for user, hashed in password_hashes.items():
+        password = [f"#{hashed}"] if hashed else []
+        lines.append(" ".join(["user", user, "on", *password, *redis_rules(user)]))
+    return "".join(f"{line}\n" for line in lines)
+
+
+def rabbitmq_conf(deadline_seconds: float, tls: str | None = None) -> str:
+    """`tls`: the folder, as the broker sees it, with ca.pem, server.pem and server.key."""
+    from broker_config.transports.rabbitmq.url import HEARTBEAT_SECONDS  # here: it loads pika
+
+    return _filled(
+        "rabbitmq/rabbitmq.conf",
+        "rabbitmq/tls.conf",
+        tls,
+        consumer_timeout_ms=round(1000 * consumer_timeout_seconds(deadline_seconds)),
+        heartbeat_seconds=HEARTBEAT_SECONDS,
+    )
+
+
+def redis_conf(tls: str | None = None) -> str:
+    return _filled("redis/redis.conf", "redis/tls.conf", tls)
+
+
+def _filled(template: str, tls_template: str, tls: str | None, **values: object) -> str:
+    text = (_HERE / template).read_text(encoding="utf-8")
+    if tls is not None:
+        text += (_HERE / tls_template).read_text(encoding="utf-8")
+    return Template(text).substitute(values, tls=tls)
+
+
+def _user(name: str, hashed: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "password_hash": hashed,
+        "hashing_algorithm": "rabbit_password_hashing_sha256",
+        "tags": ["administrator"] if name == ADMIN_USER else [],
+    }
+
+
+def _exchange(exchange: Exchange, vhost: str) -> dict[str, Any]:
+    return {
+        "name": exchange.name,
+        "vhost": vhost,
+        "type": exchange.type,
+        "durable": True,
+        "auto_delete": False,
+        "internal": False,
+        "arguments": {},
+    }
+
+
+def _queue(name: str, kind: QueueKind, vhost: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "vhost": vhost,
+        "durable": True,
+        "auto_delete": False,
+        "arguments": kind.arguments,
+    }
+
+
+def _binding(queue: str, kind: QueueKind, vhost: str) -> dict[str, Any]:
+    return {
+        "source": kind.exchange_of(queue).name,
+        "vhost": vhost,
+        "destination": queue,
+        "destination_type": "queue",
+        "routing_key": kind.routing_key(queue),
+        "arguments": {},
+    }
+
+
+def _any_of(*patterns: str) -> str:
+    return f"^({'|'.join(patterns)})$"
+
+
+def _literally(name: str) -> str:
+    """In our names only the dot means something to a pattern."""
+    return name.replace(".", r"\.")

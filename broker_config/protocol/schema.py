@@ -1,0 +1,136 @@
+"""Which fields each message has and what each may hold: nothing missing, nothing unknown, all bounded."""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from broker_config.protocol.errors import MessageRejected, WronglyAsked
+from broker_config.protocol.messages import Message, Refusal, TrainTask, Update
+from broker_config.transports.interface import ModelAddress
+
+MAX_COUNT = 2**63
+MAX_METRICS = 256
+# The first character keeps "." and ".." out: run ids become names of queues, keys and directories.
+_RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+
+_Check = Callable[[str, object], object]
+"""Takes the field's name and value; gives the value to keep, or raises MessageRejected naming the field."""
+
+
+def bad_field(field: str, expected: str, value: object) -> MessageRejected:
+    return MessageRejected("schema", f"field {field!r} must be {expected}, not {value!r:.80}")
+
+
+def check_run(field: str, value: object) -> str:
+    if not isinstance(value, str) or not _RUN.fullmatch(value):
+        raise bad_field(field, "1 to 80 of A-Z a-z 0-9 . _ - beginning with a letter or digit", value)
+    return value
+
+
+def check_asked_run(run: str) -> str:
+    """A name that a person has given, and no message."""
+    if not _RUN.fullmatch(run):
+        raise WronglyAsked(
+            f"{run!r:.80} cannot be the name of a run: take 1 to 80 letters (A-Z, a-z), digits, '.', '_' and '-', "
+            "of which the first is a letter or a digit"
+        )
+    return run
+
+
+def check_count(field: str, value: object) -> int:
+    if type(value) is not int or not 0 <= value < MAX_COUNT:
+        raise bad_field(field, "a whole number from 0 to 2**63 - 1", value)
+    return value
+
+
+def _check_digest(field: str, value: object) -> str:
+    if not isinstance(value, str) or not _DIGEST.fullmatch(value):
+        raise bad_field(field, "32 hexadecimal digits", value)
+    return value
+
+
+def _check_text(max_length: int) -> _Check:
+    def check(field: str, value: object) -> str:
+        if not isinstance(value, str) or len(value) > max_length:
+            raise bad_field(field, f"text of at most {max_length} characters", value)
+        return value
+
+    return check
+
+
+def _check_metrics(field: str, value: object) -> dict[str, float]:
+    if not isinstance(value, dict) or len(value) > MAX_METRICS:
+        raise bad_field(field, f"at most {MAX_METRICS} numbers by name", value)
+    for name, number in value.items():
+        _check_text(100)(f"{field} name", name)
+        if type(number) is not float or not math.isfinite(number):
+            raise bad_field(f"{field}.{name}", "a finite number", number)
+    return value
+
+
+def _check_address(field: str, value: object) -> ModelAddress:
+    return ModelAddress(**_checked(_ADDRESS, value, f"{field}."))
+
+
+_ADDRESS: dict[str, _Check] = {"run": check_run, "version": check_count, "offset": check_count}
+_ACTIVATION: dict[str, _Check] = {
+    "run": check_run,
+    "round": check_count,
+    "client": check_count,
+    "activation": check_count,
+}
+_TASK = _ACTIVATION | {
+    "model": _check_address,
+    "model_digest": _check_digest,
+    "learning": _check_text(1 << 16),
+    "ledger_at_least": check_count,
+}
+_UPDATE = _ACTIVATION | {
+    "base_version": check_count,
+    "num_samples": check_count,
+    "num_steps": check_count,
+    "metrics": _check_metrics,
+}
+_REFUSAL = _ACTIVATION | {"reason": _check_text(100), "detail": _check_text(1 << 16)}
+
+
+def _checked(checks: Mapping[str, _Check], value: object, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise bad_field(prefix.rstrip("."), "a set of fields", value)
+    if missing := checks.keys() - value.keys():
+        raise MessageRejected("schema", f"field {prefix + min(missing)!r} is missing")
+    if unknown := value.keys() - checks.keys():
+        raise MessageRejected("schema", f"field {prefix + min(unknown)!r} is unknown")
+    return {name: check(prefix + name, value[name]) for name, check in checks.items()}
+
+
+Tensors = Mapping[str, np.ndarray]
+
+
+def take_apart(message: Message) -> tuple[str, dict[str, object], Tensors]:
+    """Kind, plain fields, tensors; checked, so that what one side sends the other accepts."""
+    fields = dict(vars(message))
+    tensors = fields.pop("tensors", {})
+    if isinstance(message, TrainTask):
+        fields["model"] = dict(vars(message.model))
+    if isinstance(message, Update):
+        fields["metrics"] = {name: float(number) for name, number in message.metrics.items()}
+    kind = type(message).__name__
+    put_together(kind, fields, tensors)
+    return kind, fields, tensors
+
+
+def put_together(kind: str, fields: Mapping[str, object], tensors: Tensors) -> Message:
+    if kind == Update.__name__:
+        return Update(**_checked(_UPDATE, fields), tensors=tensors)
+    if tensors:
+        raise MessageRejected("schema", f"a {kind} carries no tensors")
+    if kind == TrainTask.__name__:
+        return TrainTask(**_checked(_TASK, fields))
+    if kind == Refusal.__name__:
+        return Refusal(**_checked(_REFUSAL, fields))
+    raise MessageRejected("wrong_kind", f"{kind!r:.80} is no kind of message")

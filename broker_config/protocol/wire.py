@@ -1,0 +1,213 @@
+"""How arrays and messages become bytes. No pickle: whatever the bytes are, decoding gives values within
+bounds or raises MessageRejected.
+
+    magic  version  total size  header size | header | pad | array | pad | array … | xxh3_128 of all before
+
+The header is msgpack: kind, meta, and each array's name, dtype and shape. Arrays are little-endian, begin at
+multiples of 64 bytes and are read in place. Models, updates, ledgers and checkpoints all use this one format.
+"""
+
+import math
+import struct
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import msgpack
+import numpy as np
+
+from broker_config.protocol.buffers import ALIGNMENT, DIGEST_BYTES, digest, raw_digest, size
+from broker_config.protocol.chunks import Assembler, split
+from broker_config.protocol.errors import MessageRejected
+from broker_config.protocol.messages import Message
+from broker_config.protocol.schema import put_together, take_apart
+
+__all__ = [
+    "Assembler",
+    "decode_arrays",
+    "decode_message",
+    "digest",
+    "encode_arrays",
+    "encode_message",
+    "pack_fields",
+    "size",
+    "split",
+    "unpack_fields",
+]
+
+_MAGIC = b"FedIL\0"
+_VERSION = 1
+_PRELUDE = struct.Struct("<6sHQI")
+MAX_HEADER_BYTES = 4 << 20
+MAX_ARRAYS = 1 << 16
+MAX_DIMS = 16
+MAX_NAME_LENGTH = 256
+_DTYPES = {
+    np.dtype(code).name: np.dtype(code)
+    for code in ("?", "<f2", "<f4", "<f8", "<i1", "<i2", "<i4", "<i8", "<u1", "<u2", "<u4", "<u8")
+}
+_NO_BYTES = np.frombuffer(b"\0", np.uint8)[:0]
+"""numpy takes no empty buffer; read-only, like what comes from a body."""
+
+
+class _Slot(NamedTuple):
+    """Where an array lies in a body."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+def encode_arrays(
+    kind: str, meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+) -> list[bytes | memoryview]:
+    """The pieces of one body. They look into the arrays: do not change those until the pieces are sent."""
+    specs = [[name, array.dtype.name, list(array.shape)] for name, array in arrays.items()]
+    header = pack_fields({"kind": kind, "meta": dict(meta), "arrays": specs})
+    slots, end = _lay_out(specs, _PRELUDE.size + len(header))
+    prelude = _PRELUDE.pack(_MAGIC, _VERSION, end + DIGEST_BYTES, len(header))
+    pieces: list[bytes | memoryview] = [prelude + header]
+    position = len(prelude) + len(header)
+    for slot in slots:
+        if slot.stop > slot.start:
+            pieces += [bytes(slot.start - position), _bytes_of(arrays[slot.name], slot.dtype)]
+            position = slot.stop
+    pieces.append(raw_digest(pieces))
+    return pieces
+
+
+def decode_arrays(
+    body: bytes | bytearray | memoryview, kind: str
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Meta and arrays; the arrays are read-only views into `body`."""
+    found, meta, arrays = _decode(body)
+    if found != kind:
+        raise MessageRejected("wrong_kind", f"expected {kind!r}, found {found!r:.80}")
+    return meta, arrays
+
+
+def encode_message(message: Message) -> list[bytes | memoryview]:
+    return encode_arrays(*take_apart(message))
+
+
+def decode_message(body: bytes | bytearray | memoryview) -> Message:
+    return put_together(*_decode(body))
+
+
+def pack_fields(fields: Mapping[str, object]) -> bytes:
+    """Plain values (None, bool, int, float, str, bytes, lists, dicts by str) as bounded msgpack."""
+    try:
+        packed: bytes = msgpack.packb(fields)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise MessageRejected("schema", f"not plain values: {error}") from error
+    if len(packed) > MAX_HEADER_BYTES:
+        raise MessageRejected("too_large", f"{len(packed)} bytes of fields; at most {MAX_HEADER_BYTES}")
+    return packed
+
+
+def unpack_fields(packed: bytes | memoryview) -> dict[str, Any]:
+    try:
+        fields = msgpack.unpackb(packed, object_pairs_hook=_unique, ext_hook=_refuse_extension)
+    except MessageRejected:
+        raise
+    except Exception as error:  # msgpack documents no closed set of what bad bytes raise
+        raise MessageRejected("schema", f"fields that are no msgpack: {error!r:.200}") from error
+    if not isinstance(fields, dict):
+        raise MessageRejected("schema", "fields must be a map")
+    return fields
+
+
+def _unique(pairs: list[tuple[object, object]]) -> dict[str, object]:
+    fields: dict[str, object] = {}
+    for name, value in pairs:
+        if not isinstance(name, str) or name in fields:
+            raise MessageRejected("schema", f"field {name!r:.80} is repeated or not text")
+        fields[name] = value
+    return fields
+
+
+def _refuse_extension(code: int, _: bytes) -> object:
+    raise MessageRejected("schema", f"msgpack extension {code}")
+
+
+def _bytes_of(array: np.ndarray, dtype: np.dtype[Any]) -> memoryview:
+    # Copies only what is not already little-endian and contiguous.
+    plain = np.asarray(array, dtype=dtype, order="C")
+    return plain.reshape(-1).view(np.uint8).data.toreadonly()
+
+
+def _lay_out(specs: Iterable[object], position: int) -> tuple[list[_Slot], int]:
+    """Both sides compute where arrays lie from the same list, so no offset can lie."""
+    slots: list[_Slot] = []
+    names: set[str] = set()
+    for spec in specs:
+        name, dtype, shape = _check_spec(spec)
+        if name in names or len(names) == MAX_ARRAYS:
+            raise MessageRejected("schema", f"array {name!r} is repeated or one of more than {MAX_ARRAYS}")
+        names.add(name)
+        num_bytes = dtype.itemsize * math.prod(shape)
+        start = -(-position // ALIGNMENT) * ALIGNMENT if num_bytes else position
+        position = start + num_bytes
+        slots.append(_Slot(name, dtype, shape, start, position))
+    return slots, position
+
+
+def _check_spec(spec: object) -> tuple[str, np.dtype[Any], tuple[int, ...]]:
+    match spec:
+        case [str(name), str(dtype), list(shape)] if len(name) <= MAX_NAME_LENGTH and dtype in _DTYPES:
+            if len(shape) <= MAX_DIMS and _is_shape(shape):
+                return name, _DTYPES[dtype], tuple(shape)
+    raise MessageRejected("schema", f"no array can be {spec!r:.200}")
+
+
+def _is_shape(lengths: list[object]) -> bool:
+    """Empty dimensions count as 1: numpy refuses overflow even where another dimension is 0."""
+    size = 1
+    for length in lengths:
+        if type(length) is not int or not 0 <= length < 2**62:
+            return False
+        size *= length or 1
+    return size < 2**59
+
+
+def _decode(body: bytes | bytearray | memoryview) -> tuple[str, dict[str, Any], dict[str, np.ndarray]]:
+    view = memoryview(body).cast("B").toreadonly()
+    header_end = _check_envelope(view)
+    header = unpack_fields(view[_PRELUDE.size : header_end])
+    match header:
+        case {"kind": str(kind), "meta": dict(meta), "arrays": list(specs)} if len(header) == 3:
+            slots, end = _lay_out(specs, header_end)
+        case _:
+            raise MessageRejected("schema", f"header fields {sorted(header)!r:.200}")
+    if end + DIGEST_BYTES != len(view):
+        raise MessageRejected("schema", f"arrays end at {end} in a body of {len(view)} bytes")
+    return kind, meta, {slot.name: _array_at(view, slot) for slot in slots}
+
+
+def _check_envelope(view: memoryview) -> int:
+    """What can be wrong before anything is parsed; returns where the header ends."""
+    if bytes(view[: len(_MAGIC)]) != _MAGIC:
+        raise MessageRejected("not_fedil", "the first bytes are not ours")
+    if len(view) < _PRELUDE.size + DIGEST_BYTES:
+        raise MessageRejected("truncated", f"{len(view)} bytes")
+    _, version, total, header_size = _PRELUDE.unpack_from(view)
+    if version != _VERSION:
+        raise MessageRejected("unknown_version", f"format {version}; this side reads {_VERSION}")
+    if len(view) != total:
+        raise MessageRejected(
+            "truncated" if len(view) < total else "trailing_bytes", f"{len(view)} bytes of {total}"
+        )
+    if raw_digest([view[:-DIGEST_BYTES]]) != view[-DIGEST_BYTES:]:
+        raise MessageRejected("digest", "the bytes are not those that were sent")
+    if header_size > MAX_HEADER_BYTES or _PRELUDE.size + header_size > total - DIGEST_BYTES:
+        raise MessageRejected("too_large", f"a header of {header_size} bytes")
+    return _PRELUDE.size + int(header_size)
+
+
+def _array_at(view: memoryview, slot: _Slot) -> np.ndarray:
+    raw = np.frombuffer(view[slot.start : slot.stop], np.uint8) if slot.stop > slot.start else _NO_BYTES
+    # numpy computes nonsense with a bool that is neither 0 nor 1.
+    if slot.dtype == np.bool_ and (raw > 1).any():
+        raise MessageRejected("schema", f"array {slot.name!r} holds what is no bool")
+    return raw.view(slot.dtype).reshape(slot.shape)

@@ -1,0 +1,112 @@
+"""amqp://user:password@host:port/vhost and amqps://…?cafile=…&certfile=…&keyfile=…, and nothing else."""
+
+import ssl
+from dataclasses import dataclass, field
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+import pika
+
+from broker_config.protocol.errors import AddressWrong
+
+_PORTS = {"amqp": 5672, "amqps": 5671}
+_TLS_KEYS = ("cafile", "certfile", "keyfile")
+_KEYS = ("heartbeat", *_TLS_KEYS)
+
+HEARTBEAT_SECONDS = 20
+"""A frozen worker's task comes back after three of them."""
+BLOCKED_SECONDS = 300.0
+"""How long to wait for an alarm to end. Long, since whoever gives up has trained in vain."""
+_ATTEMPT_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Account:
+    """Whom we are to the broker, and where it is. The password is nowhere else than in `parameters`."""
+
+    user: str
+    """As the broker knows us; "" if only a certificate says it"""
+    place: str
+    heartbeat_seconds: int
+    parameters: pika.ConnectionParameters = field(repr=False)
+
+
+def account_of(url: str, blocked_seconds: float = BLOCKED_SECONDS) -> Account:
+    parts = _parts(url)
+    options = _options(parts)
+    user, password = unquote(parts.username or ""), unquote(parts.password or "")
+    host, port = parts.hostname or "localhost", _port(parts)
+    heartbeat_seconds = _seconds(options.get("heartbeat", str(HEARTBEAT_SECONDS)))
+    # A certificate without a password speaks for the user by itself.
+    by_certificate = "certfile" in options and not password
+    if not by_certificate and not user:
+        user = password = "guest"
+    context = _tls(options) if parts.scheme == "amqps" else None
+    parameters = pika.ConnectionParameters(
+        host=host,
+        port=port,
+        virtual_host=unquote(parts.path[1:]) or "/",
+        credentials=pika.credentials.ExternalCredentials()
+        if by_certificate
+        else pika.PlainCredentials(user, password, erase_on_connect=False),
+        heartbeat=heartbeat_seconds,
+        blocked_connection_timeout=blocked_seconds,
+        socket_timeout=_ATTEMPT_SECONDS,
+        stack_timeout=2 * _ATTEMPT_SECONDS,
+        ssl_options=pika.SSLOptions(context, host) if context else None,
+    )
+    return Account(user, f"{host}:{port}", heartbeat_seconds, parameters)
+
+
+def _parts(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        (parts.hostname or "").encode("idna")  # as whoever looks it up does
+    except ValueError:
+        raise AddressWrong(
+            "the RabbitMQ address cannot be read: write amqp://user:password@host:5672/vhost, or amqps:// for TLS"
+        ) from None
+    return parts
+
+
+def _options(parts: SplitResult) -> dict[str, str]:
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    unknown = sorted(set(options) - set(_KEYS))
+    if unknown:
+        raise AddressWrong(
+            f"a RabbitMQ address knows no option {unknown[0]!r}: it may have {', '.join(_KEYS)}"
+        )
+    needless = sorted(set(options) & set(_TLS_KEYS))
+    if needless and parts.scheme != "amqps":
+        raise AddressWrong(f"{needless[0]} needs TLS: write amqps:// instead of amqp://")
+    if "keyfile" in options and "certfile" not in options:
+        raise AddressWrong("keyfile is the key of a certificate: name that with certfile")
+    return options
+
+
+def _port(parts: SplitResult) -> int:
+    try:
+        port = parts.port
+    except ValueError:
+        port = 0
+    if port == 0:
+        raise AddressWrong(
+            "the port of the RabbitMQ address is no number from 1 to 65535 (a / in the password is written %2F)"
+        )
+    return port or _PORTS[parts.scheme]
+
+
+def _seconds(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= 3600:
+        raise AddressWrong(f"heartbeat={text!r:.20}: it must be whole seconds from 1 to 3600")
+    return int(text)
+
+
+def _tls(options: dict[str, str]) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=options.get("cafile"))
+        if "certfile" in options:
+            context.load_cert_chain(options["certfile"], options.get("keyfile"))
+    except (OSError, ValueError) as error:  # ssl's own errors are of the first kind
+        files = ", ".join(f"{key}={options[key]}" for key in _TLS_KEYS if key in options)
+        raise AddressWrong(f"cannot use {files}: {getattr(error, 'strerror', None) or error}") from error
+    return context

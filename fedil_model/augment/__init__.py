@@ -1,6 +1,0 @@
-"""Views of raw samples (plain, weak, strong), as batched tensor operations: no picture is handled alone."""
-
-from fedil_model.augment.images import ImageViews
-from fedil_model.augment.tensors import TensorViews
-
-__all__ = ["ImageViews", "TensorViews"]

@@ -1,0 +1,146 @@
+"""FedIL's aggregation (eq. 24-26), of one round or of updates that started from several versions.
+
+θ′ is "global", θ₀ is "server", θ* − θ′ is "delta".
+"""
+
+import statistics
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fedil_model.methods.fedil.aggregation import Gauge, IncrementalFold, Verdict
+from fedil_model.methods.interface import Folded, State
+from fedil_model.settings import FedILSettings, Learning
+from fedil_model.training.exact_sum import BLOCK
+from fedil_model.training.flat_model import Weights
+from fedil_model.training.optimiser import decay_factor, learning_rate
+
+_BUSIEST = 4.0
+"""Times the effort of the middle client"""
+
+
+class FedILFold:
+    """Eq. 24-26 for one version, and what is done when nobody is accepted."""
+
+    def __init__(
+        self,
+        learning: Learning,
+        state: State,
+        bases: Mapping[int, Mapping[str, Tensor]],
+        version: int,
+        num_decayed: int,
+    ) -> None:
+        self._learning = learning
+        self._settings: FedILSettings = learning.method
+        self._state = dict(state)
+        self._bases, self._version, self._num_decayed = bases, version, num_decayed
+        self._global, server = (Weights.named(bases[version], name) for name in ("global", "server"))
+        decay = float(bases[version]["server_decay"])
+        self._fold = IncrementalFold(self._global, server, self._settings, num_decayed, decay)
+        self._gauges = {version: self._fold.gauge}
+        self._efforts: list[float] = []
+
+    def add(
+        self, update: Mapping[str, Tensor], num_steps: int, base_version: int, weight: float = 1.0
+    ) -> Verdict:
+        if set(update) != {"delta.params", "delta.buffers"}:
+            return Verdict(
+                "invalid", detail=f"tensors {sorted(update)} instead of delta.params, delta.buffers"
+            )
+        if any(tensor.dtype != torch.float32 or tensor.ndim != 1 for tensor in update.values()):
+            return Verdict("invalid", detail="delta is not a float32 vector")
+        if base_version not in self._bases:
+            return Verdict("invalid", detail=f"version {base_version}, where it started, is not kept")
+        # What the client did depends on the version that it received: its θ′, its θ₀ and its learning rate.
+        lr = learning_rate(self._learning.client, base_version, self._learning.rounds)
+        verdict = self._fold.add(
+            Weights.named(update, "delta").to(self._global.params.device),
+            decay_factor(self._learning.client, lr, num_steps),
+            self._gauge(base_version),
+            weight,
+        )
+        if verdict.counts:
+            self._efforts.append(lr * num_steps)
+        return verdict
+
+    def _gauge(self, version: int) -> Gauge:
+        """Made when the first update needs it: it has to read that version's models, and may keep g₀."""
+        if version not in self._gauges:
+            global_, server = self._sides(version)
+            decay = float(self._bases[version]["server_decay"])
+            self._gauges[version] = Gauge(global_.params, server.params, self._num_decayed, decay)
+        return self._gauges[version]
+
+    def close(self) -> Folded:
+        faded = any(gauge.faded for gauge in self._gauges.values())
+        notes: tuple[str, ...] = (
+            ("the server's step has faded: no update that started from it was filtered",) if faded else ()
+        )
+        delta = self._fold.mean()
+        self._fold.drop_sums()
+        self._bring_the_servers_step_of_now(delta)
+        empty = 0 if delta is not None else int(self._state["empty_rounds"]) + 1
+        self._state["empty_rounds"] = torch.tensor(empty, dtype=torch.int64)
+        if delta is None:
+            notes += ("no update was accepted",)
+            if 0 < self._settings.empty_rounds_before_fallback <= empty:
+                notes += ("θ′ takes the server's own step",)
+                delta = self._server_step(self._version)
+        step = self._momentum(delta)
+        if step is not None:
+            self._apply(step)
+        norm = float(torch.linalg.vector_norm(step.params)) if step is not None else 0.0
+        return Folded(self._state, norm, self._fold.gauge.step_norm, self._effort(), notes)
+
+    def _effort(self) -> float:
+        """A mean does not move further than the busiest of those it is made of; but what a single client claims must
+        not decide what the increments look like."""
+        if not self._efforts:
+            return 0.0
+        return min(max(self._efforts), _BUSIEST * statistics.median(self._efforts))
+
+    def _bring_the_servers_step_of_now(self, delta: Weights | None) -> None:
+        """Clients that start from θ₀ bring the server's step of their version along. Steps that θ′ has long taken
+        would be taken again, and θ′ swings ever wider; this version's takes their place."""
+        if delta is None or self._settings.client_init != "server":
+            return
+        for version in sorted(self._gauges.keys() - {self._version}):
+            share = self._fold.share(self._gauges[version])
+            (global_, server), (global_then, server_then) = self._sides(self._version), self._sides(version)
+            for name in ("params", "buffers"):
+                parts = (getattr(side, name) for side in (delta, server, global_, server_then, global_then))
+                for total, *steps in zip(*(torch.split(part, BLOCK) for part in parts), strict=True):
+                    now, then = steps[0] - steps[1], steps[2] - steps[3]
+                    total += share * (now - then)
+
+    def _server_step(self, version: int) -> Weights:
+        """θ₀ − θ′"""
+        global_, server = self._sides(version)
+        return Weights(server.params - global_.params, server.buffers - global_.buffers)
+
+    def _sides(self, version: int) -> tuple[Weights, Weights]:
+        """θ′ and θ₀"""
+        base, device = self._bases[version], self._global.params.device
+        return Weights.named(base, "global").to(device), Weights.named(base, "server").to(device)
+
+    def _momentum(self, delta: Weights | None) -> Weights | None:
+        """Nobody accepted: θ′ stays as it is, bit for bit, momentum or not."""
+        if delta is None or "momentum" not in self._state:
+            return delta
+        velocity = (
+            self._state["momentum"].to(delta.params.device) * self._settings.server_momentum + delta.params
+        )
+        self._state["momentum"] = velocity
+        return Weights(velocity, delta.buffers)
+
+    def _apply(self, step: Weights) -> None:
+        moved = Weights(self._global.params + step.params, self._global.buffers + step.buffers)
+        self._state.update(moved.tensors("global"))
+        if "ema.params" in self._state:
+            keep = self._settings.ema_decay
+            old = Weights.named(self._state, "ema").to(moved.params.device)
+            average = Weights(
+                torch.lerp(moved.params, old.params, keep), torch.lerp(moved.buffers, old.buffers, keep)
+            )
+            self._state.update(average.tensors("ema"))

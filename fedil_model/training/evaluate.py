@@ -1,0 +1,32 @@
+"""What a network says of data, without touching it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from fedil_model.data.datasets.interface import Samples, Views
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode without gradients; the mode it had before comes back."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(training)
+
+
+def predict_logits(model: nn.Module, inputs: Tensor, views: Views, batch_size: int = 500) -> Tensor:
+    """Logits of the plain view of every sample, on the device that the inputs are on."""
+    with evaluating(model):
+        return torch.cat([model(views.plain(batch)).float() for batch in torch.split(inputs, batch_size)])
+
+
+def accuracy(model: nn.Module, samples: Samples, views: Views) -> float:
+    predicted = predict_logits(model, samples.inputs, views).argmax(dim=1)
+    return float((predicted == samples.labels).double().mean())

@@ -1,0 +1,65 @@
+"""Training on labelled data: the server's step of every method here, and the server-only floor."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+from fedil_model.data.datasets.interface import Samples, Views
+from fedil_model.errors import NumericError
+from fedil_model.settings import ServerSettings
+from fedil_model.training.batches import shuffled_batches
+from fedil_model.training.flat_model import FlatModel, all_finite
+from fedil_model.training.optimiser import FlatSGD
+from fedil_model.training.precision import Autocast, autocast
+
+
+@dataclass(frozen=True)
+class Supervised:
+    num_steps: int
+    loss: float
+    """Mean over the last epoch"""
+
+
+def train_supervised(
+    model: FlatModel,
+    samples: Samples,
+    views: Views,
+    settings: ServerSettings,
+    *,
+    epochs: int,
+    lr: float,
+    strong_weight: float,
+    generator: torch.Generator,
+    precision: Autocast = "off",
+    check_stop: Callable[[], None] = lambda: None,
+) -> Supervised:
+    """Eq. 22, with the loss that it means: cross-entropy of the weak view against the true label. `check_stop` is
+    called with every batch, and may raise."""
+    optimiser = FlatSGD(model, settings, lr)
+    model.module.train()
+    epoch_loss = torch.zeros((), device=model.device)
+    for _ in range(epochs):
+        epoch_loss = torch.zeros((), device=model.device)
+        for batch in shuffled_batches(len(samples.labels), settings.batch_size, generator, model.device):
+            check_stop()
+            raw, labels_B = samples.inputs[batch], samples.labels[batch]
+            inputs, weights = [views.weak(raw, generator)], [1.0]
+            if strong_weight > 0.0:
+                inputs.append(views.strong(raw, generator))
+                weights.append(strong_weight)
+            with autocast(model.device, precision):
+                parts = torch.split(model.module(torch.cat(inputs)).float(), len(batch))
+            losses = [w * F.cross_entropy(part, labels_B) for w, part in zip(weights, parts, strict=True)]
+            loss = torch.stack(losses).sum()
+            optimiser.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+            epoch_loss += loss.detach() * (len(batch) / len(samples.labels))
+    result = Supervised(optimiser.num_steps, float(epoch_loss))
+    if not all_finite(model.params):
+        raise NumericError(
+            "training on the labelled data diverged: begin anew with a lower server.lr or server.clip_norm"
+        )
+    return result

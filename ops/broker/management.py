@@ -1,0 +1,106 @@
+"""RabbitMQ's management API over HTTP, and what is wrong when it does not answer."""
+
+import base64
+import http.client
+import json
+import ssl
+import urllib.error
+import urllib.request
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from broker_config.protocol.errors import BrokerRefused, BrokerUnavailable, FedILError
+
+_SECONDS = 30.0
+_PORTS = {"http": 15672, "https": 15671}
+
+
+class Management:
+    def __init__(self, url: str) -> None:
+        """http(s)://user:password@host:port; a private authority follows as ?cafile=FILE."""
+        parts = urlsplit(url)
+        try:
+            port = parts.port or _PORTS[parts.scheme]
+        except (ValueError, KeyError):
+            port = 0
+        if not parts.hostname or not port:
+            raise FedILError(
+                "the management URL cannot be read: write http://user:password@host:15672, or https:// for TLS"
+            )
+        self.host = parts.hostname
+        self.where = f"{self.host}:{port}"
+        self.safe = parts.scheme == "https"
+        self.user = unquote(parts.username or "guest")
+        login = f"{self.user}:{unquote(parts.password or 'guest')}"
+        self._authorization = f"Basic {base64.b64encode(login.encode()).decode()}"
+        place = f"[{self.host}]" if ":" in self.host else self.host
+        self._base = f"{parts.scheme}://{place}:{port}{parts.path.rstrip('/')}/api/"
+        self._open = _opener(parts.query if self.safe else "").open
+
+    def get(self, path: str) -> Any:
+        return self._ask(path, None)
+
+    def post(self, path: str, body: object) -> None:
+        self._ask(path, json.dumps(body).encode())
+
+    def _ask(self, path: str, body: bytes | None) -> Any:
+        headers = {"Authorization": self._authorization, "Content-Type": "application/json"}
+        request = urllib.request.Request(self._base + path, body, headers)
+        try:
+            with self._open(request, timeout=_SECONDS) as answer:
+                text = answer.read()
+            return json.loads(text) if text else None
+        except urllib.error.HTTPError as error:
+            with error:
+                raise self._refusal(error.code, _reason_in(error.read())) from None
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise self._failure(getattr(error, "reason", error)) from error
+
+    def _refusal(self, code: int, reason: str) -> FedILError:
+        if code in (401, 403):
+            return BrokerRefused(
+                f"the management API at {self.where} refused the user {self.user!r} ({reason}): check name and "
+                "password, and that it has the tag administrator (rabbitmqctl set_user_tags)"
+            )
+        if code == 404:
+            return BrokerRefused(
+                f"what answers at {self.where} is no management API of RabbitMQ: check the address"
+            )
+        return BrokerRefused(f"the management API at {self.where} refused ({code}): {reason}")
+
+    def _failure(self, cause: object) -> FedILError:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return BrokerRefused(
+                f"the certificate of the management API at {self.where} is not to be trusted "
+                f"({cause.verify_message}): name the right authority with ?cafile="
+            )
+        if isinstance(cause, http.client.HTTPException | ConnectionResetError | ValueError | ssl.SSLError):
+            return BrokerRefused(
+                f"what answers at {self.where} is no management API of RabbitMQ: check the port (15672, not 5672), and "
+                "http:// against https://"
+            )
+        why = getattr(cause, "strerror", None) or cause
+        return BrokerUnavailable(
+            f"no management API answers at {self.where} ({why}): is RabbitMQ running, and the plugin on "
+            "(rabbitmq-plugins enable rabbitmq_management)?"
+        )
+
+
+def _opener(query: str) -> urllib.request.OpenerDirector:
+    cafile = parse_qs(query).get("cafile", [None])[0]
+    try:
+        context = ssl.create_default_context(cafile=cafile)
+    except OSError as error:  # ssl's own errors are of this kind
+        raise FedILError(f"cannot use cafile={cafile}: {error.strerror or error}") from error
+    # No proxy: the brokers are ours, and the password is for them alone.
+    return urllib.request.build_opener(
+        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+    )
+
+
+def _reason_in(body: bytes) -> str:
+    try:
+        reason = json.loads(body)["reason"]
+    except (ValueError, KeyError, TypeError):
+        return "it gives no reason"
+    return str(reason)[:300]

@@ -1,0 +1,60 @@
+"""Train on one machine as in a deployment: RabbitMQ, Redis, a server and workers, each a process of its own.
+
+The same command goes on with a run that was stopped or killed."""
+
+import argparse
+from pathlib import Path
+
+from client_worker.options import at_least_one
+from fedil_model.device_argument import add_device_argument
+from ops.cli.commands.simulate import DEFAULT_RECIPE, default_workers
+from ops.cli.interruption import interruptible
+from ops.cli.invocation import shell_line
+from ops.cli.recipe_files import find_recipe, read_recipe
+from server_worker.options import add_override_argument, add_watching_arguments
+
+HELP = "train on this machine over RabbitMQ and Redis, as a deployment does"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "recipe",
+        nargs="?",
+        default=DEFAULT_RECIPE,
+        metavar="RECIPE",
+        help=f"a built-in name (see: fedil recipes) or a .toml file; default: {DEFAULT_RECIPE}",
+    )
+    add_override_argument(parser)
+    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="default: runs/<recipe name>-cluster")
+    parser.add_argument(
+        "--workers",
+        type=at_least_one,
+        metavar="N",
+        help="processes, dealt out over the sites; default: one per core",
+    )
+    add_device_argument(parser)
+    add_watching_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    recipe = read_recipe(args.recipe, args.overrides)
+    from ops.local.cluster import Cluster, run_cluster, with_a_port
+
+    cluster = Cluster(
+        recipe,
+        find_recipe(args.recipe),
+        args.overrides,
+        run_dir=args.run_dir or Path("runs") / f"{recipe.name}-cluster",
+        workers=args.workers or default_workers(recipe),
+        device=args.device,
+        again=shell_line(*args.words),
+        web=with_a_port(args.web),
+        tensorboard=args.tensorboard,
+    )
+    with interruptible(on_first=lambda: say("stopping; once more ends it at once")) as interruption:
+        code = run_cluster(cluster, interruption.stop, say)
+    return interruption.exit_code or code
+
+
+def say(text: str) -> None:
+    print(f"cluster: {text}", flush=True)

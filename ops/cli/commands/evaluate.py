@@ -1,0 +1,39 @@
+"""Test accuracy of a trained model, class by class, and what it takes for what."""
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from ops.cli.commands.model_choice import add_model_arguments, load_trained
+
+if TYPE_CHECKING:
+    from ops.inspect.quality import Quality
+
+HELP = "test accuracy of a run's model, per class, with its confusions"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
+
+
+def run(args: argparse.Namespace) -> int:
+    trained = load_trained(args)
+    from ops.inspect.quality import measure, print_quality
+
+    quality = measure(trained.network, trained.dataset)
+    if args.json:
+        print(json.dumps(as_json(quality, args.model), ensure_ascii=False))
+    else:
+        print_quality(quality, f"{trained.recipe.name}, {args.model} model")
+    return 0
+
+
+def as_json(quality: "Quality", which: str) -> dict[str, object]:
+    return {
+        "model": which,
+        "samples": quality.samples,
+        "accuracy": quality.accuracy,
+        "per_class": dict(zip(quality.class_names, quality.per_class, strict=True)),
+        "confusion": quality.confusion,
+    }

@@ -1,0 +1,39 @@
+"""Write a trained model to a file that other programs can load, with its preprocessing and class names."""
+
+import argparse
+from pathlib import Path
+
+from fedil_model.errors import SettingError
+from ops.cli.commands.model_choice import add_model_arguments, load_trained
+
+HELP = "write a run's model as safetensors, TorchScript or ONNX"
+ENDINGS = {"safetensors": ".safetensors", "torchscript": ".pt", "onnx": ".onnx"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    parser.add_argument(
+        "--format",
+        choices=sorted(ENDINGS),
+        required=True,
+        help="safetensors: the weights alone; torchscript and onnx: a program that runs without FedIL",
+    )
+    parser.add_argument("--output", type=Path, metavar="FILE", help="default: RUN_DIR/<model>.<ending>")
+
+
+def run(args: argparse.Namespace) -> int:
+    output: Path = args.output or args.run_dir / f"{args.model}{ENDINGS[args.format]}"
+    if output.is_dir():
+        raise SettingError(f"{output} is a folder: --output wants the name of a file")
+    trained = load_trained(args)
+    from ops.inspect.export import digest_of, export, make_package
+
+    about = {
+        "recipe": trained.recipe.name,
+        "model": trained.which,
+        "model_digest": digest_of(trained.network),
+        "network": trained.recipe.network.model_dump(mode="json"),
+    }
+    export(make_package(trained.network, trained.dataset, about), args.format, output)
+    print(output)
+    return 0

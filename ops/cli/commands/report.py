@@ -1,0 +1,141 @@
+"""Write one HTML file that shows a run, or compares several; it opens anywhere, without a network.
+
+Runs that differ by their seed only are put together, with mean and spread."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedil_model.errors import SettingError
+from ops.cli.commands.model_choice import check_run
+from ops.inspect.run_place import is_run
+
+if TYPE_CHECKING:
+    from ops.inspect.report.drawing import Plot
+    from ops.inspect.report.reading import Run
+
+HELP = "write a run, or the comparison of several, as one HTML file"
+FORMATS = ("png", "svg", "pdf")
+BESIDE_THE_REPORT = Path()
+"""--png without a folder"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="default: report.html in the run's folder, or here for several runs",
+    )
+    parser.add_argument(
+        "--png",
+        nargs="?",
+        type=Path,
+        const=BESIDE_THE_REPORT,
+        metavar="DIR",
+        help="also write every plot into a file of its own; default: plots, beside the report",
+    )
+    parser.add_argument("--format", choices=FORMATS, help="of those files; default: png")
+    parser.add_argument(
+        "--store", metavar="URL", help="redis://… of a deployment, where the ledgers of its clients are"
+    )
+    parser.add_argument(
+        "--tensorboard", type=Path, metavar="DIR", help="also write the history for TensorBoard, into DIR/RUN"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    folders = checked(args)
+    out = place_for(args.out, folders)
+    from broker_config.process.durable import write_atomically
+    from ops.inspect.report.drawing import check_installed
+    from ops.inspect.report.reading import read_run
+
+    check_installed()
+    runs = [read_run(folder) for folder in folders]
+    if args.tensorboard is not None:
+        write_events(runs, args.tensorboard)
+    page, plots = built(runs, args.store)
+    write_atomically(out, [page.encode("utf-8", "replace")])
+    print(out)
+    if args.png is not None or args.format:
+        write_plot_files(plots, plot_folder(args.png, out), args.format or "png")
+    return 0
+
+
+def checked(args: argparse.Namespace) -> list[Path]:
+    """Before anything heavy is loaded. A run that is named twice is one run."""
+    folders = list({folder.resolve(): folder for folder in args.runs}.values())
+    for folder in folders:
+        check_run(folder)
+    if args.png is not None and args.png != BESIDE_THE_REPORT and is_run(args.png):
+        raise SettingError(f"--png {args.png} is a run, not a folder for plots: put --png after the runs")
+    if args.store and not args.store.startswith(("redis://", "rediss://")):
+        raise SettingError("the store's URL must begin with redis:// or rediss://")
+    if args.store and len(folders) > 1:
+        raise SettingError("--store is for one run: a comparison reads no ledgers")
+    return folders
+
+
+def place_for(asked: Path | None, folders: list[Path]) -> Path:
+    out = asked or (folders[0] if len(folders) == 1 else Path()) / "report.html"
+    if out.is_dir():
+        raise SettingError(f"{out} is a folder: name a file with --out, such as {out / 'report.html'}")
+    if not out.parent.is_dir():
+        raise SettingError(f"--out {out}: there is no folder {out.parent}")
+    if not os.access(out.parent, os.W_OK):
+        raise SettingError(f"nothing can be written into {out.parent}: choose another place with --out FILE")
+    return out
+
+
+def built(runs: "list[Run]", store: str | None) -> "tuple[str, list[Plot]]":
+    if len(runs) > 1:
+        from ops.inspect.report.comparison import compare
+        from ops.inspect.report.comparison_page import comparison_page
+        from ops.inspect.report.comparison_plots import comparison_plots
+
+        comparison = compare(runs)
+        return comparison_page(comparison), comparison_plots(comparison)
+    from ops.inspect.report.evidence import Missing, gather
+    from ops.inspect.report.page import run_page, run_plots
+
+    evidence = gather(runs[0], store)
+    if store and isinstance(evidence.promoted, Missing):
+        print(f"fedil: no samples of pseudo-labels: {evidence.promoted.why}", file=sys.stderr)
+    return run_page(runs[0], evidence), run_plots(runs[0], evidence)
+
+
+def plot_folder(asked: Path | None, out: Path) -> Path:
+    return out.parent / "plots" if asked is None or asked == BESIDE_THE_REPORT else asked
+
+
+def write_plot_files(plots: "list[Plot]", folder: Path, ending: str) -> None:
+    from ops.inspect.report.drawing import write_plots
+
+    written, absent = write_plots(plots, folder, ending)
+    for path in written:
+        print(path)
+    for reason in absent:
+        print(f"fedil: no plot of {reason}", file=sys.stderr)
+
+
+def write_events(runs: "list[Run]", folder: Path) -> None:
+    from server_worker.watch.tensorboard import EventFile, check_installed
+
+    check_installed()
+    taken: set[str] = set()
+    for one in runs:
+        name = free_name(one.label, taken)
+        taken.add(name)
+        EventFile(folder / name, one.records).close()
+        print(folder / name)
+
+
+def free_name(label: str, taken: set[str]) -> str:
+    """Two runs may lie in folders of the same name."""
+    return next(
+        name for name in (label, *(f"{label}-{n}" for n in range(2, len(taken) + 3))) if name not in taken
+    )

@@ -1,0 +1,139 @@
+"""Lead one run: the server of a federation whose workers are anywhere.
+
+The same command goes on with a run that was stopped or killed. `python -m server_worker` does the same without
+the view."""
+
+import argparse
+import os
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from broker_config.process.addresses import fill_from_environment
+from broker_config.process.logs import set_up_logs
+from broker_config.protocol.errors import FedILError, WronglyAsked
+from fedil_model.errors import SettingError
+from ops.cli.interruption import interruptible
+from ops.cli.invocation import shell_line
+from ops.cli.recipe_files import differences, read_recipe
+from ops.inspect.run_place import is_run
+from server_worker import options
+
+if TYPE_CHECKING:
+    from server_worker.deployment import Deployment, Outcome
+    from server_worker.watch.events import Watcher
+
+HELP = "lead a run, for workers that connect to the same broker"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--recipe", required=True, metavar="R", help="a built-in name (see: fedil recipes) or a .toml file"
+    )
+    options.add_override_argument(parser)
+    options.add_arguments(parser)
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON line per round, and one for the summary"
+    )
+    parser.add_argument("--quiet", action="store_true", help="only the summary at the end")
+    parser.add_argument(
+        "--log-file",
+        type=Path,
+        metavar="FILE",
+        help="besides the view, append every event to FILE, one line each, as --log-format and --log-level say",
+    )
+    # For a cluster, which is gone on with as a whole.
+    parser.add_argument("--again", help=argparse.SUPPRESS)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.log_file is None and args.log_format != "text":
+        raise SettingError(
+            "--log-format is for a log: name a --log-file, or use python -m server_worker, which only logs"
+        )
+    fill_from_environment(args, os.environ)
+    recipe = read_recipe(args.recipe, args.overrides)
+    run_dir: Path = args.run_dir or Path("runs") / recipe.name
+    if is_run(run_dir):
+        from ops.inspect.run_reading import load_run
+
+        if changes := differences(load_run(run_dir), recipe):
+            raise SettingError(
+                f"{run_dir} was started with other settings: {'; '.join(changes)}. Use those, or another --run-dir"
+            )
+    from ops.cli.view import make_view
+
+    began = time.monotonic()
+    view = make_view(recipe, run_dir, _host(args.broker), as_json=args.json, quiet=args.quiet)
+    again = args.again or shell_line(*args.words)
+    with view, interruptible(on_first=view.stopping) as interruption:
+        # Here, because it loads torch: the view already shows that something is happening.
+        from ops.inspect.summary import summarise
+        from server_worker.deployment import Deployment
+        from server_worker.run.folder import RunDir
+
+        deployment = Deployment(
+            recipe,
+            run_dir,
+            args.broker,
+            args.store,
+            args.run_id,
+            args.device,
+            args.standby,
+            args.web,
+            args.tensorboard,
+        )
+        try:
+            outcome = serve_logged(args, deployment, view, interruption.stop)
+        except WronglyAsked:
+            raise  # the same command would be refused again
+        except FedILError as error:
+            error.add_note(f"what was saved before is intact; go on with: {again}")
+            raise
+    summary = summarise(
+        RunDir(run_dir),
+        recipe,
+        ledger_digest=outcome.ledger_digest,
+        split_digest=outcome.split_digest,
+        baseline=None,
+        seconds=time.monotonic() - began,
+        stopped=outcome.stopped,
+    )
+    view.finish(summary, again)
+    return interruption.exit_code if summary.stopped else 0
+
+
+def serve_logged(
+    args: argparse.Namespace, deployment: "Deployment", view: "Watcher", stop: threading.Event
+) -> "Outcome":
+    """With --log-file a log beside the view. Warnings that only logs tell of, such as a broker that is away, are for
+    people too."""
+    from ops.inspect.diagnostics import purity_where_known
+    from server_worker.deployment import serve
+    from server_worker.run.folder import RunDir
+    from server_worker.run.name import run_id
+    from server_worker.watch.events import Watchers
+    from server_worker.watch.log import LOGGER, LogWatcher, log_outcome
+
+    with set_up_logs(level="warning") as shown:
+        shown.handler.addFilter(lambda record: record.name != LOGGER)  # the view says that
+        if args.log_file is None:
+            return serve(deployment, view, stop, purity_where_known)
+        run = run_id(RunDir(deployment.run_dir), deployment.recipe, deployment.run)
+        with set_up_logs(args.log_format, args.log_level, args.log_file) as logs:
+            try:
+                watchers = Watchers(view, LogWatcher(run, logs.always))
+                outcome = serve(deployment, watchers, stop, purity_where_known)
+            except Exception as error:
+                logs.end(LOGGER, error)
+                raise
+            logs.always(round=None)
+            log_outcome(outcome, deployment.recipe.rounds)
+            return outcome
+
+
+def _host(broker_url: str) -> str:
+    """For the title: without the password."""
+    return urlsplit(broker_url).hostname or "a broker"

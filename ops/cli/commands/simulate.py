@@ -1,0 +1,131 @@
+"""Train on one machine: the real server and client loops on an embedded broker, on all cores."""
+
+import argparse
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from broker_config.process.logs import set_up_logs
+from broker_config.protocol.errors import CheckpointDamaged, FedILError, LedgerMissing
+from client_worker.options import at_least_one
+from fedil_model.device_argument import add_device_argument
+from fedil_model.errors import LearningError, SettingError
+from ops.cli.interruption import interruptible
+from ops.cli.invocation import resume_words, shell_line
+from ops.cli.recipe_files import differences, read_recipe
+from ops.inspect.run_place import has_checkpoint, is_run, refuse_if_taken, replacing, was_killed_early
+from server_worker.options import add_override_argument, add_watching_arguments
+from server_worker.run.environment import usable_cores
+from server_worker.run.lock import sole_use
+
+if TYPE_CHECKING:
+    from server_worker.run.recipe import Recipe
+
+HELP = "train on this machine (default recipe: digits, which needs no download)"
+DEFAULT_RECIPE = "digits"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "recipe",
+        nargs="?",
+        metavar="RECIPE",
+        help=f"a built-in name (see: fedil recipes) or a .toml file; default: {DEFAULT_RECIPE}",
+    )
+    add_override_argument(parser)
+    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="default: runs/<recipe name>")
+    again = parser.add_mutually_exclusive_group()
+    again.add_argument("--resume", action="store_true", help="go on where the run in DIR was stopped")
+    again.add_argument("--overwrite", action="store_true", help="replace the run in DIR by a new one")
+    parser.add_argument("--workers", type=at_least_one, metavar="N", help="processes; default: one per core")
+    add_device_argument(parser)
+    add_watching_arguments(parser)
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON line per round, and one for the summary"
+    )
+    parser.add_argument("--quiet", action="store_true", help="only the summary at the end")
+
+
+def run(args: argparse.Namespace) -> int:
+    recipe = chosen_recipe(args)
+    run_dir: Path = args.run_dir or Path("runs") / recipe.name
+    with sole_use(run_dir):
+        refuse_if_taken(run_dir, resume=args.resume, overwrite=args.overwrite)
+        resume = args.resume and is_run(run_dir)
+        if resume:
+            recipe = going_on(run_dir, recipe)
+        with replacing(run_dir) if args.overwrite else nullcontext():
+            return train_or_say_how_to_go_on(args, recipe, run_dir, resume)
+
+
+def train_or_say_how_to_go_on(args: argparse.Namespace, recipe: "Recipe", run_dir: Path, resume: bool) -> int:
+    resume_line = shell_line(*resume_words(args.words))
+    try:
+        return train(args, recipe, run_dir, resume, resume_line)
+    except (KeyboardInterrupt, FedILError, LearningError, OSError) as error:
+        # Where what was saved is damaged, the error itself says how to go on.
+        if has_checkpoint(run_dir) and not isinstance(error, CheckpointDamaged | LedgerMissing):
+            error.add_note(f"what was saved before is intact; go on with: {resume_line}")
+        raise
+
+
+def train(args: argparse.Namespace, recipe: "Recipe", run_dir: Path, resume: bool, resume_line: str) -> int:
+    from ops.cli.view import make_view
+
+    workers = args.workers or default_workers(recipe)
+    view = make_view(recipe, run_dir, f"{workers} workers", as_json=args.json, quiet=args.quiet)
+    with view, set_up_logs(level="warning"), interruptible(on_first=view.stopping) as interruption:
+        # Here, because it loads torch: the view already shows that something is happening.
+        from ops.local.simulate import simulate
+
+        summary = simulate(
+            recipe,
+            run_dir,
+            workers=workers,
+            device=args.device,
+            resume=resume,
+            watcher=view,
+            stop=interruption.stop,
+            web=args.web,
+            tensorboard=args.tensorboard,
+        )
+    # With --overwrite and nothing saved, the old run is about to come back: that is not to be gone on with.
+    again = shell_line(*args.words) if args.overwrite and not has_checkpoint(run_dir) else resume_line
+    view.finish(summary, again)
+    return interruption.exit_code if summary.stopped else 0
+
+
+def chosen_recipe(args: argparse.Namespace) -> "Recipe":
+    """The one that was named; or with --resume --run-dir and no name, the run's own."""
+    if not (args.resume and args.recipe is None and args.run_dir is not None):
+        return read_recipe(args.recipe or DEFAULT_RECIPE, args.overrides)
+    if not is_run(args.run_dir):
+        if was_killed_early(args.run_dir):
+            return read_recipe(DEFAULT_RECIPE, args.overrides)
+        raise SettingError(f"there is nothing to resume in {args.run_dir}: leave out --resume to begin")
+    from ops.inspect.run_reading import load_run
+    from server_worker.run.recipe import make_recipe
+
+    return make_recipe(load_run(args.run_dir).model_dump(), str(args.run_dir), args.overrides)
+
+
+def going_on(run_dir: Path, recipe: "Recipe") -> "Recipe":
+    """The recipe to resume with, if it may: it finds the data where the run did, unless it says where."""
+    from ops.inspect.run_reading import load_run
+
+    saved = load_run(run_dir)
+    changes = differences(saved, recipe)
+    if changes:
+        raise SettingError(
+            f"{run_dir} was started with other settings: {'; '.join(changes)}. "
+            "Use those, or --overwrite, or another --run-dir"
+        )
+    if recipe.data.root is not None:
+        return recipe
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"root": saved.data.root})})
+
+
+def default_workers(recipe: "Recipe") -> int:
+    federation = recipe.federation
+    at_once = federation.in_flight if federation.mode == "buffered" else federation.clients_per_round
+    return min(usable_cores(), at_once)

@@ -1,0 +1,49 @@
+"""Train the clients of one site: workers that take tasks from a broker until they are asked to stop.
+
+The same as `python -m client_worker`, and with --recipe it makes the site's shards first."""
+
+import argparse
+import os
+from pathlib import Path
+
+from broker_config.process.addresses import fill_from_environment
+from client_worker import options
+from ops.cli.commands.shards import write_site_shards
+from ops.cli.recipe_files import read_recipe
+from server_worker.options import add_override_argument
+
+HELP = "train one site's clients, for a server elsewhere"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    options.add_arguments(parser)
+    parser.add_argument(
+        "--recipe",
+        metavar="R",
+        help="make the shards from this recipe's dataset if --shards has none, and allow the code that it names",
+    )
+    add_override_argument(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from client_worker.__main__ import check_ports
+    from client_worker.__main__ import run as serve
+
+    fill_from_environment(args, os.environ)
+    check_ports(args)
+    if args.recipe is not None:
+        prepare(args)
+    return serve(args)
+
+
+def prepare(args: argparse.Namespace) -> None:
+    from client_worker.shards import has_shards
+    from fedil_model.plugins import is_plugin
+
+    recipe = read_recipe(args.recipe, args.overrides)
+    # Who names a recipe trusts the code that it names.
+    args.plugin += filter(is_plugin, (recipe.data.name, recipe.network.name))
+    shards: Path = args.shards
+    if not has_shards(shards):
+        clients, samples = write_site_shards(recipe, args.site, shards)
+        print(f"{shards}: {samples} samples of {len(clients)} clients")

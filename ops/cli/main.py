@@ -1,0 +1,138 @@
+"""The `fedil` command line: which command, and how its errors reach a person.
+
+Nothing heavy is imported here (torch alone costs two seconds): a command loads what it needs when it runs.
+"""
+
+import argparse
+import difflib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from broker_config.process.version import software_version
+from broker_config.protocol.errors import FedILError, WronglyAsked
+from fedil_model.errors import LearningError, SettingError
+from ops.cli.commands import (
+    broker,
+    cluster,
+    evaluate,
+    export,
+    ledger,
+    monitoring,
+    predict,
+    recipes,
+    report,
+    server,
+    shards,
+    simulate,
+    status,
+    worker,
+)
+
+COMMANDS = {
+    "simulate": simulate,
+    "evaluate": evaluate,
+    "predict": predict,
+    "export": export,
+    "report": report,
+    "recipes": recipes,
+    "cluster": cluster,
+    "server": server,
+    "worker": worker,
+    "shards": shards,
+    "status": status,
+    "ledger": ledger,
+    "broker": broker,
+    "monitoring": monitoring,
+}
+
+FAILED, MISUSED, INTERRUPTED = 1, 2, 128 + signal.SIGINT
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, answering a mistake with one line instead of the whole usage, and with what was meant."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(MISUSED, f"fedil: {message} (see: {self.prog} --help)\n")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Complains here, where they were not known: argparse would let the topmost parser do it, which can only
+        point to its own help."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            near = difflib.get_close_matches(str(value), list(map(str, action.choices)), n=1)
+            if near:
+                raise argparse.ArgumentError(action, f"invalid choice: {value!r}, did you mean {near[0]}?")
+        super()._check_value(action, value)
+
+
+class Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        print(f"fedil {software_version()}")
+        parser.exit()
+
+
+def make_parser() -> Parser:
+    parser = Parser(
+        prog="fedil",
+        description="Federated semi-supervised learning: few labels in one place, unlabelled data in many.",
+        epilog="Start with: fedil simulate",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action=Version, nargs=0, help="print the version and exit")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, command in COMMANDS.items():
+        subparser = subparsers.add_parser(
+            name, help=command.HELP, description=command.__doc__, allow_abbrev=False
+        )
+        command.add_arguments(subparser)
+        subparser.set_defaults(run=command.run)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # θ′ must not end a run on a terminal without Unicode
+    sys.path.append(os.getcwd())  # where a person keeps the `module:callable` that a recipe names
+    words = list(sys.argv[1:] if argv is None else argv)
+    args = make_parser().parse_args(words, argparse.Namespace(words=words))
+    try:
+        code: int = args.run(args)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt as interrupt:
+        complain("interrupted", interrupt)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader (head, less) has left. Python would complain once more at exit if stdout stayed.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except (FedILError, LearningError, OSError) as error:
+        if os.environ.get("FEDIL_DEBUG"):
+            raise
+        complain(explain(error), error)
+        return MISUSED if is_misuse(error) else FAILED
+
+
+def is_misuse(error: Exception) -> bool:
+    """Other arguments or settings would put it right."""
+    return isinstance(error, SettingError | WronglyAsked)
+
+
+def explain(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error) or type(error).__name__
+
+
+def complain(text: str, error: BaseException) -> None:
+    for line in [*text.splitlines(), *getattr(error, "__notes__", ())]:
+        print(f"fedil: {line}", file=sys.stderr)

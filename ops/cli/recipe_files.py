@@ -1,0 +1,70 @@
+"""From what a person typed to a recipe: built-in names, .toml paths, and FEDIL_DATA."""
+
+import difflib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedil_model.errors import SettingError
+
+if TYPE_CHECKING:
+    from fedil_model.settings import DataSettings
+    from server_worker.run.recipe import Recipe
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+
+
+def built_in_names() -> list[str]:
+    return sorted(path.stem for path in RECIPES.glob("*.toml"))
+
+
+def find_recipe(name: str) -> Path:
+    """A built-in name, or the path of a .toml file (anything with a slash or that ending)."""
+    if name.endswith(".toml") or os.sep in name:
+        return Path(name)
+    known = built_in_names()
+    if name in known:
+        return RECIPES / f"{name}.toml"
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else "see: fedil recipes"
+    raise SettingError(f"there is no recipe {name!r}; {hint}")
+
+
+def read_recipe(name: str, overrides: Sequence[str]) -> "Recipe":
+    path = find_recipe(name)
+    from server_worker.run.recipe import load_recipe
+
+    recipe = load_recipe(path, overrides)
+    return recipe.model_copy(update={"data": with_data_root(recipe.data)})
+
+
+def with_data_root(data: "DataSettings") -> "DataSettings":
+    """FEDIL_DATA stands in for a root that nobody has set, or that was set on another machine."""
+    default = os.environ.get("FEDIL_DATA")
+    if not default or (data.root is not None and data.root.exists()):
+        return data
+    return data.model_copy(update={"root": Path(default)})
+
+
+def differences(saved: "Recipe", asked: "Recipe") -> list[str]:
+    """Why a saved run cannot go on with this recipe, one phrase per key; empty when it can. What may differ is
+    the coordinator's to say, which refuses the checkpoint by the same rule; fewer rounds are refused only here."""
+    from server_worker.run.recipe import numbers_depend_on
+
+    before, after = numbers_depend_on(saved), numbers_depend_on(asked)
+    if "rounds" in before | after or asked.rounds < saved.rounds:
+        before, after = before | {"rounds": saved.rounds}, after | {"rounds": asked.rounds}
+    changed = [key for key in sorted(before | after) if before.get(key) != after.get(key)]
+    return [f"{key} was {before.get(key)!r}, is {after.get(key)!r}" for key in changed]
+
+
+def flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables → dotted keys, plain values before tables, so that it reads top down."""
+    flat: dict[str, Any] = {}
+    for key, value in sorted(table.items(), key=lambda item: isinstance(item[1], dict)):
+        if isinstance(value, dict) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat

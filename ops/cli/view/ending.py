@@ -1,0 +1,102 @@
+"""The last screen of a run: how good, against what, where it is, what to do next."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from ops.cli.invocation import brief_path, shell_line
+from ops.cli.view.curve import curve
+from ops.inspect.summary import Summary
+from server_worker.run.folder import RunDir
+from server_worker.run.history import read_history
+
+CURVE_HEIGHT = 6
+WIDEST_CURVE = 76
+NAMES = {"global": "θ′", "server": "θ₀", "ema": "average of θ′"}
+
+# Finite data never prove convergence, so every verdict is only something that the increments agree with.
+VERDICTS = {
+    "stalled": "‖Δθ‖ consistent with a run that has stalled",
+    "diverging": "‖Δθ‖ consistent with divergence",
+    "plateau": "‖Δθ‖ consistent with a plateau",
+    "decaying, not summable": "‖Δθ‖ consistent with a series that decays, but is not summable",
+    "consistent with a summable series": "‖Δθ‖ consistent with a summable series",
+}
+
+
+def print_summary(summary: Summary, resume_line: str, console: Console | None = None) -> None:
+    console = console or Console(highlight=False)
+    console.print()
+    console.print(Text(headline(summary), style="bold"))
+    for line in curve_lines(summary, min(console.width, WIDEST_CURVE)):
+        console.print(Text(line, no_wrap=True, overflow="crop"))
+    # soft_wrap: a path, a digest or a command that is cut in two cannot be copied.
+    for label, text in facts(summary):
+        style = "bold" if label == "accuracy" else ""
+        console.print(Text.assemble((f"{label:10}", "dim"), (text, style)), soft_wrap=True)
+    console.print(next_steps(summary, resume_line), soft_wrap=True)
+
+
+def headline(summary: Summary) -> str:
+    state = "stopped after" if summary.stopped else "finished"
+    return f"{state} {summary.rounds_done} of {summary.rounds} rounds in {duration(summary.seconds)}"
+
+
+def duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02} min"
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+
+
+def curve_lines(summary: Summary, width: int) -> list[str]:
+    by_round = accuracy_by_round(RunDir(summary.run_dir).history)
+    if len(by_round) < 2:
+        return []
+    return curve(list(by_round.values()), list(by_round), summary.baseline_accuracy, width, CURVE_HEIGHT)
+
+
+def accuracy_by_round(history: Path) -> dict[int, float]:
+    """θ′ by round, from the file, so that a resumed run shows the whole curve."""
+    known = {record["round"]: record["accuracy"].get("global") for record in read_history(history)}
+    return {number: known[number] for number in sorted(known) if known[number] is not None}
+
+
+def facts(summary: Summary) -> Iterator[tuple[str, str]]:
+    yield "accuracy", accuracies(summary.accuracy)
+    if summary.baseline_accuracy is not None:
+        yield "", comparison(summary.accuracy, summary.baseline_accuracy)
+    yield "verdict", VERDICTS.get(summary.verdict, summary.verdict)
+    yield "digest θ′", summary.model_digest
+    yield "ledgers", summary.ledger_digest
+    yield "split", summary.split_digest
+    yield "saved in", brief_path(summary.run_dir)
+
+
+def accuracies(accuracy: Mapping[str, float]) -> str:
+    parts = [f"{NAMES.get(name, name)} {100 * share:.2f} %" for name, share in accuracy.items()]
+    return "   ".join(parts) or "not measured"
+
+
+def comparison(accuracy: Mapping[str, float], baseline: float) -> str:
+    text = f"server-only on the same labels: {100 * baseline:.2f} %"
+    if "global" in accuracy:
+        text += f"   θ′ {100 * (accuracy['global'] - baseline):+.2f} points"
+    return text
+
+
+def next_steps(summary: Summary, resume_line: str) -> Text:
+    if summary.stopped:
+        how = "Go on with" if summary.model_digest else "Nothing was saved yet. Begin again with"
+        return Text(f"\n{how}\n  {resume_line}")
+    run_dir = brief_path(summary.run_dir)
+    steps = [
+        shell_line("report", run_dir),
+        shell_line("evaluate", run_dir),
+        shell_line("export", run_dir, "--format", "onnx"),
+        shell_line("predict", run_dir) + " FOLDER",
+    ]
+    return Text("\nNext\n" + "\n".join(f"  {step}" for step in steps))

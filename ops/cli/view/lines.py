@@ -1,0 +1,112 @@
+"""Views for logs, pipes and machines: lines of text, lines of JSON, or only the end."""
+
+import dataclasses
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from ops.cli.view.interface import BEFORE_ROUNDS, STOPPING
+from ops.cli.view.rows import exclusions, log_line
+from ops.inspect.summary import Summary
+from server_worker.watch.events import ClientOutcome, RoundRecord
+
+
+class QuietView:
+    """Only the summary; what the others here build on."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def run_started(self, first_round: int, rounds: int) -> None:
+        pass
+
+    def phase(self, round_number: int, name: str) -> None:
+        pass
+
+    def update_arrived(self, round_number: int, outcome: ClientOutcome, answered: int, selected: int) -> None:
+        pass
+
+    def round_closed(self, record: RoundRecord) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+    def stopping(self) -> None:
+        os.write(sys.stderr.fileno(), f"\nfedil: {STOPPING}\n".encode())
+
+    def finish(self, summary: Summary, resume_line: str) -> None:
+        from ops.cli.view.ending import print_summary
+
+        print_summary(summary, resume_line)
+
+
+class PlainView(QuietView):
+    """One aligned line per round, elapsed time first."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+
+    def run_started(self, first_round: int, rounds: int) -> None:
+        is_over = first_round > rounds
+        self.note(f"all {rounds} rounds are over" if is_over else f"rounds {first_round} to {rounds}")
+
+    def phase(self, round_number: int, name: str) -> None:
+        """Within a round there is a line soon; before the first, minutes may pass."""
+        if round_number == 0 and name in BEFORE_ROUNDS:
+            self.note(BEFORE_ROUNDS[name])
+
+    def round_closed(self, record: RoundRecord) -> None:
+        self.note(log_line(record))
+        for text in exclusions(record.outcomes):
+            self.note(f"round {record.round}: {text}")
+
+    def note(self, text: str) -> None:
+        print(f"{time.monotonic() - self._started:7.1f} s  {text}", flush=True)
+
+
+class JsonView(QuietView):
+    """stdout is for the machine: a line per round and one for the summary. Notes go to stderr."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self._quiet = quiet
+
+    def round_closed(self, record: RoundRecord) -> None:
+        if not self._quiet:
+            print(json_line("round", dataclasses.asdict(record)), flush=True)
+
+    def note(self, text: str) -> None:
+        if not self._quiet:
+            print(f"fedil: {text}", file=sys.stderr, flush=True)
+
+    def finish(self, summary: Summary, resume_line: str) -> None:
+        values = dataclasses.asdict(summary)
+        if summary.stopped:
+            values["resume"] = resume_line
+        print(json_line("summary", values), flush=True)
+
+
+def json_line(event: str, values: Mapping[str, Any]) -> str:
+    return json.dumps({"event": event, **plain(values)}, ensure_ascii=False, allow_nan=False)
+
+
+def plain(value: Any) -> Any:
+    """What JSON knows. Infinity and NaN are not JSON, and a reader that is strict would lose the line."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value

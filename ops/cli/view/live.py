@@ -1,0 +1,159 @@
+"""The view for a terminal: a table of the last rounds, two progress bars, a sparkline."""
+
+from collections import deque
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group, RenderableType
+from rich.constrain import Constrain
+from rich.live import Live
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from ops.cli.view.curve import sparkline
+from ops.cli.view.ending import duration, print_summary
+from ops.cli.view.interface import BEFORE_ROUNDS, STOPPING
+from ops.cli.view.rows import ACCEPTED, GAP, GLOBAL, Column, columns_that_fit, exclusions
+from ops.inspect.summary import Summary
+from server_worker.watch.events import ClientOutcome, RoundRecord
+
+PHASES = {
+    **BEFORE_ROUNDS,
+    "server_step": "server learns",
+    "broadcast": "model goes out",
+    "wait": "clients learn",
+    "close": "round closes",
+}
+LINES_AROUND_THE_TABLE = 10
+MOST_ROWS = 15
+MARGIN = (
+    3  # a terminal echoes ^C where the cursor is; in the last column that would wrap, and shift the frame
+)
+
+
+class TailColumn(ProgressColumn):
+    """After the bar: how many of how many, for the run also how long still; nothing if none are counted."""
+
+    def render(self, task: Task) -> Text:
+        if task.total is None:
+            return Text()
+        text = f"{task.completed:.0f}/{task.total:.0f}{task.fields['unit']}"
+        if task.time_remaining and not task.fields["unit"]:
+            text += f", {duration(task.time_remaining)} left"
+        return Text(text, no_wrap=True)
+
+
+class LiveView:
+    def __init__(self, title: str, expected: int, console: Console | None = None) -> None:
+        self._title = title
+        self._expected = expected
+        self._console = console or Console()
+        self._records: list[RoundRecord] = []
+        self._notes: deque[str] = deque(maxlen=2)
+        self._stopping = False
+        self._ended = False
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            TailColumn(),
+            console=self._console,
+            expand=True,
+        )
+        self._run = self._progress.add_task("rounds", total=None, unit="")
+        self._round = self._new_bar("starting", None)
+        self._live = Live(get_renderable=self.frame, console=self._console, refresh_per_second=4)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended = True
+        self._live.stop()
+
+    def run_started(self, first_round: int, rounds: int) -> None:
+        self._progress.update(self._run, total=rounds, completed=first_round - 1)
+
+    def phase(self, round_number: int, name: str) -> None:
+        words = PHASES.get(name, name.replace("_", " "))
+        # A bar without a total pulses: the server's own phases have no parts to count.
+        total = self._expected if name == "wait" else None
+        self._progress.remove_task(self._round)
+        self._round = self._new_bar(f"round {round_number}: {words}" if round_number else words, total)
+
+    def _new_bar(self, description: str, total: int | None) -> TaskID:
+        return self._progress.add_task(description, total=total, unit=" answered")
+
+    def update_arrived(  # exclusions are told when the round closes, together with who never answered
+        self,
+        round_number: int,  # noqa: ARG002
+        outcome: ClientOutcome,  # noqa: ARG002
+        answered: int,
+        selected: int,
+    ) -> None:
+        self._progress.update(self._round, completed=answered, total=selected)
+
+    def round_closed(self, record: RoundRecord) -> None:
+        self._records.append(record)
+        self._notes.extend(f"round {record.round}: {text}" for text in exclusions(record.outcomes))
+        self._progress.update(self._run, completed=record.round)
+
+    def note(self, text: str) -> None:
+        self._notes.append(text)
+
+    def stopping(self) -> None:
+        self._stopping = True
+
+    def finish(self, summary: Summary, resume_line: str) -> None:
+        print_summary(summary, resume_line, self._console)
+
+    def frame(self) -> RenderableType:
+        """Drawn in a thread of rich's own while others add notes and rounds, hence the copies."""
+        parts: list[RenderableType] = [self._heading()]
+        if self._records:
+            parts += [self._table(), self._sparkline()]
+        if not self._ended:
+            parts.append(self._progress)
+        parts += [Text(note, style="dim", overflow="ellipsis", no_wrap=True) for note in tuple(self._notes)]
+        if self._stopping and not self._ended:
+            parts.append(Text(STOPPING, style="bold yellow"))
+        return Constrain(Group(*parts), self._width)
+
+    @property
+    def _width(self) -> int:
+        return self._console.width - MARGIN
+
+    def _heading(self) -> Text:
+        return Text.assemble(("FedIL ", "bold"), (self._title, "dim"), overflow="ellipsis", no_wrap=True)
+
+    def _table(self) -> Table:
+        columns = columns_that_fit(self._width, with_average="ema" in self._records[-1].accuracy)
+        table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
+        for column in columns:
+            table.add_column(column.title, width=column.width, justify="right", no_wrap=True)
+        rows = max(3, min(MOST_ROWS, self._console.height - LINES_AROUND_THE_TABLE))
+        for record in self._records[-rows:]:
+            table.add_row(*(self._cell(column, record) for column in columns))
+        return table
+
+    def _cell(self, column: Column, record: RoundRecord) -> Text:
+        style = ""
+        if column is GLOBAL and record.accuracy.get("global") == max(self._accuracies(), default=None):
+            style = "bold green"
+        elif column is ACCEPTED and record.accepted < record.selected:
+            style = "yellow"
+        return Text(column.cell(record), style=style)
+
+    def _sparkline(self) -> Text:
+        values = self._accuracies()
+        if not values:
+            return Text()
+        ends = f" {100 * values[0]:.1f} → {100 * values[-1]:.1f} %"
+        width = max(1, self._width - len(ends) - len("θ′ ") - 1)
+        return Text.assemble("θ′ ", (sparkline(values, width), "cyan"), ends, no_wrap=True)
+
+    def _accuracies(self) -> list[float]:
+        return [record.accuracy["global"] for record in self._records if "global" in record.accuracy]

@@ -1,0 +1,114 @@
+"""How good a trained network is on the test set. confusion[t][p]: samples of class t that it took for p."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from torch import nn
+
+from fedil_model.data.datasets.interface import Dataset
+from fedil_model.errors import DataError
+from fedil_model.training.evaluate import predict_logits
+
+MOST_CLASSES_IN_A_MATRIX = 12
+CONFUSIONS_LISTED = 10
+
+
+@dataclass(frozen=True)
+class Quality:
+    class_names: Sequence[str]
+    confusion: list[list[int]]
+
+    @property
+    def samples(self) -> int:
+        return sum(map(sum, self.confusion))
+
+    @property
+    def accuracy(self) -> float:
+        return sum(row[index] for index, row in enumerate(self.confusion)) / self.samples
+
+    @property
+    def per_class(self) -> list[float | None]:
+        """None for a class of which the test set has no sample."""
+        return [row[index] / sum(row) if sum(row) else None for index, row in enumerate(self.confusion)]
+
+
+def measure(network: nn.Module, dataset: Dataset) -> Quality:
+    test = dataset.load_test()
+    if not len(test.labels):
+        raise DataError("the test set is empty")
+    predicted = predict_logits(network, test.inputs, dataset.views).argmax(dim=1)
+    classes = len(dataset.class_names)
+    counts = torch.bincount(test.labels * classes + predicted, minlength=classes * classes)
+    return Quality(dataset.class_names, counts.view(classes, classes).tolist())
+
+
+def print_quality(quality: Quality, title: str) -> None:
+    console = Console(highlight=False, markup=False)  # a class may be called [bold]
+    console.print(
+        f"{title}: {100 * quality.accuracy:.2f} % of {quality.samples} test samples\n", style="bold"
+    )
+    if len(quality.class_names) <= MOST_CLASSES_IN_A_MATRIX and matrix_width(quality) <= console.width:
+        console.print(matrix(quality))
+        console.print("rows: the true class; columns: what the model says", style="dim")
+    else:
+        console.print(per_class(quality))
+        console.print(confusions(quality))
+
+
+def percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.1f}"
+
+
+def matrix(quality: Quality) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("", style="bold")
+    table.add_column("right %", justify="right")
+    for name in quality.class_names:
+        table.add_column(Text(name), justify="right", no_wrap=True)
+    for index, row in enumerate(quality.confusion):
+        cells = [mark(count, on_diagonal=column == index) for column, count in enumerate(row)]
+        table.add_row(Text(quality.class_names[index]), percent(quality.per_class[index]), *cells)
+    return table
+
+
+def matrix_width(quality: Quality) -> int:
+    longest = max(map(len, quality.class_names))
+    largest = len(str(max(map(max, quality.confusion))))
+    return longest + 2 + 9 + sum(max(len(name), largest) + 2 for name in quality.class_names)
+
+
+def mark(count: int, on_diagonal: bool) -> Text:
+    if on_diagonal:
+        return Text(str(count), style="green")
+    return Text(str(count)) if count else Text("·", style="dim")
+
+
+def per_class(quality: Quality) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("class")
+    table.add_column("right %", justify="right")
+    table.add_column("samples", justify="right")
+    for name, share, row in zip(quality.class_names, quality.per_class, quality.confusion, strict=True):
+        table.add_row(Text(name), percent(share), str(sum(row)))
+    return table
+
+
+def confusions(quality: Quality) -> Table:
+    wrong = [
+        (count, quality.class_names[true], quality.class_names[said])
+        for true, row in enumerate(quality.confusion)
+        for said, count in enumerate(row)
+        if count and true != said
+    ]
+    table = Table(
+        box=None, padding=(0, 2, 0, 0), pad_edge=False, title="most frequent mistakes", title_justify="left"
+    )
+    for heading in ("count", "is", "taken for"):
+        table.add_column(heading)
+    for count, true, said in sorted(wrong, key=lambda item: -item[0])[:CONFUSIONS_LISTED]:
+        table.add_row(str(count), Text(true), Text(said))
+    return table

@@ -1,0 +1,208 @@
+"""Several runs: which of them differ by their seed only, and how far those spread."""
+
+import json
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ops.inspect.report.reading import Run
+from server_worker.run.recipe import numbers_depend_on
+
+_NOT_OF_THE_METHOD = frozenset({"seed", "name"})
+_NOT_SHOWN = frozenset({"seed", "name", "description", "data.root", "data.download"})
+_LESS_TELLING = frozenset({"rounds", "evaluate_every", "baseline_epochs"})
+_MOST_NAMED = 2
+
+Series = Callable[[Run], dict[int, float]]
+"""Something measured, by round"""
+
+
+@dataclass(frozen=True)
+class Spread:
+    values: tuple[float, ...]
+
+    @property
+    def n(self) -> int:
+        return len(self.values)
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.values)
+
+    @property
+    def deviation(self) -> float | None:
+        """Of the sample (n − 1); one value has none."""
+        return statistics.stdev(self.values) if self.n > 1 else None
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one recipe, one for each seed."""
+
+    letter: str
+    name: str
+    runs: tuple[Run, ...]
+    repeated: tuple[Run, ...] = ()
+    """Of a seed that is there already: the same run again would make the spread look smaller than it is."""
+
+    @property
+    def label(self) -> str:
+        return f"{self.letter} {self.name}"
+
+    @property
+    def seeds(self) -> list[int]:
+        return [run.recipe.seed for run in self.runs]
+
+    def common(self, series: Series) -> tuple[list[int], np.ndarray]:
+        """The rounds that all runs have measured, and their values: runs × rounds."""
+        known = [series(run) for run in self.runs]
+        rounds = sorted(set.intersection(*(set(values) for values in known))) if known else []
+        return rounds, np.array([[values[number] for number in rounds] for values in known])
+
+
+@dataclass(frozen=True)
+class Comparison:
+    groups: tuple[Group, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def runs(self) -> list[Run]:
+        return [run for group in self.groups for run in group.runs]
+
+    def last_common_round(self) -> int | None:
+        """The last that every run has evaluated: there they can be compared, whatever their length."""
+        evaluated = [set(run.accuracy("global")) for run in self.runs if run.accuracy("global")]
+        shared = set.intersection(*evaluated) if evaluated else set()
+        return max(shared, default=None)
+
+
+def compare(runs: Sequence[Run]) -> Comparison:
+    by_recipe: dict[str, list[Run]] = {}
+    for run in runs:
+        by_recipe.setdefault(_recipe_key(run), []).append(run)
+    alike = list(by_recipe.values())
+    names = _names(alike)
+    groups = tuple(
+        _group(letter, name, members)
+        for letter, name, members in zip(_letters(), names, alike, strict=False)
+    )  # fmt: skip
+    return Comparison(groups, tuple(_notes(groups)))
+
+
+def _recipe_key(run: Run) -> str:
+    known = numbers_depend_on(run.recipe)
+    # Settings that this version does not know may matter too.
+    unknown = {key: value for key, value in run.settings.items() if key not in _flat_keys(run)}
+    kept = {key: value for key, value in {**known, **unknown}.items() if key not in _NOT_OF_THE_METHOD}
+    return json.dumps(kept, sort_keys=True)
+
+
+def _flat_keys(run: Run) -> set[str]:
+    from ops.cli.recipe_files import flatten
+
+    return set(flatten(run.recipe.model_dump(mode="json")))
+
+
+def _letters() -> Iterator[str]:
+    number = 0
+    while True:
+        letters, rest = "", number
+        while True:
+            letters = chr(ord("A") + rest % 26) + letters
+            rest = rest // 26 - 1
+            if rest < 0:
+                break
+        yield letters
+        number += 1
+
+
+def _group(letter: str, name: str, members: Sequence[Run]) -> Group:
+    """Of two runs with one seed, the one that got further."""
+    best: dict[int, Run] = {}
+    for run in sorted(members, key=lambda run: -run.rounds_done):
+        best.setdefault(run.recipe.seed, run)
+    chosen = tuple(best[seed] for seed in sorted(best))
+    repeated = tuple(run for run in members if not any(run is one for one in chosen))
+    return Group(letter, name, chosen, repeated)
+
+
+def differing_settings(groups: Iterable[Sequence[Run]]) -> list[str]:
+    """Keys in the order of the recipe."""
+    all_settings = [run.settings for members in groups for run in members]
+    keys = dict.fromkeys(key for settings in all_settings for key in settings)
+    return [
+        key
+        for key in keys
+        if key not in _NOT_SHOWN
+        and len({json.dumps(settings.get(key), sort_keys=True) for settings in all_settings}) > 1
+    ]
+
+
+def _names(alike: Sequence[Sequence[Run]]) -> list[str]:
+    """The first goes by its recipe's name, the others by what they do differently."""
+    first = alike[0][0]
+    differing = differing_settings(alike)
+    # How long and how often looked at tells runs apart only where nothing else does.
+    telling = [key for key in differing if key not in _LESS_TELLING] or differing
+    names = [first.recipe.name]
+    for members in alike[1:]:
+        one = members[0]
+        changed = [
+            f"{key.rpartition('.')[2]}={one.settings.get(key)}"
+            for key in telling
+            if one.settings.get(key) != first.settings.get(key)
+        ]
+        own_name = [one.recipe.name] if one.recipe.name != first.recipe.name else []
+        names.append(" ".join([*own_name, ", ".join(changed[:_MOST_NAMED])]).strip() or one.recipe.name)
+    return names
+
+
+def _notes(groups: Iterable[Group]) -> Iterator[str]:
+    for group in groups:
+        for run in group.repeated:
+            yield (
+                f"{run.label} has the seed {run.recipe.seed} of another run of {group.letter} and does not count "
+                "in its mean and spread"
+            )
+        for run in group.runs:
+            if not run.records:
+                yield f"{run.label}: {run.state}, so it is in no curve"
+            elif run.running or run.rounds_done < run.recipe.rounds:
+                yield f"{run.label}: {run.state}"
+            yield from (f"{run.label}: {note}" for note in run.notes if run.records)
+
+
+def final_accuracy(group: Group, model: str) -> Spread | None:
+    """Of the last evaluation of each run"""
+    known = [list(run.accuracy(model).values()) for run in group.runs]
+    return _spread(values[-1] for values in known if values)
+
+
+def accuracy_at(group: Group, model: str, number: int) -> Spread | None:
+    known = [run.accuracy(model) for run in group.runs]
+    return _spread(values[number] for values in known if number in values)
+
+
+def baseline(group: Group) -> Spread | None:
+    return _spread(run.baseline for run in group.runs if run.baseline is not None)
+
+
+def seconds_a_round(group: Group) -> Spread | None:
+    known = [[record.seconds.get("total", 0.0) for record in run.records] for run in group.runs]
+    return _spread(statistics.median(values) for values in known if values)
+
+
+def difference(group: Group, other: Group, number: int) -> Spread | None:
+    """Accuracy of θ′ against the other group at one round, seed by seed: the same seed means the same labels."""
+    mine, theirs = (
+        {run.recipe.seed: known[number] for run in g.runs if number in (known := run.accuracy("global"))}
+        for g in (group, other)
+    )
+    return _spread(mine[seed] - theirs[seed] for seed in sorted(mine.keys() & theirs.keys()))
+
+
+def _spread(values: Iterable[float]) -> Spread | None:
+    known = tuple(values)
+    return Spread(known) if known else None

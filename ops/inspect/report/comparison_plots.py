@@ -1,0 +1,178 @@
+"""Curves of several runs: the mean over seeds as a line, lowest to highest as a band, single seeds thin."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, TypedDict
+
+from ops.inspect.report.comparison import Comparison, Group, Series, final_accuracy
+from ops.inspect.report.curves import few_ticks_on_log, room_at_hundred
+from ops.inspect.report.drawing import (
+    DASHES,
+    FAINT,
+    MARKERS,
+    SERIES,
+    NothingToDraw,
+    Plot,
+    label,
+    legend,
+    percent_axis,
+    percent_formatter,
+    rounds_axis,
+)
+from ops.inspect.report.reading import Run
+from server_worker.watch.events import RoundRecord
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MOST_NAMED_GROUPS = 4
+"""In a legend; beyond, the letters have to do."""
+MOST_GROUPS_IN_A_LEGEND = 20
+
+
+def by_round(value: Callable[[RoundRecord], float | None]) -> Series:
+    def series(run: Run) -> dict[int, float]:
+        found = {record.round: value(record) for record in run.records}
+        return {
+            number: known for number, known in found.items() if known is not None and math.isfinite(known)
+        }
+
+    return series
+
+
+def _positive(value: float) -> float | None:
+    return value if value > 0 else None
+
+
+CURVES: dict[str, tuple[str, str, str, Series]] = {
+    "accuracy": ("Test accuracy of θ′", "accuracy", "percent", by_round(lambda r: r.accuracy.get("global"))),
+    "accuracy_server": (
+        "Test accuracy of θ₀",
+        "accuracy",
+        "percent",
+        by_round(lambda r: r.accuracy.get("server")),
+    ),
+    "delta_norm": ("Size of the steps ‖Δθ‖", "norm", "log", by_round(lambda r: _positive(r.delta_norm))),
+    "accepted": (
+        "Updates that counted",
+        "of those asked",
+        "percent",
+        by_round(lambda r: r.accepted / r.selected if r.selected else None),
+    ),
+    "pseudo_labels": ("Pseudo-labels", "samples", "plain", by_round(lambda r: float(r.pseudo_labels))),
+    "credible": ("Promoted pseudo-labels", "samples", "plain", by_round(lambda r: float(r.credible))),
+    "purity": (
+        "Right pseudo-labels",
+        "of all",
+        "percent",
+        by_round(lambda r: r.purity.get("pseudo_labels")),
+    ),
+    "seconds": ("Time of a round", "seconds", "plain", by_round(lambda r: r.seconds.get("total"))),
+}
+
+
+def comparison_plots(comparison: Comparison) -> list[Plot]:
+    final = Plot(
+        "final_accuracy",
+        "Accuracy at the end",
+        partial(draw_final, comparison=comparison),
+        "θ′ at the last evaluation of every run; the bar is their mean, the dotted mark the server-only baseline.",
+        size=(4.8, max(2.0, 0.9 + 0.42 * len(comparison.groups))),
+    )
+    drawn = [
+        Plot(name, title, partial(draw_curve, comparison=comparison, axis=axis, scale=scale, series=series))
+        for name, (title, axis, scale, series) in CURVES.items()
+    ]
+    return [drawn[0], final, *drawn[1:]]
+
+
+class Look(TypedDict):
+    color: str
+    linestyle: str
+
+
+def style(place: int) -> Look:
+    """Told apart by colour, and by dashes too where colours begin again or cannot be seen."""
+    return Look(color=SERIES[place % len(SERIES)], linestyle=DASHES[place % len(DASHES)])
+
+
+def draw_curve(figure: "Figure", comparison: Comparison, axis: str, scale: str, series: Series) -> None:
+    axes = figure.subplots()
+    if scale == "log":
+        axes.set_yscale("log")
+    rounds: set[int] = set()
+    for place, group in enumerate(comparison.groups):
+        named = len(comparison.groups) <= MOST_NAMED_GROUPS
+        rounds |= _draw_group(axes, group, place, series, named)
+    if not rounds:
+        raise NothingToDraw("no run has measured it")
+    rounds_axis(axes, rounds)
+    axes.set_ylabel(axis)
+    if scale == "percent":
+        room_at_hundred(axes)
+        percent_axis(axes, axis)
+    elif scale == "plain":
+        axes.set_ylim(bottom=0, top=None if axes.dataLim.y1 > 0 else 1)
+    elif scale == "log":
+        few_ticks_on_log(axes)
+    legend(axes, columns=2 if len(comparison.groups) <= MOST_NAMED_GROUPS else 5)
+
+
+def _draw_group(axes: "Axes", group: Group, place: int, series: Series, named: bool) -> set[int]:
+    look = style(place)
+    measured = replace(group, runs=tuple(run for run in group.runs if series(run)))
+    rounds, matrix = measured.common(series)
+    several = len(measured.runs) > 1
+    if several:
+        for run in measured.runs:
+            values = series(run)
+            axes.plot(list(values), list(values.values()), color=look["color"], linewidth=0.6, alpha=0.45)
+    if several and rounds:
+        low, high = matrix.min(axis=0), matrix.max(axis=0)
+        axes.fill_between(rounds, low, high, color=look["color"], alpha=0.18, linewidth=0)
+    if rounds:
+        axes.plot(
+            rounds,
+            matrix.mean(axis=0),
+            **look,
+            label=_legend_text(group, len(measured.runs), named) if place < MOST_GROUPS_IN_A_LEGEND else None,
+            marker=MARKERS[place % len(MARKERS)] if len(rounds) <= 12 else "",
+        )
+    return {number for run in measured.runs for number in series(run)}
+
+
+def _legend_text(group: Group, runs: int, named: bool) -> str:
+    return f"{label(group.label, 17)} (n = {runs})" if named else f"{group.letter} ({runs})"
+
+
+def draw_final(figure: "Figure", comparison: Comparison) -> None:
+    axes = figure.subplots()
+    drawn = [
+        (place, group) for place, group in enumerate(comparison.groups) if final_accuracy(group, "global")
+    ]
+    if not drawn:
+        raise NothingToDraw("no run was evaluated")
+    for place, group in drawn:
+        spread = final_accuracy(group, "global")
+        assert spread is not None
+        colour = SERIES[place % len(SERIES)]
+        axes.plot(spread.values, [place] * spread.n, MARKERS[place % len(MARKERS)], color=colour, alpha=0.75)
+        axes.plot([spread.mean] * 2, [place - 0.3, place + 0.3], color=colour, linewidth=2.2)
+        for run in group.runs:
+            if run.baseline is not None:
+                axes.plot(
+                    [run.baseline] * 2, [place - 0.2, place + 0.2], color=FAINT, linestyle=":", linewidth=1.4
+                )
+    axes.set_yticks(
+        range(len(comparison.groups)),
+        [f"{label(group.label, 16)}\n(n = {len(group.runs)})" for group in comparison.groups],
+    )
+    axes.set_ylim(len(comparison.groups) - 0.4, -0.6)
+    axes.set_xlabel("accuracy")
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
+    axes.xaxis.set_major_formatter(percent_formatter())

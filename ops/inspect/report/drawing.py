@@ -1,0 +1,253 @@
+"""Figures that look the same in a page and in a paper: made once, written as inline SVG or into a file.
+
+In the page colours become CSS variables, so one drawing serves light and dark.
+"""
+
+import io
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+from broker_config.process.durable import write_atomically
+from broker_config.protocol.errors import FedILError
+from ops.inspect.report.markup import Markup, brief, element, printable
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter
+
+INK, FAINT, GRID = "#1f2328", "#6b7280", "#d8dce1"
+# Okabe and Ito's, which people with any colour vision can tell apart; without the yellow, which is lost on white.
+BLUE, ORANGE, GREEN, RED, PURPLE, SKY = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9"
+SERIES = (BLUE, RED, GREEN, ORANGE, PURPLE, SKY, INK)
+DASHES = ("-", "--", ":", "-.")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+_CSS_NAMES = {
+    INK: "--ink",
+    FAINT: "--faint",
+    GRID: "--grid",
+    BLUE: "--blue",
+    ORANGE: "--orange",
+    GREEN: "--green",
+    RED: "--red",
+    PURPLE: "--purple",
+    SKY: "--sky",
+}
+_SETTINGS: dict[Any, Any] = {
+    "font.size": 9.0,
+    "axes.labelsize": 9.0,
+    "legend.fontsize": 8.5,
+    "text.color": INK,
+    "text.parse_math": False,  # a name may hold dollar signs
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.formatter.useoffset": False,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "xtick.color": FAINT,
+    "xtick.labelcolor": INK,
+    "ytick.color": FAINT,
+    "ytick.labelcolor": INK,
+    "legend.frameon": False,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 3.5,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "white",
+    "pdf.fonttype": 42,
+    "image.interpolation": "nearest",
+}
+_DOTS_PER_INCH = {"png": 300, "svg": 150, "pdf": 300}
+_PAGE_DOTS_PER_INCH = 150
+_SVG = "{http://www.w3.org/2000/svg}"
+_LINK = "{http://www.w3.org/1999/xlink}href"
+
+
+class NothingToDraw(Exception):
+    """Its text says why, for the reader of the page."""
+
+
+@dataclass(frozen=True)
+class Plot:
+    name: str
+    """Also of the file"""
+    title: str
+    draw: Callable[["Figure"], None]
+    caption: str = ""
+    size: tuple[float, float] = (4.8, 2.9)
+    """Inches. Small, so that the letters are large: a phone shows it at three quarters."""
+    wide: bool = False
+
+
+def check_installed() -> None:
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        raise FedILError(f"a report needs matplotlib ({error}): pip install 'fedil[report]'") from error
+
+
+@contextmanager
+def _our_settings(name: str) -> Iterator[None]:
+    """Not the person's own: whatever their matplotlibrc says, a report looks as it was tested."""
+    import matplotlib
+
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a letter that the font lacks, a layout that is tight
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update({**_SETTINGS, "svg.hashsalt": name})
+        yield
+
+
+def _drawn(plot: Plot) -> "Figure":
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=plot.size, layout="constrained")
+    plot.draw(figure)
+    return figure
+
+
+def panel(plot: Plot) -> Markup:
+    """The figure with its title and caption; or why there is none."""
+    heading = element("h3", plot.title)
+    class_ = "panel wide" if plot.wide else "panel"
+    try:
+        drawing = inline_svg(plot)
+    except NothingToDraw as reason:
+        return element(
+            "figure", heading, element("p", f"Nothing to draw: {reason}.", class_="absent"), class_=class_
+        )
+    caption = element("figcaption", plot.caption) if plot.caption else None
+    return element("figure", heading, drawing, caption, class_=class_)
+
+
+def inline_svg(plot: Plot) -> Markup:
+    file = io.BytesIO()
+    with _our_settings(plot.name):
+        figure = _drawn(plot)
+        figure.savefig(file, format="svg", dpi=_PAGE_DOTS_PER_INCH, transparent=True, metadata={"Date": None})
+    # Parsed and written again: comments, which repeat every label, are gone, and what is left is well-formed.
+    root = ElementTree.fromstring(file.getvalue())
+    return Markup(_with_css_colours(_as_html(root, plot)))
+
+
+def _as_html(root: ElementTree.Element, plot: Plot) -> str:
+    for parent in root.iter():
+        # A style element in here would hold for the whole page; the page has the same rule.
+        for child in [c for c in parent if c.tag == f"{_SVG}metadata" or c.tag == f"{_SVG}style"]:
+            parent.remove(child)
+    names = {
+        node.get("id"): f"{plot.name}-{place}" for place, node in enumerate(root.iter()) if node.get("id")
+    }
+    for node in root.iter():
+        node.tag = node.tag.removeprefix(_SVG)
+        for key, value in list(node.attrib.items()):
+            del node.attrib[key]
+            node.set("href" if key == _LINK else key, _renamed(key, value, names))
+    for key in ("width", "height", "version"):
+        root.attrib.pop(key, None)
+    root.set("role", "img")
+    root.set("aria-label", printable(f"{plot.title}. {plot.caption}".strip()))
+    return ElementTree.tostring(root, encoding="unicode", short_empty_elements=False)
+
+
+def _renamed(key: str, value: str, names: dict[str | None, str]) -> str:
+    """Every drawing numbers its parts alike, and they all meet in one page."""
+    if key == "id":
+        return names[value]
+    if key == _LINK and value.startswith("#"):
+        return f"#{names[value[1:]]}"
+    return re.sub(r"url\(#([^)]*)\)", lambda found: f"url(#{names[found[1]]})", value)
+
+
+def _with_css_colours(svg: str) -> str:
+    """In style attributes only: a presentation attribute knows no variables, and matplotlib writes none."""
+    for colour, name in _CSS_NAMES.items():
+        svg = re.sub(rf"(?<=: ){colour}\b", f"var({name})", svg)
+    return svg
+
+
+def write_plots(plots: Iterable[Plot], folder: Path, ending: str) -> tuple[list[Path], list[str]]:
+    """Which files were written, and of which plots there was nothing to draw."""
+    written, absent = [], []
+    folder.mkdir(parents=True, exist_ok=True)
+    for plot in plots:
+        path = folder / f"{plot.name}.{ending}"
+        try:
+            write_atomically(path, [_file_body(plot, ending)])
+        except NothingToDraw as reason:
+            absent.append(f"{plot.name}: {reason}")
+        else:
+            written.append(path)
+    return written, absent
+
+
+def _file_body(plot: Plot, ending: str) -> bytes:
+    file = io.BytesIO()
+    no_date = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    with _our_settings(plot.name):
+        figure = _drawn(plot)
+        figure.savefig(
+            file, format=ending, dpi=_DOTS_PER_INCH[ending], bbox_inches="tight", metadata=no_date[ending]
+        )
+    return file.getvalue()
+
+
+def label(text: str, longest: int = 28) -> str:
+    """Fit for an axis or a legend. One that begins with an underscore would be hidden from legends."""
+    return brief(text, longest).lstrip("_") or "–"
+
+
+def rounds_axis(axes: "Axes", rounds: Iterable[int]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    known = list(rounds)
+    axes.set_xlabel("round")
+    if known:
+        first, last = min(known), max(known)
+        ticks = MaxNLocator(nbins=8, integer=True, min_n_ticks=1).tick_values(first, last)
+        axes.set_xticks([tick for tick in ticks if first <= tick <= last])  # there is no round 0
+        margin = max(0.5, 0.02 * (last - first))
+        axes.set_xlim(first - margin, last + margin)
+
+
+def percent_axis(axes: "Axes", text: str) -> None:
+    axes.set_ylabel(text)
+    axes.yaxis.set_major_formatter(percent_formatter())
+
+
+def percent_formatter() -> "FuncFormatter":
+    """As many digits as the ticks need: 99.75 % stays that."""
+    from matplotlib.ticker import FuncFormatter
+
+    return FuncFormatter(lambda share, _: f"{round(100 * share, 6):g} %")
+
+
+def legend(axes: "Axes", columns: int = 3) -> None:
+    """Above the axes, where no curve can go."""
+    handles, _ = axes.get_legend_handles_labels()
+    if handles:
+        axes.legend(
+            loc="lower left",
+            bbox_to_anchor=(0.0, 1.0),
+            ncols=min(columns, len(handles)),
+            borderaxespad=0.2,
+            columnspacing=1.2,
+            handlelength=1.6,
+            handletextpad=0.5,
+        )
+
+
+def marker_for(points: int) -> str | None:
+    """Single measurements are shown while they can be told apart."""
+    return "o" if points <= 40 else None

@@ -1,0 +1,166 @@
+"""What a report shows that is not in the history: it takes the model, the data or the ledgers. Any of them may be
+out of reach, for a report is often written elsewhere than the run; each part then says why it is missing."""
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from broker_config.process.addresses import STORE_URL
+from broker_config.stores.interface import Store
+from broker_config.stores.memory.store import MemoryStore
+from broker_config.stores.redis.store import RedisStore
+from broker_config.transports.reconnecting import Patience
+from fedil_model.data.datasets import open_dataset
+from fedil_model.data.datasets.interface import Dataset, Samples
+from fedil_model.training.precision import repeatable_on
+from ops.cli.invocation import without_password
+from ops.cli.recipe_files import with_data_root
+from ops.inspect.quality import Quality, measure
+from ops.inspect.report.pseudo_labels import Promoted, find_promoted
+from ops.inspect.report.reading import Run
+from ops.inspect.run_reading import load_weights
+from ops.local.cluster import has_redis, redis_left_by
+from server_worker.run.checkpoint import CheckpointFolder
+from server_worker.run.digests import ledger_digest, model_digest
+
+_T = TypeVar("_T")
+_TRIES = 3
+"""A run that goes on replaces its files while they are read."""
+
+
+@dataclass(frozen=True)
+class Missing:
+    why: str
+
+
+@dataclass(frozen=True)
+class Ledgers:
+    newest: Mapping[int, bytes]
+    digest: str
+
+
+@dataclass(frozen=True)
+class Evidence:
+    quality: Quality | Missing
+    quality_round: int
+    """Of which θ′ that is"""
+    class_names: tuple[str, ...]
+    class_counts: np.ndarray | Missing
+    """Samples of each class (columns) at the server (row 0) and at each client"""
+    promoted: Promoted | Missing
+    digests: Mapping[str, str] = field(default_factory=dict)
+
+
+def gather(run: Run, store_url: str | None) -> Evidence:
+    """`store_url`: where the ledgers of a deployment are."""
+    repeatable_on(torch.device("cpu"))  # the same bits as in the run
+    checkpoints = CheckpointFolder(run.where.checkpoints)
+    tries = _TRIES if run.running else 1
+    latest = _tried("the checkpoint", checkpoints.latest, tries)
+    dataset = _tried("the data", lambda: _open(run))
+    train = dataset if isinstance(dataset, Missing) else _tried("the training data", dataset.load_train)
+    ledgers = _ledgers(run, store_url)
+    return Evidence(
+        quality=dataset if isinstance(dataset, Missing) else _quality(run, dataset),
+        quality_round=0 if latest is None or isinstance(latest, Missing) else latest.round,
+        class_names=() if isinstance(dataset, Missing) else dataset.class_names,
+        class_counts=_class_counts(run, dataset, train),
+        promoted=_promoted(run, dataset, train, ledgers),
+        digests=_digests(run, checkpoints, ledgers),
+    )
+
+
+def _tried(what: str, step: Callable[[], _T], tries: int = 1) -> _T | Missing:
+    """A person's own dataset or network may raise anything."""
+    why = ""
+    for _ in range(tries):
+        try:
+            return step()
+        except Exception as error:
+            why = " ".join(str(error).split()) or type(error).__name__
+    return Missing(f"{what} cannot be read: {without_password(why)}")
+
+
+def _open(run: Run) -> Dataset:
+    """Never downloads: who writes a report wants to look, not to fetch."""
+    return open_dataset(with_data_root(run.recipe.data).model_copy(update={"download": False}))
+
+
+def _quality(run: Run, dataset: Dataset) -> Quality | Missing:
+    return _tried(
+        "the model or its test data",
+        lambda: measure(load_weights(run.where.root, "global", dataset), dataset),
+    )
+
+
+def _class_counts(run: Run, dataset: Dataset | Missing, train: Samples | Missing) -> np.ndarray | Missing:
+    if run.split is None:
+        return Missing("there is no readable split.json in the folder")
+    if isinstance(dataset, Missing):
+        return dataset
+    if isinstance(train, Missing):
+        return train
+    labels, classes = train.labels.numpy(), len(dataset.class_names)
+    holders = (run.split.labelled, *run.split.clients)
+    if max(int(held.max(initial=-1)) for held in holders) >= len(labels):
+        return Missing(f"split.json speaks of more samples than the {len(labels)} there are: other data")
+    return np.stack([np.bincount(labels[held], minlength=classes) for held in holders])
+
+
+def _ledgers(run: Run, store_url: str | None) -> Ledgers | Missing:
+    here, of_a_cluster = run.where.ledgers.is_dir(), has_redis(run.where.root)
+    url = store_url or (None if here else os.environ.get(STORE_URL))
+    if url is None and not here and not (run.records or run.rounds_lost):
+        return Missing("no client has a ledger in the folder: no round has closed yet")
+    if url is None and not here and of_a_cluster and run.running:
+        return Missing(
+            "the cluster goes on and has the ledgers in its Redis: name it with --store URL, as it said at its start"
+        )
+    if url is None and not here and not of_a_cluster:
+        return Missing(
+            "the ledgers are not in the folder: a deployment keeps them in Redis, name it with --store URL"
+        )
+
+    def read() -> Ledgers:
+        name = run.run_id or run.recipe.name  # as simulations once called themselves
+        with ExitStack() as stack:
+            redis = url if url or here else stack.enter_context(redis_left_by(run.where.root))
+            store: Store = MemoryStore(run.where.ledgers)
+            if redis is not None:
+                store = RedisStore(redis, run.recipe.site_of, Patience(seconds=0.0))
+            stack.callback(store.close)
+            newest = {client: body for client, (_, body) in store.latest(name).items()}
+            return Ledgers(newest, ledger_digest(store, name) if newest else "")
+
+    return _tried("the ledgers", read, _TRIES if run.running else 1)
+
+
+def _promoted(
+    run: Run, dataset: Dataset | Missing, train: Samples | Missing, ledgers: Ledgers | Missing
+) -> Promoted | Missing:
+    split = run.split
+    if split is None or not any(len(held) for held in split.clients):
+        return Missing("the clients’ samples are at their sites")
+    for part in (dataset, train, ledgers):
+        if isinstance(part, Missing):
+            return part
+    assert isinstance(dataset, Dataset)
+    assert isinstance(train, Samples)
+    assert isinstance(ledgers, Ledgers)
+    classes, newest = len(dataset.class_names), ledgers.newest
+    return _tried("the ledgers", lambda: find_promoted(newest, split, train, classes))
+
+
+def _digests(run: Run, checkpoints: CheckpointFolder, ledgers: Ledgers | Missing) -> dict[str, str]:
+    model = _tried("the checkpoint", lambda: model_digest(checkpoints.latest()))
+    found = {
+        "θ′": "" if isinstance(model, Missing) else model,
+        "ledgers": "" if isinstance(ledgers, Missing) else ledgers.digest,
+        "split": run.split.digest if run.split is not None else "",
+    }
+    return {name: value for name, value in found.items() if value}

@@ -1,0 +1,128 @@
+"""Which samples were promoted to pseudo-labels, how right they are, and some of them to look at. Offline only: it
+takes the truth, which neither server nor clients see."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from broker_config.protocol.errors import FedILError
+from broker_config.protocol.messages import LEDGER_KIND
+from broker_config.protocol.wire import decode_arrays
+from fedil_model.data.datasets.interface import Samples
+from fedil_model.data.split import Split
+from fedil_model.errors import LearningError
+from fedil_model.methods.fedil.ledger import Ledger
+
+PICTURES_SHOWN = 24
+
+
+@dataclass(frozen=True)
+class Picture:
+    pixels: np.ndarray
+    """uint8, height × width × channels (1 or 3)"""
+    said: int
+    is_really: int
+    client: int
+
+
+@dataclass(frozen=True)
+class Promoted:
+    said_N: np.ndarray
+    """The label that each promoted sample was given"""
+    truth_N: np.ndarray
+    right: tuple[Picture, ...]
+    wrong: tuple[Picture, ...]
+    waiting: int
+    """Samples that carry a label, but are not promoted yet"""
+    unreadable: tuple[int, ...] = ()
+    """Clients whose ledger makes no sense"""
+    not_pictures: str = ""
+    """What the samples are instead"""
+
+    @property
+    def num_right(self) -> int:
+        return int((self.said_N == self.truth_N).sum())
+
+
+@dataclass(frozen=True)
+class _Found:
+    """One row per promoted sample"""
+
+    positions: np.ndarray
+    said: np.ndarray
+    clients: np.ndarray
+
+
+def find_promoted(ledgers: Mapping[int, bytes], split: Split, train: Samples, classes: int) -> Promoted:
+    """`ledgers`: the newest of each client"""
+    found, waiting, unreadable = _read(ledgers, split, classes)
+    truth = train.labels.numpy()[found.positions]
+    right = found.said == truth
+    not_pictures = _not_pictures(train)
+
+    def pictures(rows: Sequence[int]) -> tuple[Picture, ...]:
+        if not_pictures:
+            return ()
+        return tuple(
+            Picture(
+                pixels=train.inputs[int(found.positions[row])].permute(1, 2, 0).numpy(),
+                said=int(found.said[row]),
+                is_really=int(truth[row]),
+                client=int(found.clients[row]),
+            )
+            for row in rows
+        )
+
+    return Promoted(
+        said_N=found.said,
+        truth_N=truth,
+        right=pictures(spread_out(np.flatnonzero(right), found.said[right], PICTURES_SHOWN)),
+        wrong=pictures(spread_out(np.flatnonzero(~right), found.said[~right], PICTURES_SHOWN)),
+        waiting=waiting,
+        unreadable=unreadable,
+        not_pictures=not_pictures,
+    )
+
+
+def _read(ledgers: Mapping[int, bytes], split: Split, classes: int) -> tuple[_Found, int, tuple[int, ...]]:
+    parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    waiting, unreadable = 0, list[int]()
+    for client, body in sorted(ledgers.items()):
+        held = split.clients[client] if client < len(split.clients) else np.zeros(0, np.int64)
+        try:
+            ledger = Ledger.from_arrays(decode_arrays(body, LEDGER_KIND)[1], len(held))
+        except (FedILError, LearningError):
+            unreadable.append(client)
+            continue
+        rows = np.flatnonzero(ledger.credible_N)
+        if (ledger.labels_N >= classes).any() or (ledger.labels_N[rows] < 0).any():
+            unreadable.append(client)  # a site may write any label
+            continue
+        parts.append((held[rows], ledger.labels_N[rows].astype(np.int64), np.full(len(rows), client)))
+        waiting += int((ledger.labels_N >= 0).sum()) - len(rows)
+    empty = (np.zeros(0, np.int64),) * 3
+    positions, said, clients = (np.concatenate(column) for column in zip(empty, *parts, strict=True))
+    return _Found(positions, said, clients), waiting, tuple(unreadable)
+
+
+def spread_out(rows: np.ndarray, labels: np.ndarray, most: int) -> Sequence[int]:
+    """Some of each class in turn, by lot, the same ones every time; sorted by class."""
+    rng = np.random.default_rng(0)
+    lot = rng.permutation(len(rows))
+    turn = np.zeros(len(rows), np.int64)
+    for label in np.unique(labels):
+        of_label = lot[labels[lot] == label]
+        turn[of_label] = np.arange(len(of_label))
+    chosen = sorted(
+        lot[np.argsort(turn[lot], kind="stable")][:most], key=lambda place: (labels[place], place)
+    )
+    return [int(rows[place]) for place in chosen]
+
+
+def _not_pictures(train: Samples) -> str:
+    inputs = train.inputs
+    if inputs.dim() == 4 and inputs.shape[1] in (1, 3) and str(inputs.dtype) == "torch.uint8":
+        return ""
+    shape = " × ".join(map(str, inputs.shape[1:])) or "1"
+    return f"{shape} numbers of type {str(inputs.dtype).removeprefix('torch.')}"

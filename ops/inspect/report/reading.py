@@ -1,0 +1,210 @@
+"""The folder of a run as a value. What is only decoration and cannot be read becomes a note, not an error."""
+
+import fcntl
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from broker_config.protocol.errors import FedILError
+from fedil_model.data.split import Split
+from fedil_model.errors import DataError, SettingError
+from ops.cli.recipe_files import flatten
+from server_worker.run.checkpoint import CheckpointFolder
+from server_worker.run.environment import read_environment
+from server_worker.run.folder import RunDir
+from server_worker.run.history import read_records
+from server_worker.run.lock import lock_file
+from server_worker.run.recipe import Recipe, explain
+from server_worker.watch.events import RoundRecord
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Run:
+    where: RunDir
+    recipe: Recipe
+    settings: Mapping[str, Any]
+    """By dotted key, as the run's folder has them"""
+    records: tuple[RoundRecord, ...]
+    running: bool
+    """A server works in this folder now."""
+    run_id: str | None = None
+    """What the brokers call it; None for a simulation of a version that gave them no names"""
+    baseline: float | None = None
+    split: Split | None = None
+    environment: tuple[Mapping[str, Any], ...] = ()
+    notes: tuple[str, ...] = ()
+    rounds_lost: int = 0
+    """So many have closed, as the checkpoint says, and the history that told of them is gone."""
+
+    @property
+    def label(self) -> str:
+        return self.where.root.resolve().name or self.recipe.name
+
+    @property
+    def rounds_done(self) -> int:
+        return self.records[-1].round if self.records else 0
+
+    @property
+    def state(self) -> str:
+        done, planned = self.rounds_done, self.recipe.rounds
+        if self.running:
+            return f"round {done} of {planned}, still running"
+        if not self.records:
+            return self.no_rounds
+        return (
+            f"finished, {num_rounds(done)}"
+            if done >= planned
+            else f"stopped after {done} of {planned} rounds"
+        )
+
+    @property
+    def no_rounds(self) -> str:
+        """Why there are none"""
+        return "the history is missing" if self.rounds_lost else "no round has closed yet"
+
+    @property
+    def evaluated(self) -> list[RoundRecord]:
+        return [record for record in self.records if math.isfinite(record.accuracy.get("global", math.nan))]
+
+    def accuracy(self, model: str) -> dict[int, float]:
+        """By round, where it was measured"""
+        found = {record.round: record.accuracy.get(model, math.nan) for record in self.records}
+        return {number: value for number, value in found.items() if math.isfinite(value)}
+
+
+def num_rounds(number: int) -> str:
+    return f"{number:,} rounds" if number != 1 else "1 round"
+
+
+def read_run(folder: Path) -> Run:
+    where = RunDir(folder)
+    notes: list[str] = []
+    recipe, settings = _recipe(where, notes)
+    running = in_use(folder)
+    records = _records(where.history, running, notes)
+    lost = 0 if where.history.exists() else _noted(notes, lambda: _rounds_closed(where)) or 0
+    return Run(
+        where=where,
+        recipe=recipe,
+        settings=settings,
+        records=records,
+        running=running,
+        run_id=_noted(notes, lambda: _text_in(where.identity, "run")),
+        baseline=_noted(notes, lambda: _share_in(where.baseline, "accuracy")),
+        split=_noted(notes, lambda: Split.load(where.split) if where.split.exists() else None),
+        environment=_noted(notes, lambda: read_environment(where)) or (),
+        notes=tuple(notes),
+        rounds_lost=lost,
+    )
+
+
+def _rounds_closed(where: RunDir) -> int:
+    latest = CheckpointFolder(where.checkpoints).latest()
+    return latest.round if latest else 0
+
+
+def _noted(notes: list[str], read: Callable[[], _T]) -> _T | None:
+    try:
+        return read()
+    except (FedILError, DataError, OSError) as error:
+        notes.append(str(error))
+        return None
+
+
+def _recipe(where: RunDir, notes: list[str]) -> tuple[Recipe, dict[str, Any]]:
+    try:
+        values = json.loads(where.recipe.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise SettingError(f"{where.root} is not the folder of a run (it has no recipe.json)") from error
+    except ValueError as error:
+        raise FedILError(f"{where.recipe} is not readable as JSON ({error})") from error
+    if not isinstance(values, dict):
+        raise FedILError(f"{where.recipe} is not a recipe: it holds a {type(values).__name__}")
+    settings = flatten(values)
+    recipe, unknown = _known_part(values, str(where.recipe))
+    if unknown:
+        notes.append(
+            f"recipe.json has settings that this version does not know: {', '.join(unknown)}. "
+            "They are shown, and not understood"
+        )
+    return recipe, settings
+
+
+def _known_part(values: dict[str, Any], source: str) -> tuple[Recipe, list[str]]:
+    """A later version may have added settings."""
+    try:
+        return Recipe.model_validate(values), []
+    except ValidationError as error:
+        extra = [detail["loc"] for detail in error.errors() if detail["type"] == "extra_forbidden"]
+        if not extra:
+            raise FedILError(explain(error, lambda _: source)) from error
+    known = json.loads(json.dumps(values))
+    for *path, key in extra:
+        table = known
+        for part in path:
+            table = table[part]
+        del table[key]
+    recipe, more = _known_part(known, source)
+    return recipe, [".".join(map(str, place)) for place in extra] + more
+
+
+def _records(history: Path, running: bool, notes: list[str]) -> tuple[RoundRecord, ...]:
+    if not history.exists():
+        if not running:
+            notes.append("There is no history.jsonl in the folder, so nothing is known of any round")
+        return ()
+    if not running and _has_unfinished_line(history):
+        notes.append(
+            "The last line of history.jsonl is half written, as a crash leaves it, and was passed over"
+        )
+    by_round = {record.round: record for record in read_records(history)}
+    return tuple(by_round[number] for number in sorted(by_round))
+
+
+def _has_unfinished_line(path: Path) -> bool:
+    body = path.read_bytes()
+    return bool(body) and not body.endswith(b"\n")
+
+
+def _json_in(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise FedILError(f"{path.name} is not readable as JSON ({error})") from error
+
+
+def _text_in(path: Path, key: str) -> str | None:
+    known = _json_in(path) if path.exists() else {}
+    found = known.get(key) if isinstance(known, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def _share_in(path: Path, key: str) -> float | None:
+    known = _json_in(path) if path.exists() else {}
+    found = known.get(key) if isinstance(known, dict) else None
+    return float(found) if isinstance(found, int | float) and math.isfinite(found) else None
+
+
+def in_use(folder: Path) -> bool:
+    """Asks for a moment for the lock that a working server holds; never waits."""
+    try:
+        descriptor = os.open(lock_file(folder.resolve()), os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False  # a file system without locks
+    finally:
+        os.close(descriptor)
+    return False

@@ -1,0 +1,243 @@
+"""A deployment on one machine: RabbitMQ and Redis of its own, the server and its workers as processes, all of it in
+the run's folder. Running it again goes on where it was."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from broker_config.process.addresses import WebAddress
+from broker_config.process.http import check_free
+from broker_config.protocol.errors import FedILError
+from client_worker.pool import WorkerPool
+from fedil_model.plugins import is_plugin
+from ops.cli.invocation import STARTED_AS
+from ops.local.services import RabbitMQ, ServiceMissing, private_prometheus, private_rabbitmq, private_redis
+from ops.local.services.process import LOOPBACK, Guard, PrivateService, free_ports
+from ops.monitoring.files import Places, prometheus_files, write_monitoring
+from server_worker.run.folder import RunDir
+from server_worker.run.lock import sole_use
+
+if TYPE_CHECKING:
+    from server_worker.run.recipe import Recipe
+
+_LOOK_SECONDS = 0.2
+_RETRY_SECONDS = 5.0
+_SCRAPE_SECONDS = 5
+_ANY_INTERFACE = ("0.0.0.0", "::")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    recipe: "Recipe"
+    recipe_file: Path
+    overrides: Sequence[str]
+    run_dir: Path
+    workers: int
+    device: str
+    again: str
+    """The command line that goes on with this"""
+    web: WebAddress | None = None
+    tensorboard: bool = False
+
+    @property
+    def services(self) -> Path:
+        return services_of(self.run_dir)
+
+
+def services_of(run_dir: Path) -> Path:
+    return run_dir / "services"
+
+
+def has_redis(run_dir: Path) -> bool:
+    return (services_of(run_dir) / "redis").is_dir()
+
+
+@contextmanager
+def redis_left_by(run_dir: Path) -> Iterator[str]:
+    """The URL of the Redis of a cluster that has ended, which is started for a moment: to read what it has kept."""
+    services = services_of(run_dir)
+    with sole_use(services), private_redis(services / "redis") as redis:
+        yield redis.url
+
+
+def run_cluster(cluster: Cluster, stop: threading.Event, say: Callable[[str], None]) -> int:
+    """The server's exit code. Blocks until it has ended, by itself or because `stop` was set."""
+    with ExitStack() as stack:
+        # Two nodes on the same data would destroy it.
+        stack.enter_context(sole_use(cluster.services))
+        say("starting RabbitMQ and Redis")
+        rabbitmq = private_rabbitmq(cluster.services / "rabbitmq", metrics=True)
+        stack.enter_context(gently(rabbitmq))
+        redis = stack.enter_context(gently(private_redis(cluster.services / "redis")))
+        broker, store = rabbitmq.url, redis.url
+        say(f"broker {broker}  store {store}")
+        for service in (rabbitmq, redis):
+            stack.enter_context(kept_running(service, say))
+        watch_if_possible(cluster, rabbitmq, stack, say)
+        write_missing_shards(cluster, say)
+        connection = ["--broker", broker, "--store", store, "--device", cluster.device]
+        pools = [
+            stack.enter_context(start_workers(cluster, site, count, connection, stop, say))
+            for site, count in shares(cluster.workers, list(cluster.recipe.sites)).items()
+        ]
+        watched = ["--web", place_of(cluster.web)]
+        if cluster.tensorboard:
+            watched.append("--tensorboard")
+        server = stack.enter_context(start_server(cluster, [*connection, *watched]))
+        code = follow(server, stop)
+        for pool in pools:
+            if pool.failure:
+                raise pool.failure
+        return code
+
+
+@contextmanager
+def gently(service: PrivateService) -> Iterator[PrivateService]:
+    """Its data will be used again, so it may say goodbye; a second Ctrl-C kills it."""
+    with service:
+        yield service
+        service.stop()
+
+
+@contextmanager
+def kept_running(service: PrivateService, say: Callable[[str], None]) -> Iterator[None]:
+    """Everybody waits for a broker that has died, so it is started again: in a thread, since that takes a while."""
+    closing = threading.Event()
+
+    def watch() -> None:
+        while not closing.wait(_LOOK_SECONDS):
+            if not service.running:
+                say(f"{service.name} has died; starting it again")
+                try:
+                    service.start()
+                    say(f"{service.name} is back")
+                except (FedILError, OSError) as error:
+                    said = str(error).partition("\n")[0].rstrip(":")
+                    say(f"{said}; trying again in {_RETRY_SECONDS:.0f} s")
+                    closing.wait(_RETRY_SECONDS)
+
+    thread = threading.Thread(target=watch, name=f"fedil-{service.name}", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        closing.set()
+        thread.join()
+
+
+def watch_if_possible(
+    cluster: Cluster, rabbitmq: RabbitMQ, stack: ExitStack, say: Callable[[str], None]
+) -> None:
+    if cluster.web is None:
+        say("no metrics are kept: --web is off")
+        return
+    folder = cluster.services / "prometheus"
+    host = LOOPBACK if cluster.web.host in _ANY_INTERFACE else cluster.web.host
+    places = Places(
+        servers=(place_of(replace(cluster.web, host=host)),),
+        rabbitmq=(rabbitmq.metrics_place,),
+        every_seconds=_SCRAPE_SECONDS,
+    )
+    files = prometheus_files(places)
+    list(write_monitoring(folder, files, overwrite=True))
+    try:
+        prometheus = stack.enter_context(gently(private_prometheus(folder, files["prometheus.yml"])))
+    except ServiceMissing as missing:
+        say(f"no metrics are kept: {missing}")
+    else:
+        say(f"Prometheus {prometheus.url}  (its alerts: {prometheus.url}/alerts)")
+
+
+def with_a_port(address: WebAddress | None) -> WebAddress | None:
+    """One that is decided now, so that others can be told of it. Not the usual one, unless it was asked for: before
+    the server has it, any other run on this machine might take that. Raises PortTaken, before brokers are started."""
+    if address is not None:
+        check_free(address)
+    if address is None or (address.port and address.fixed):
+        return address
+    return replace(address, port=free_ports(["web"])["web"])
+
+
+def place_of(address: WebAddress | None) -> str:
+    return str(address) if address else "off"
+
+
+def write_missing_shards(cluster: Cluster, say: Callable[[str], None]) -> None:
+    # Here, not above: they load torch, and a missing program is told before.
+    from client_worker.shards import has_shards
+    from ops.cli.commands.shards import write_site_shards
+
+    for site in cluster.recipe.sites:
+        folder = shards_of(cluster, site)
+        if not has_shards(folder):
+            clients, samples = write_site_shards(cluster.recipe, site, folder)
+            say(f"site {site}: {samples} samples of {len(clients)} clients")
+
+
+def shards_of(cluster: Cluster, site: str) -> Path:
+    return RunDir(cluster.run_dir).shards / site
+
+
+def shares(workers: int, sites: Sequence[str]) -> dict[str, int]:
+    """Every site has at least one worker: nobody else may train its clients."""
+    each, rest = divmod(workers, len(sites))
+    return {site: max(1, each + (number < rest)) for number, site in enumerate(sites)}
+
+
+def start_workers(
+    cluster: Cluster,
+    site: str,
+    count: int,
+    connection: Sequence[str],
+    stop: threading.Event,
+    say: Callable[[str], None],
+) -> WorkerPool:
+    logs = RunDir(cluster.run_dir).logs
+    logs.mkdir(parents=True, exist_ok=True)
+    arguments = [*connection, "--site", site, "--shards", str(shards_of(cluster, site))]
+    for name in filter(is_plugin, (cluster.recipe.data.name, cluster.recipe.network.name)):
+        arguments += ["--plugin", name]
+    return WorkerPool(
+        arguments,
+        count,
+        open_log=lambda number: (logs / f"worker-{site}-{number}.log").open("ab", buffering=0),
+        note=lambda text: say(f"site {site}: {text}"),
+        gave_up=stop.set,
+        see=f" (see {logs})",
+    )
+
+
+@contextmanager
+def start_server(cluster: Cluster, connection: Sequence[str]) -> Iterator["subprocess.Popen[bytes]"]:
+    """Its view is the cluster's. It has a session of its own, since Ctrl-C is ours to handle."""
+    command = [sys.executable, "-m", "ops.cli", "server", "--recipe", str(cluster.recipe_file)]
+    command += [*connection, "--run-dir", str(cluster.run_dir), "--again", cluster.again]
+    for override in cluster.overrides:
+        command += ["--set", override]
+    if cluster.recipe.data.root is not None:
+        command += ["--set", f"data.root={json.dumps(str(cluster.recipe.data.root))}"]
+    environment = {**os.environ, STARTED_AS: sys.argv[0]}
+    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, env=environment)
+    guard = Guard(server.pid)
+    try:
+        yield server
+    finally:
+        server.kill()
+        server.wait()
+        guard.release()
+
+
+def follow(server: "subprocess.Popen[bytes]", stop: threading.Event) -> int:
+    while server.poll() is None and not stop.is_set():
+        with suppress(subprocess.TimeoutExpired):
+            server.wait(_LOOK_SECONDS)
+    if server.poll() is None:
+        server.terminate()  # it ends once what is under way is safe
+    return server.wait()

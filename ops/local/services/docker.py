@@ -1,0 +1,97 @@
+"""The same services from a Docker engine, where one answers.
+
+Plain containers: testcontainers' own RabbitMQ module warns of its deprecation when it is imported.
+"""
+
+import gc
+import warnings
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from ops.local.services.process import ANSWER_SECONDS, ServiceFailed, free_ports, wait_until
+from ops.local.services.rabbitmq import rabbitmq_answers
+from ops.local.services.redis import redis_answers
+
+if TYPE_CHECKING:
+    from testcontainers.core.container import DockerContainer
+
+RABBITMQ_IMAGE = "rabbitmq:4.1"
+REDIS_IMAGE = "redis:7"
+
+
+class ContainedService:
+    """A container with a fixed port of the engine's machine, so that it is found again after a `kill`."""
+
+    def __init__(
+        self, container: "DockerContainer", port: int, url: str, answers: Callable[[int, str], bool]
+    ) -> None:
+        self._container, self._answers = container, answers
+        (outside,) = free_ports(["outside"]).values()
+        try:
+            container.with_bind_ports(port, outside).start()
+            # Both depend on where we are: beside the engine, in a container of it, elsewhere.
+            self._host, self._port = container.get_container_host_ip(), container.get_exposed_port(port)
+            self._wait_until_it_answers()
+        except BaseException:
+            container.stop()
+            raise
+        self.url = url.format(place=f"{self._host}:{self._port}")
+
+    def start(self) -> None:
+        self._container.get_wrapped_container().start()
+        self._wait_until_it_answers()
+
+    def kill(self) -> None:
+        self._container.get_wrapped_container().kill()
+
+    def stop(self) -> None:
+        self._container.get_wrapped_container().stop()
+
+    def _wait_until_it_answers(self) -> None:
+        if not wait_until(lambda: self._answers(self._port, self._host), ANSWER_SECONDS):
+            logs = b"".join(self._container.get_logs()).decode(errors="replace")
+            raise ServiceFailed(f"{self._container.image} did not answer. It said last:\n{logs[-2000:]}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._container.stop()
+
+
+def contained_rabbitmq(config: str) -> ContainedService:
+    from testcontainers.core.container import DockerContainer
+
+    container = DockerContainer(RABBITMQ_IMAGE)
+    container.with_copy_into_container(config.encode(), "/etc/rabbitmq/conf.d/90-fedil.conf")
+    return ContainedService(container, 5672, "amqp://guest:guest@{place}/%2F", rabbitmq_answers)
+
+
+def contained_redis(options: Sequence[str]) -> ContainedService:
+    from testcontainers.core.container import DockerContainer
+
+    container = DockerContainer(REDIS_IMAGE).with_command(["redis-server", *options])
+    return ContainedService(container, 6379, "redis://{place}/0", redis_answers)
+
+
+def engine_answers() -> bool:
+    """Whether testcontainers is installed and finds an engine."""
+    try:
+        from testcontainers.core.docker_client import DockerClient
+    except ImportError:
+        return False
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore", ResourceWarning
+        )  # a client that finds no engine leaves its socket open
+        try:
+            engine = DockerClient().client
+            found = bool(engine.ping())
+            engine.close()
+        except Exception:  # no socket, no permission, no engine behind it: all of them mean no
+            found = False
+        gc.collect()
+        return found

@@ -1,0 +1,48 @@
+"""A private Prometheus, for the dashboards of a cluster on one machine and for the tests of rules and panels."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ops.local.services.process import LOOPBACK, PrivateService, ask, find_program
+
+_MISSING = "Prometheus is not installed: apt install prometheus"
+
+
+class Prometheus(PrivateService):
+    name = "Prometheus"
+    port_names = ("prometheus",)
+
+    def __init__(self, directory: Path, config: str) -> None:
+        self._program = find_program("prometheus", missing=_MISSING)
+        self.config = config
+        super().__init__(directory)
+
+    @property
+    def port(self) -> int:
+        return self.ports["prometheus"]
+
+    @property
+    def url(self) -> str:
+        return f"http://{LOOPBACK}:{self.port}"
+
+    def _command(self) -> Sequence[str]:
+        config = self.directory / "prometheus.yml"
+        config.write_text(self.config)
+        return [
+            self._program,
+            f"--config.file={config}",
+            f"--storage.tsdb.path={self.directory / 'data'}",
+            f"--web.listen-address={LOOPBACK}:{self.port}",
+        ]
+
+    def _environment(self) -> Mapping[str, str]:
+        return os.environ
+
+    def _answers(self) -> bool:
+        return b" 200 " in ask(b"GET /-/ready HTTP/1.0\r\n\r\n", self.port)
+
+
+def private_prometheus(directory: Path, config: str) -> Prometheus:
+    """`config` is the text of prometheus.yml; files that it names are looked for in `directory`."""
+    return Prometheus(directory, config)

@@ -1,0 +1,173 @@
+"""A private RabbitMQ node, with an Erlang cookie and a port mapper (epmd) of its own."""
+
+import os
+import secrets
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ops.local.services.process import LOOPBACK, PrivateService, ServiceFailed, Tls, ask, find_program
+
+_MISSING = "RabbitMQ is not installed: apt install rabbitmq-server"
+# Debian's /usr/sbin/rabbitmq-server changes to the system's user and its files; this one does not.
+_SCRIPTS = "/usr/lib/rabbitmq/bin"
+_NODE = "fedil@localhost"
+_MANAGEMENT, _METRICS = "rabbitmq_management", "rabbitmq_prometheus"
+
+SETTINGS = {
+    "log.console": "true",
+    "log.console.level": "info",
+    "log.file": "false",
+    "disk_free_limit.absolute": "64MB",
+    # A task may take hours, and is not acknowledged before.
+    "consumer_timeout": str(24 * 3600 * 1000),
+    "heartbeat": "20",
+    # Held in memory too; the default is 512 MiB.
+    "raft.wal_max_size_bytes": str(64 * 1024**2),
+}
+
+
+class RabbitMQ(PrivateService):
+    name = "RabbitMQ"
+    port_names = ("amqp", "amqps", "epmd", "distribution", "management", "metrics")
+
+    def __init__(
+        self, directory: Path, settings: Mapping[str, str], plugins: Sequence[str], tls: Tls | None
+    ) -> None:
+        self._program = find_program("rabbitmq-server", f"{_SCRIPTS}/rabbitmq-server", missing=_MISSING)
+        self._epmd = find_program("epmd", missing="Erlang's epmd is not installed: apt install erlang-base")
+        self._settings, self._plugins, self._tls = dict(settings), tuple(plugins), tls
+        super().__init__(directory)
+
+    @property
+    def port(self) -> int:
+        return self.ports["amqp"]
+
+    @property
+    def url(self) -> str:
+        return self.url_of("guest", "guest")
+
+    def url_of(self, user: str, password: str, vhost: str = "%2F") -> str:
+        return f"amqp://{user}:{password}@{LOOPBACK}:{self.port}/{vhost}"
+
+    @property
+    def tls_url(self) -> str:
+        return f"amqps://guest:guest@localhost:{self.ports['amqps']}/%2F"
+
+    @property
+    def management_url(self) -> str:
+        """Answers only with the plugin `rabbitmq_management`."""
+        return f"http://{LOOPBACK}:{self.ports['management']}"
+
+    @property
+    def metrics_place(self) -> str:
+        """Where Prometheus finds the node's own metrics; only with `metrics`."""
+        return f"{LOOPBACK}:{self.ports['metrics']}"
+
+    def ctl(self, *arguments: str) -> str:
+        """What rabbitmqctl prints."""
+        program = find_program("rabbitmqctl", f"{_SCRIPTS}/rabbitmqctl", missing=_MISSING)
+        command = [program, "--quiet", *arguments]
+        done = subprocess.run(command, env=self._environment(), capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise ServiceFailed(f"rabbitmqctl {' '.join(arguments)}: {(done.stderr or done.stdout).strip()}")
+        return done.stdout
+
+    def _command(self) -> Sequence[str]:
+        cookie = self.directory / "home" / ".erlang.cookie"
+        if not cookie.exists():
+            cookie.parent.mkdir(exist_ok=True)
+            cookie.touch(mode=0o600)
+            cookie.write_text(secrets.token_hex(16))
+            cookie.chmod(0o400)
+        settings = self._listeners() | self._settings
+        (self.directory / "rabbitmq.conf").write_text(write_settings(settings))
+        (self.directory / "enabled_plugins").write_text(f"[{','.join(self._plugins)}].\n")
+        # One group for both, so that both die at once.
+        script = f'"$1" -port {self.ports["epmd"]} -address {LOOPBACK} & exec "$2"'
+        return ["sh", "-c", script, "rabbitmq", self._epmd, self._program]
+
+    def _listeners(self) -> dict[str, str]:
+        settings: dict[str, str] = {}
+        if _MANAGEMENT in self._plugins:
+            place = str(self.ports["management"])
+            settings |= {"management.tcp.ip": LOOPBACK, "management.tcp.port": place}
+        if _METRICS in self._plugins:
+            place = str(self.ports["metrics"])
+            settings |= {"prometheus.tcp.ip": LOOPBACK, "prometheus.tcp.port": place}
+        if self._tls:
+            asked = str(self._tls.ask_clients).lower()
+            settings |= {
+                "listeners.ssl.1": f"{LOOPBACK}:{self.ports['amqps']}",
+                "ssl_options.cacertfile": str(self._tls.authority),
+                "ssl_options.certfile": str(self._tls.certificate),
+                "ssl_options.keyfile": str(self._tls.key),
+                "ssl_options.verify": "verify_peer" if self._tls.ask_clients else "verify_none",
+                "ssl_options.fail_if_no_peer_cert": asked,
+            }
+        return settings
+
+    def _environment(self) -> Mapping[str, str]:
+        ours = ("RABBITMQ_", "ERL_", "NOTIFY_SOCKET")
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+        schedulers = min(2, os.cpu_count() or 1)
+        busy_wait_off = (
+            "+sbwt none +sbwtdcpu none +sbwtdio none"  # idle schedulers must not eat the trainers' cores
+        )
+        loopback_only = "-kernel inet_dist_use_interface {127,0,0,1}"
+        return inherited | {
+            "HOME": str(self.directory / "home"),
+            "ERL_EPMD_PORT": str(self.ports["epmd"]),
+            "ERL_EPMD_ADDRESS": LOOPBACK,
+            "ERL_CRASH_DUMP_BYTES": "0",
+            # The same on other ports: the data belongs to the name.
+            "RABBITMQ_NODENAME": _NODE,
+            "RABBITMQ_NODE_PORT": str(self.port),
+            "RABBITMQ_NODE_IP_ADDRESS": LOOPBACK,
+            "RABBITMQ_DIST_PORT": str(self.ports["distribution"]),
+            "RABBITMQ_MNESIA_BASE": str(self.directory / "mnesia"),
+            "RABBITMQ_LOG_BASE": str(self.directory / "log"),
+            "RABBITMQ_PID_FILE": str(self.directory / "pid"),
+            "RABBITMQ_CONF_ENV_FILE": os.devnull,
+            "RABBITMQ_CONFIG_FILE": str(self.directory / "rabbitmq.conf"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.directory / "enabled_plugins"),
+            "RABBITMQ_SCHEDULER_BIND_TYPE": "u",  # several nodes would bind themselves to the same cores
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": f"{loopback_only} +S {schedulers}:{schedulers} {busy_wait_off}",
+        }
+
+    def _answers(self) -> bool:
+        return rabbitmq_answers(self.port)
+
+
+def rabbitmq_answers(port: int, host: str = LOOPBACK) -> bool:
+    """It listens last of all, so what answers with a method frame has its queues and definitions back."""
+    return ask(b"AMQP\0\0\x09\x01", port, host)[:1] == b"\x01"
+
+
+def private_rabbitmq(
+    directory: Path,
+    *,
+    config: str = "",
+    definitions: Path | None = None,
+    management: bool = False,
+    metrics: bool = False,
+    tls: Tls | None = None,
+) -> RabbitMQ:
+    """`config` is text as in rabbitmq.conf; a key in it overrides ours. With `definitions` there is no guest but the
+    one that they name."""
+    asked = {_MANAGEMENT: management, _METRICS: metrics}
+    chosen = [plugin for plugin, wanted in asked.items() if wanted]
+    settings = SETTINGS | read_settings(config)
+    if definitions:
+        settings["load_definitions"] = str(definitions.resolve())
+    return RabbitMQ(directory, settings, chosen, tls)
+
+
+def read_settings(config: str) -> dict[str, str]:
+    lines = [line.strip() for line in config.splitlines()]
+    pairs = [line.partition("=") for line in lines if line and not line.startswith("#")]
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def write_settings(settings: Mapping[str, str]) -> str:
+    return "".join(f"{key} = {value}\n" for key, value in settings.items())

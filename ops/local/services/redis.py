@@ -1,0 +1,67 @@
+"""A private Redis that keeps what it confirmed."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ops.local.services.process import LOOPBACK, PrivateService, Tls, ask, find_program
+
+# Not everysec: while the disk is busy that lets a confirmed write wait in memory, where a kill loses it.
+KEEPING = ("--appendonly", "yes", "--appendfsync", "always", "--save", "")
+
+_MISSING = "Redis is not installed: apt install redis-server"
+
+
+class Redis(PrivateService):
+    name = "Redis"
+    port_names = ("redis", "tls")
+
+    def __init__(self, directory: Path, options: Sequence[str], tls: Tls | None) -> None:
+        self._program = find_program("redis-server", missing=_MISSING)
+        self._options, self._tls = tuple(options), tls
+        super().__init__(directory)
+
+    @property
+    def port(self) -> int:
+        return self.ports["redis"]
+
+    @property
+    def url(self) -> str:
+        return f"redis://{LOOPBACK}:{self.port}/0"
+
+    @property
+    def tls_url(self) -> str:
+        return f"rediss://localhost:{self.ports['tls']}/0"
+
+    def _command(self) -> Sequence[str]:
+        place = ("--port", str(self.port), "--bind", LOOPBACK, "--dir", str(self.directory))
+        return [self._program, *place, *KEEPING, *self._tls_options(), *self._options]
+
+    def _tls_options(self) -> list[str]:
+        if self._tls is None:
+            return []
+        tls = self._tls
+        files = {"cert": tls.certificate, "key": tls.key, "ca-cert": tls.authority}
+        options = [
+            "--tls-port",
+            str(self.ports["tls"]),
+            "--tls-auth-clients",
+            "yes" if tls.ask_clients else "no",
+        ]
+        return options + [word for name, file in files.items() for word in (f"--tls-{name}-file", str(file))]
+
+    def _environment(self) -> Mapping[str, str]:
+        return os.environ
+
+    def _answers(self) -> bool:
+        return redis_answers(self.port)
+
+
+def redis_answers(port: int, host: str = LOOPBACK) -> bool:
+    # While it reads its log back it answers -LOADING.
+    return ask(b"PING\r\n", port, host).startswith((b"+PONG", b"-NOAUTH"))
+
+
+def private_redis(directory: Path, *, options: Sequence[str] = (), tls: Tls | None = None) -> Redis:
+    """`options` as on redis-server's command line (`"--appendfsync", "always"`); they override ours."""
+    return Redis(directory, options, tls)

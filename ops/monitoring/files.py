@@ -1,0 +1,106 @@
+"""The files that Prometheus and Grafana read, with a deployment's addresses in them. They are ours as they stand, but
+for these addresses and how often to look."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from broker_config.process.durable import make_directory, write_atomically
+from broker_config.protocol.errors import FedILError
+from ops.monitoring.grafana import PROVISIONING
+from ops.monitoring.prometheus import PROMETHEUS
+
+MOST_SECONDS = 15
+"""A server shows its end for 20 s: whoever looks less often may miss it, and take it for a death."""
+
+
+class FileInTheWay(FedILError):
+    pass
+
+
+@dataclass(frozen=True)
+class Places:
+    """Each HOST:PORT as Prometheus sees it"""
+
+    servers: tuple[str, ...] = ("127.0.0.1:8265",)
+    rabbitmq: tuple[str, ...] = ("127.0.0.1:15692",)
+    redis_exporters: tuple[str, ...] = ()
+    alertmanagers: tuple[str, ...] = ()
+    prometheus: str = "http://127.0.0.1:9090"
+    """As Grafana sees it"""
+    every_seconds: int = MOST_SECONDS
+
+
+def monitoring_files(places: Places) -> dict[str, str]:
+    """Path → text: folders to mount as /etc/prometheus and /etc/grafana/provisioning."""
+    prometheus = {f"prometheus/{path}": text for path, text in prometheus_files(places).items()}
+    grafana = {f"grafana/{path}": text for path, text in grafana_files(places).items()}
+    return prometheus | grafana
+
+
+def prometheus_files(places: Places) -> dict[str, str]:
+    files = _read(PROMETHEUS)
+    for name in ("prometheus.yml", "kubernetes.yml"):
+        files[name] = _every(files[name], places.every_seconds)
+    files["prometheus.yml"] = _ask_for_workers(files["prometheus.yml"], places)
+    targets = {
+        "server": places.servers,
+        "rabbitmq": places.rabbitmq,
+        "redis": places.redis_exporters,
+        "alertmanager": places.alertmanagers,
+    }
+    for name, found in targets.items():
+        files[f"targets/{name}.json"] = json.dumps([{"targets": list(found)}] if found else []) + "\n"
+    return files
+
+
+def grafana_files(places: Places) -> dict[str, str]:
+    files = _read(PROVISIONING)
+    source = files["datasources/fedil.yml"]
+    source = _swap(source, "url: http://127.0.0.1:9090", f"url: {json.dumps(places.prometheus)}")
+    source = _swap(source, f"timeInterval: {MOST_SECONDS}s", f"timeInterval: {places.every_seconds}s")
+    return files | {"datasources/fedil.yml": source}
+
+
+def write_monitoring(out: Path, files: Mapping[str, str], overwrite: bool = False) -> Iterator[Path]:
+    """Nothing is written if something else would be lost."""
+    for path, text in files.items():
+        if not overwrite and _is_another(out / path, text):
+            raise FileInTheWay(f"{out / path} is there and differs: give --overwrite, or another folder")
+    for path, text in files.items():
+        make_directory((out / path).parent)
+        write_atomically(out / path, [text.encode()])
+        yield out / path
+
+
+def _is_another(path: Path, text: str) -> bool:
+    return path.exists() and path.read_text(encoding="utf-8", errors="replace") != text
+
+
+def _read(folder: Path) -> dict[str, str]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8")
+        for ending in ("yml", "json")
+        for path in sorted(folder.rglob(f"*.{ending}"))
+    }
+
+
+def _every(config: str, seconds: int) -> str:
+    for setting in ("scrape_interval", "evaluation_interval"):
+        config = _swap(config, f"{setting}: {MOST_SECONDS}s", f"{setting}: {seconds}s")
+    return _swap(config, "scrape_timeout: 10s", f"scrape_timeout: {min(10, seconds)}s")
+
+
+def _ask_for_workers(config: str, places: Places) -> str:
+    def asking(place: str, seconds: int) -> str:
+        return f"      - url: http://{place}/targets\n        refresh_interval: {seconds}s\n"
+
+    (shipped,) = Places().servers
+    wanted = (asking(server, places.every_seconds) for server in places.servers)
+    return _swap(config, asking(shipped, MOST_SECONDS), "".join(wanted))
+
+
+def _swap(text: str, old: str, new: str) -> str:
+    assert text.count(old) == 1, f"{old!r} is there {text.count(old)} times"
+    return text.replace(old, new)

@@ -1,0 +1,226 @@
+"""Buffered mode as a value: who is at work, what has arrived since the last aggregation, may it aggregate, who is
+asked next. No clock, no broker."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from broker_config.protocol.messages import Refusal, Update
+from server_worker.round.selection import select_clients
+from server_worker.round.state import MISSING
+from server_worker.watch.events import NOT_LEARNED, ClientOutcome
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What stays the same for a whole run."""
+
+    run: str
+    seed: int
+    in_flight: int
+    """At most so many clients at work at a time"""
+    size: int
+    """Updates after which to aggregate (K)"""
+    max_staleness: int
+    deadline_seconds: float
+    """A client that has not answered for so long is given up."""
+
+
+@dataclass(frozen=True)
+class Flight:
+    """One task: which time the client is asked, the version it starts from, and when it was asked."""
+
+    activation: int
+    base_version: int
+    since: float
+
+
+@dataclass(frozen=True)
+class OpenBuffer:
+    """A client's task stays in `flights` until the aggregation that settles it, also when its answer is here: only
+    then is the answer in a checkpoint. Until then the client is not asked again either, so it never trains twice
+    on one version, whose evidence would count twice."""
+
+    rules: Rules
+    version: int
+    """What clients are sent now; the aggregation makes the next one."""
+    activations: tuple[int, ...]
+    """How often each client has been asked so far"""
+    issued: int = 0
+    """Tasks so far"""
+    flights: Mapping[int, Flight] = field(default_factory=dict)
+    arrived: Mapping[int, ClientOutcome] = field(default_factory=dict)
+    """What became of flights since the last aggregation"""
+    stale: Mapping[int, Flight] = field(default_factory=dict)
+    """Tasks that the last aggregation made too old, to be told with the next. Their clients are free: what they are
+    asked now is another version."""
+
+    @property
+    def number(self) -> int:
+        return self.version
+
+    @property
+    def asked(self) -> Mapping[int, int]:
+        return {client: flight.activation for client, flight in self.flights.items()}
+
+    # ---- what arrives ----------------------------------------------------------------------------------------
+
+    def objection(self, answer: Update | Refusal) -> str | None:
+        """Why an answer does not count, in one word for logs and counters; None if it does."""
+        if answer.run != self.rules.run:
+            return "other_run"
+        asked = self.activations[answer.client] if answer.client < len(self.activations) else 0
+        if not 1 <= answer.activation <= asked:
+            return "not_asked"
+        flight = self.flights.get(answer.client)
+        if flight is None or answer.activation < flight.activation:
+            return "stale" if self._too_old(answer.round) else "late"
+        base_version = answer.base_version if isinstance(answer, Update) else answer.round
+        if (answer.round, base_version) != (flight.base_version, flight.base_version):
+            return "not_asked"
+        return None if self._may_answer(answer.client) else "duplicate"
+
+    def staleness(self, client: int) -> int:
+        """How many versions have come since the one that this client started from."""
+        return self.version - self.flights[client].base_version
+
+    def weight(self, client: int) -> float:
+        """Its update's say in the mean: what was learned from an old model fits the new one less."""
+        return float((1 + self.staleness(client)) ** -0.5)
+
+    def record(self, outcome: ClientOutcome) -> "OpenBuffer":
+        """A task has one outcome; a stranger or a repeat changes nothing. Who was given up may still answer."""
+        if outcome.client not in self.flights or not self._may_answer(outcome.client):
+            return self
+        return replace(self, arrived={**self.arrived, outcome.client: outcome})
+
+    def _may_answer(self, client: int) -> bool:
+        return client not in self.arrived or self.arrived[client].outcome == MISSING
+
+    def overdue(self, now: float) -> tuple[ClientOutcome, ...]:
+        """Who has had its time. Its slot is free then; its next activation fences off what it may still do."""
+        limit = self.rules.deadline_seconds
+        late = [client for client in self.awaited if now - self.flights[client].since >= limit]
+        return tuple(
+            ClientOutcome(client, MISSING, detail=f"no answer within {limit:g} s") for client in late
+        )
+
+    # ---- what to do next -------------------------------------------------------------------------------------
+
+    @property
+    def awaited(self) -> tuple[int, ...]:
+        """Who is in flight"""
+        return tuple(sorted(self.flights.keys() - self.arrived.keys()))
+
+    @property
+    def answered(self) -> int:
+        """Only updates fill a buffer: a site that dies, refuses or sends nonsense would else make an aggregation of
+        little or nothing."""
+        return self._count(NOT_LEARNED | {"invalid"})
+
+    @property
+    def expected(self) -> int:
+        return self.rules.size
+
+    def may_aggregate(self, candidates: Iterable[int]) -> bool:
+        """Enough have learned, or those who have are all that there are."""
+        if self._count(NOT_LEARNED) == 0:
+            return False
+        return self.answered >= self.rules.size or self._nobody_is_left(candidates)
+
+    def _nobody_is_left(self, candidates: Iterable[int]) -> bool:
+        return not self.awaited and not self.replacements(candidates)
+
+    def _count(self, without: frozenset[str]) -> int:
+        return sum(outcome.outcome not in without for outcome in self.arrived.values())
+
+    def replacements(self, candidates: Iterable[int]) -> tuple[int, ...]:
+        """Whom of the candidates to ask now, so that enough are in flight. The n-th task of a run goes to whom its
+        seed and n decide, among those who are free."""
+        free = sorted(set(candidates) - self.flights.keys())
+        chosen: list[int] = []
+        for _ in range(min(self.rules.in_flight - len(self.awaited), len(free))):
+            (client,) = select_clients(self.rules.seed, self.issued + len(chosen) + 1, free, 1)
+            free.remove(client)
+            chosen.append(client)
+        return tuple(chosen)
+
+    def ask(self, clients: Sequence[int], now: float) -> "OpenBuffer":
+        """Their next activations, on the current version."""
+        activations = list(self.activations)
+        for client in clients:
+            activations[client] += 1
+        asked = {client: Flight(activations[client], self.version, now) for client in clients}
+        return replace(
+            self,
+            activations=tuple(activations),
+            issued=self.issued + len(asked),
+            flights={**self.flights, **asked},
+        )
+
+    # ---- from one aggregation to the next --------------------------------------------------------------------
+
+    def outcomes(self) -> tuple[ClientOutcome, ...]:
+        """One for every task that this aggregation settles, in order; two for a client that was too slow for one
+        and has answered another."""
+        stale = [self._stale_outcome(client, flight) for client, flight in self.stale.items()]
+        return tuple(sorted([*stale, *self.arrived.values()], key=lambda outcome: outcome.client))
+
+    def _stale_outcome(self, client: int, flight: Flight) -> ClientOutcome:
+        staleness = self.version - flight.base_version
+        detail = f"started {staleness} versions ago, max_staleness is {self.rules.max_staleness}"
+        return ClientOutcome(client, "stale", detail=detail, staleness=staleness)
+
+    def aggregated(self) -> "OpenBuffer":
+        """What is left once the next version is made."""
+        left = {client: self.flights[client] for client in self.awaited}
+        return replace(
+            self, version=self.version + 1, flights=left, arrived={}, stale={}
+        )._without_the_stale()
+
+    def bases(self) -> tuple[int, ...]:
+        """The versions that an answer which counts may have started from."""
+        started = (flight.base_version for c, flight in self.flights.items() if self._may_answer(c))
+        return tuple(sorted({self.version, *started}))
+
+    def _without_the_stale(self) -> "OpenBuffer":
+        """Who started from a version that is kept no more is not waited for: its worker may not even find it."""
+        stale = {c: flight for c, flight in self.flights.items() if self._too_old(flight.base_version)}
+        left = {c: flight for c, flight in self.flights.items() if c not in stale}
+        return replace(self, flights=left, stale={**self.stale, **stale})
+
+    def _too_old(self, base_version: int) -> bool:
+        return self.version - base_version > self.rules.max_staleness
+
+    # ---- through a crash -------------------------------------------------------------------------------------
+
+    def to_fields(self) -> dict[str, Any]:
+        """Plain values. What has arrived is not among them: until an aggregation is saved, every answer comes
+        back."""
+        return {
+            "version": self.version,
+            "issued": self.issued,
+            "flights": _flights_to_fields(self.flights),
+            "stale": _flights_to_fields(self.stale),
+        }
+
+    @staticmethod
+    def from_fields(
+        fields: Mapping[str, Any], rules: Rules, activations: Sequence[int], now: float
+    ) -> "OpenBuffer":
+        """`activations`: how often each client had been asked at the last aggregation, or later. Clocks start
+        anew, so everybody gets a whole deadline again."""
+        flights, stale = (_flights_from_fields(fields[name], now) for name in ("flights", "stale"))
+        asked = [
+            max(before, flights[client].activation) if client in flights else before
+            for client, before in enumerate(activations)
+        ]
+        return OpenBuffer(rules, fields["version"], tuple(asked), fields["issued"], flights, {}, stale)
+
+
+def _flights_to_fields(flights: Mapping[int, Flight]) -> list[list[int]]:
+    return sorted([client, flight.activation, flight.base_version] for client, flight in flights.items())
+
+
+def _flights_from_fields(fields: Sequence[Sequence[int]], now: float) -> dict[int, Flight]:
+    return {client: Flight(activation, base_version, now) for client, activation, base_version in fields}

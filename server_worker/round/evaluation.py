@@ -1,0 +1,67 @@
+"""Accuracy of a round's models, measured in the background: it decides nothing, so nothing waits for it."""
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedil_model.data.datasets.interface import Samples, Views
+from fedil_model.training.evaluate import predict_logits
+from fedil_model.training.flat_model import FlatModel, Weights
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    accuracy: Mapping[str, float] = field(default_factory=dict)
+    per_class: tuple[float | None, ...] = ()
+    """Of the model "global"; None for a class without test samples"""
+    seconds: float = 0.0
+
+
+class Evaluator(Protocol):
+    def submit(self, models: Mapping[str, Weights]) -> "Future[Evaluation]": ...
+
+    def close(self) -> None: ...
+
+
+class BackgroundEvaluator:
+    """One thread with a network of its own. The test data is handed in, since reading it may run a user's code,
+    which has no business beside training."""
+
+    def __init__(self, model: FlatModel, test: Samples, views: Views, classes: int) -> None:
+        self._model, self._views, self._classes = model, views, classes
+        model.let_go()
+        self._test = Samples(test.inputs.to(model.device), test.labels.to(model.device))
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="fedil-evaluate")
+
+    def submit(self, models: Mapping[str, Weights]) -> "Future[Evaluation]":
+        return self._thread.submit(self._evaluate, dict(models))
+
+    def _evaluate(self, models: dict[str, Weights]) -> Evaluation:
+        began = time.perf_counter()
+        names = list(models)
+        # A model goes when it is measured. "global" comes last: the run goes on with it, so it is there anyway.
+        right_N = {name: self._right(models.pop(name)) for name in sorted(names, key=lambda n: n == "global")}
+        return Evaluation(
+            accuracy={name: float(right_N[name].double().mean()) for name in names},
+            per_class=self._per_class(right_N["global"]),
+            seconds=time.perf_counter() - began,
+        )
+
+    def _right(self, weights: Weights) -> Tensor:
+        with self._model.for_now():
+            self._model.borrow(weights.to(self._model.device))
+            predicted_N = predict_logits(self._model.module, self._test.inputs, self._views).argmax(dim=1)
+        return predicted_N == self._test.labels
+
+    def _per_class(self, right_N: Tensor) -> tuple[float | None, ...]:
+        held_C = torch.bincount(self._test.labels, minlength=self._classes).tolist()
+        right_C = torch.bincount(self._test.labels[right_N], minlength=self._classes).tolist()
+        return tuple(right / held if held else None for right, held in zip(right_C, held_C, strict=True))
+
+    def close(self) -> None:
+        self._thread.shutdown(cancel_futures=True)

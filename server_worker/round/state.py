@@ -1,0 +1,111 @@
+"""An open round as a value: what has arrived, may it close, who is missing. No clock, no broker."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from broker_config.protocol.messages import Refusal, Update
+from server_worker.watch.events import NOT_LEARNED, ClientOutcome
+
+MISSING = "missing"
+"""The outcome of a client that was given up, in an open round as in a buffer"""
+
+
+@dataclass(frozen=True)
+class OpenRound:
+    run: str
+    number: int
+    activations: Mapping[int, int]
+    """Selected client → the number of its activation"""
+    needed: int
+    """Updates after which the round closes at once"""
+    quorum: int
+    """Answers that suffice once the deadline has passed"""
+    deadline: float
+    arrived: Mapping[int, ClientOutcome] = field(default_factory=dict)
+    over: Sequence[int] = ()
+    """By client: the last of its activations that nobody waits for any more"""
+
+    def objection(self, answer: Update | Refusal) -> str | None:
+        """Why an answer does not belong here, in one word for logs and counters; None if it does."""
+        if answer.run != self.run:
+            return "other_run"
+        if answer.round < self.number or self._is_over(answer):
+            return "late"
+        base_version = answer.base_version if isinstance(answer, Update) else answer.round
+        if (answer.round, base_version) != (self.number, self.number):
+            return "not_asked"
+        if self.activations.get(answer.client) != answer.activation:
+            return "not_asked"
+        return None if self._may_answer(answer.client) else "duplicate"
+
+    def _is_over(self, answer: Update | Refusal) -> bool:
+        return answer.client < len(self.over) and 1 <= answer.activation <= self.over[answer.client]
+
+    def record(self, outcome: ClientOutcome) -> "OpenRound":
+        """A client counts once; a stranger or a repeat changes nothing. Who was given up may still answer."""
+        if outcome.client not in self.activations or not self._may_answer(outcome.client):
+            return self
+        return replace(self, arrived={**self.arrived, outcome.client: outcome})
+
+    def _may_answer(self, client: int) -> bool:
+        return client not in self.arrived or self.arrived[client].outcome == MISSING
+
+    def staleness(self, client: int) -> int | None:  # noqa: ARG002
+        """None: all start from the round's own model."""
+        return None
+
+    def weight(self, client: int) -> float:  # noqa: ARG002
+        return 1.0
+
+    @property
+    def asked(self) -> Mapping[int, int]:
+        return self.activations
+
+    @property
+    def awaited(self) -> tuple[int, ...]:
+        return tuple(sorted(self.activations.keys() - self.arrived.keys()))
+
+    @property
+    def answered(self) -> int:
+        return len(self.arrived)
+
+    @property
+    def expected(self) -> int:
+        return len(self.activations)
+
+    @property
+    def learned(self) -> int:
+        """Answers that are no refusals: those alone can make a round."""
+        return sum(outcome.outcome not in NOT_LEARNED for outcome in self.arrived.values())
+
+    @property
+    def fitting(self) -> int:
+        """Those of them that are updates indeed: what is invalid must not close a round over others who still learn."""
+        return self.learned - sum(outcome.outcome == "invalid" for outcome in self.arrived.values())
+
+    @property
+    def is_settled(self) -> bool:
+        """Nobody is waited for, though who was given up may still answer."""
+        return self.answered == len(self.activations)
+
+    def may_close(self, now: float) -> bool:
+        if self.fitting >= self.needed or (self.is_settled and self.fitting >= self.quorum):
+            return True
+        return now >= self.deadline and self.learned >= self.quorum
+
+    def overdue(self, now: float) -> bool:
+        """The deadline has passed and not even the quorum has answered."""
+        return now >= self.deadline and not self.may_close(now)
+
+    def also(self, clients: Sequence[int]) -> "OpenRound":
+        """With more clients to wait for"""
+        more = {client: self.over[client] + 1 for client in clients}
+        return replace(self, activations={**self.activations, **more})
+
+    def outcomes(self) -> tuple[ClientOutcome, ...]:
+        """One for every client that was asked, in order; the silent ones are "missing"."""
+        silent = "no answer before the round closed"
+        return tuple(
+            self.arrived.get(client, ClientOutcome(client, MISSING, detail=silent))
+            for client in sorted(self.activations)
+        )

@@ -1,0 +1,100 @@
+"""What a run was made with: versions, processor, device. Kept in its folder, so that a figure can be judged later.
+
+Nothing that names a person or a machine: a report may be handed on."""
+
+import json
+import os
+import platform
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from broker_config.process.durable import write_atomically
+from broker_config.process.version import software_version
+from broker_config.protocol.errors import FedILError
+from server_worker.run.folder import RunDir
+
+if TYPE_CHECKING:
+    import torch
+
+_MOST_KEPT = 20
+_TIMES = ("first_started", "last_started", "starts")
+
+
+def record_environment(where: RunDir, device: "torch.device", **more: str | int) -> None:
+    """To be called at every start. A run that goes on elsewhere, or with another version, adds an entry; the same
+    again only counts one start more. `more`: what else the caller knows, such as workers=2."""
+    facts = {**_facts(device), **more}
+    known = _readable(where)
+    now = round(time.time(), 3)
+    if known and {key: value for key, value in known[-1].items() if key not in _TIMES} == facts:
+        last = known.pop()
+        entry = {**last, "last_started": now, "starts": int(last.get("starts", 0)) + 1}
+    else:
+        entry = {**facts, "first_started": now, "last_started": now, "starts": 1}
+    body = json.dumps([*known, entry][-_MOST_KEPT:], indent=1)
+    write_atomically(where.environment, [body.encode()])
+
+
+def read_environment(where: RunDir) -> tuple[Mapping[str, Any], ...]:
+    """Oldest first; empty for a run of a version that did not record it. Raises FedILError if it is damaged."""
+    if not where.environment.exists():
+        return ()
+    try:
+        known = json.loads(where.environment.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise FedILError(f"{where.environment.name} is not readable as JSON ({error})") from error
+    if not isinstance(known, list) or not all(isinstance(entry, dict) for entry in known):
+        raise FedILError(f"{where.environment.name} is not a list of environments")
+    return tuple(known)
+
+
+def _readable(where: RunDir) -> list[dict[str, Any]]:
+    """No run is refused for what it was made with."""
+    try:
+        return [dict(entry) for entry in read_environment(where)]
+    except (FedILError, OSError):
+        return []
+
+
+def _facts(device: "torch.device") -> dict[str, str | int]:
+    import numpy
+    import torch
+
+    facts: dict[str, str | int] = {
+        "fedil": software_version(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "device": str(device),
+        "cpu": _processor(),
+        "cores": usable_cores(),
+        "memory_bytes": _memory_bytes(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}".strip(),
+    }
+    if device.type == "cuda":
+        facts["gpu"] = torch.cuda.get_device_name(device)
+        facts["cuda"] = str(torch.version.cuda)
+    return facts
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.lower().startswith("model name"))
+    return next(filter(None, named), platform.processor() or platform.machine() or "unknown")
+
+
+def usable_cores() -> int:
+    """Those that this process may use"""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _memory_bytes() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return 0

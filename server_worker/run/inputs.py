@@ -1,0 +1,80 @@
+"""What a server learns from, read and laid out: the data, the split, the labelled part of it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from broker_config.process.durable import write_atomically
+from fedil_model.data.datasets import open_dataset
+from fedil_model.data.datasets.checking import check_views
+from fedil_model.data.datasets.interface import Dataset, Samples
+from fedil_model.data.split import Split, make_split, refuse_missing_classes
+from fedil_model.errors import DataError
+from fedil_model.networks import build_network
+from fedil_model.seeding import derive_seed
+from fedil_model.training.flat_model import FlatModel
+from server_worker.round.evaluation import BackgroundEvaluator
+from server_worker.run.folder import RunDir
+from server_worker.run.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Materials:
+    dataset: Dataset
+    train: Samples
+    test: Samples
+    split: Split
+    labelled: Samples
+    """Like `test`, on the device"""
+    device: torch.device
+
+    def evaluator(self, recipe: Recipe) -> BackgroundEvaluator:
+        model = FlatModel(network_of(recipe, self.dataset), self.device)
+        return BackgroundEvaluator(model, self.test, self.dataset.views, len(self.dataset.class_names))
+
+
+def gather(where: RunDir, recipe: Recipe, device: torch.device, *, resume: bool) -> Materials:
+    """Also writes recipe and split into the run's folder. Repeating it changes nothing."""
+    dataset = open_dataset(recipe.data)
+    train, test = dataset.load_train(), _on_device(dataset.load_test(), device)
+    check_views(recipe.data.name, dataset, train, test, device)
+    network_of(recipe, dataset)  # one that does not fit is told before anything is written
+    split = _split(where, recipe, dataset, train, resume)
+    labelled = _on_device(_chosen(train, split.labelled), device)
+    return Materials(dataset, train, test, split, labelled, device)
+
+
+def _split(where: RunDir, recipe: Recipe, dataset: Dataset, train: Samples, resume: bool) -> Split:
+    labels = train.labels.numpy()
+    refuse_missing_classes(labels, dataset.class_names, recipe.split)
+    where.root.mkdir(parents=True, exist_ok=True)
+    split = make_split(labels, len(dataset.class_names), recipe.split, recipe.seed)
+    if resume and where.split.exists() and _saved(where).digest != split.digest:
+        raise DataError(f"{where.split} is not the split of this recipe and this data: use another --run-dir")
+    write_atomically(where.recipe, [recipe.model_dump_json(indent=1).encode()])
+    split.save(where.split)
+    return split
+
+
+def _saved(where: RunDir) -> Split:
+    try:
+        return Split.load(where.split)
+    except DataError as error:
+        raise DataError(f"{error}: delete it, and it is made anew") from error
+
+
+def _chosen(samples: Samples, positions: np.ndarray) -> Samples:
+    rows = torch.from_numpy(positions)
+    return Samples(samples.inputs[rows], samples.labels[rows])
+
+
+def _on_device(samples: Samples, device: torch.device) -> Samples:
+    return Samples(samples.inputs.to(device), samples.labels.to(device))
+
+
+def network_of(recipe: Recipe, dataset: Dataset) -> nn.Module:
+    """As a run builds it, with the weights it begins with: those that are never trained are not in checkpoints."""
+    seed = derive_seed(recipe.seed, "network")
+    return build_network(recipe.network, dataset.input_shape, len(dataset.class_names), seed)

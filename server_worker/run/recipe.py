@@ -1,0 +1,269 @@
+"""A run as a small file: what to learn (fedil_model) and how to federate it."""
+
+import difflib
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import reduce
+from itertools import accumulate
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, StringConstraints, ValidationError, model_validator
+
+from broker_config.brokers.topology import DEFAULT_SITE
+from fedil_model.errors import SettingError
+from fedil_model.settings import Learning, Settings, merge
+
+SiteName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$")]
+"""No dots: it becomes part of queue names, routing keys, key patterns and user names."""
+
+
+class FederationSettings(Settings):
+    mode: Literal["rounds", "buffered"] = "rounds"
+    """"rounds": ask some clients, wait for them, aggregate (the paper). "buffered": always have some clients at
+    work, and aggregate whenever enough have answered; nobody waits for the slowest, and `rounds` counts the
+    aggregations."""
+    clients_per_round: PositiveInt = 5
+    over_select: int = Field(default=0, ge=0)
+    """Ask so many clients more than needed; the round closes when `clients_per_round` have answered."""
+    quorum: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Share of `clients_per_round` that suffices once the deadline has passed, or once nobody else is awaited. If those
+    who were asked have failed, others are asked as well, and below its quorum a round closes only if nobody is left;
+    if some are silent until the deadline, the run stops, says so, and can be resumed."""
+    in_flight: PositiveInt = 10
+    """Buffered: so many clients at work at a time."""
+    buffer_size: PositiveInt = 5
+    """Buffered: aggregate after so many updates; who refuses, fails or sends nonsense does not fill it."""
+    max_staleness: int = Field(default=4, ge=0)
+    """Buffered: who started from a model more versions old than this does not count. So many are kept, and the
+    newest."""
+    deadline_seconds: PositiveFloat = 1800.0
+    """A round, or in buffered mode a client, is given up after so long."""
+    sites: dict[SiteName, PositiveInt] = Field(default={})
+    """Who owns the clients: site → how many of them, in order. Empty: one site, "default", owns all."""
+    site_timeout_seconds: PositiveFloat = 60.0
+    """A site without a worker for so long is not asked until it has one again."""
+
+    @property
+    def expected(self) -> int:
+        """Answers that are wanted before a round closes, as far as is known before it opens"""
+        return self.buffer_size if self.mode == "buffered" else self.clients_per_round + self.over_select
+
+    @model_validator(mode="after")
+    def _only_keys_of_its_mode(self) -> "FederationSettings":
+        other = {"rounds": _BUFFERED_ONLY, "buffered": _ROUNDS_ONLY}[self.mode]
+        # A saved recipe names every key, so it is the value that tells.
+        changed = [key for key in other if getattr(self, key) != type(self).model_fields[key].default]
+        if changed:
+            raise ValueError(f'mode = "{self.mode}" has no use for {" and ".join(changed)}: leave out')
+        if self.buffer_size > self.in_flight:
+            raise ValueError(
+                f"in_flight is {self.in_flight}, too few to give buffer_size = {self.buffer_size} answers"
+            )
+        return self
+
+
+_WAYS_TO_SAY_HOW_MANY = frozenset({"labelled", "labelled_fraction"})
+_BUFFERED_ONLY = ("in_flight", "buffer_size", "max_staleness")
+_ROUNDS_ONLY = ("over_select", "quorum")
+
+
+class Recipe(Learning):
+    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$")
+    description: str = ""
+    evaluate_every: PositiveInt = 1
+    baseline_epochs: int = Field(default=100, ge=0)
+    """Server-only training on the same labels, for comparison; 0 leaves it out."""
+    federation: FederationSettings = FederationSettings()
+
+    @model_validator(mode="after")
+    def _no_more_asked_than_there_are(self) -> "Recipe":
+        federation = self.federation
+        if federation.mode == "buffered":
+            keys, asked = "in_flight", federation.in_flight
+        else:
+            keys, asked = (
+                "clients_per_round + over_select",
+                federation.clients_per_round + federation.over_select,
+            )
+        if asked > self.split.clients:
+            raise ValueError(f"federation.{keys} is {asked}, but split.clients is {self.split.clients}")
+        return self
+
+    @model_validator(mode="after")
+    def _every_client_has_a_site(self) -> "Recipe":
+        owned = sum(self.federation.sites.values())
+        if self.federation.sites and owned != self.split.clients:
+            raise ValueError(
+                f"federation.sites own {owned} clients, but split.clients is {self.split.clients}"
+            )
+        return self
+
+    @property
+    def sites(self) -> dict[str, range]:
+        """Site → its clients."""
+        sizes = self.federation.sites or {DEFAULT_SITE: self.split.clients}
+        ends = list(accumulate(sizes.values()))
+        return {site: range(end - size, end) for (site, size), end in zip(sizes.items(), ends, strict=True)}
+
+    def site_of(self, client: int) -> str:
+        return next(site for site, clients in self.sites.items() if client in clients)
+
+    def learning(self) -> Learning:
+        """The part that a task carries."""
+        return Learning.model_validate(self.model_dump(include=set(Learning.model_fields)))
+
+
+def load_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:
+    """Read a TOML file and apply `key=value` overrides. Raises SettingError naming what is wrong."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SettingError(f"cannot read recipe {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise SettingError(f"recipe {path} is not UTF-8 text: {error}") from error
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingError(f"recipe {path} is not valid TOML: {error}") from error
+    return make_recipe(values, str(path), overrides)
+
+
+def make_recipe(values: Mapping[str, Any], source: str = "recipe", overrides: Iterable[str] = ()) -> Recipe:
+    """`source` is blamed for what is wrong in `values`, and an override for what is wrong in it."""
+    overrides = list(overrides)
+    parsed = [parse_override(override) for override in overrides]
+    merged = reduce(merge, parsed, _without_the_other_way(values, parsed))
+    try:
+        return Recipe.model_validate(merged)
+    except ValidationError as error:
+        raise SettingError(explain(error, lambda path: _blamed(path, values, source, overrides))) from error
+
+
+def _without_the_other_way(values: Mapping[str, Any], overrides: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """A split says how many labels there are in one of two ways. TOML has no null with which an override could take
+    back the recipe's, so whoever gives one means it instead of the other."""
+    split = values.get("split")
+    given = {
+        key for override in overrides if isinstance(override.get("split"), dict) for key in override["split"]
+    }
+    if not isinstance(split, Mapping) or not given & _WAYS_TO_SAY_HOW_MANY:
+        return dict(values)
+    kept = {key: value for key, value in split.items() if key not in _WAYS_TO_SAY_HOW_MANY}
+    return {**values, "split": kept}
+
+
+def _blamed(path: list[str], values: Mapping[str, Any], source: str, overrides: Iterable[str]) -> str:
+    """Who wrote this key; where it is a table that contradicts itself, who wrote parts of it."""
+    parts: list[str] = []
+    for override in overrides:
+        key = _key_of(override)
+        if path[: len(key)] == key:
+            parts, values = [override], {}
+        elif key[: len(path)] == path:
+            parts.append(override)
+    sets = " ".join(f"--set {override}" for override in parts)
+    if not parts:
+        return source
+    return f"{source} with {sets}" if _holds(values, path) else sets
+
+
+def _holds(values: Any, path: list[str]) -> bool:
+    for part in path:
+        if not isinstance(values, Mapping) or part not in values:
+            return False
+        values = values[part]
+    return bool(values)
+
+
+# What a run is for, where its data lies, how often it is looked at and how long it waits change no number.
+_NO_NUMBER = frozenset(
+    {
+        "description",
+        "data.root",
+        "data.download",
+        "evaluate_every",
+        "baseline_epochs",
+        "federation.deadline_seconds",
+        "federation.quorum",
+        "federation.site_timeout_seconds",
+    }
+)
+
+
+def numbers_depend_on(recipe: Recipe) -> dict[str, Any]:
+    """Settings by dotted key, as JSON values, that a saved run must share to be gone on with. More rounds may be
+    asked for later, unless a schedule counts them."""
+    constant = {recipe.client.lr_schedule, recipe.server.lr_schedule} == {"constant"}
+    ignored = _NO_NUMBER | ({"rounds"} if constant else set())
+    flat = dict(_flatten(recipe.model_dump(mode="json")))
+    return {
+        key: value
+        for key, value in flat.items()
+        if key not in ignored and not key.startswith("federation.sites.")
+    }
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        # A table of a user's own options counts as one value: it may be empty.
+        if isinstance(value, Mapping) and key != "options":
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def parse_override(text: str) -> dict[str, Any]:
+    """`client.lr=0.1` → {"client": {"lr": 0.1}}; a value that is not TOML is taken as a string."""
+    _, equals, value = text.partition("=")
+    if not equals or not all(part.isidentifier() for part in _key_of(text)):
+        raise SettingError(f"--set wants key=value, such as client.lr=0.1; got {text!r}")
+    try:
+        table = tomllib.loads(f"value = {value}")
+    except tomllib.TOMLDecodeError:
+        table = {"value": value.strip()}
+    if len(table) != 1:
+        raise SettingError(f"--set takes one key=value at a time; got {text!r}")
+    parsed: Any = table["value"]
+    for part in reversed(_key_of(text)):
+        parsed = {part: parsed}
+    assert isinstance(parsed, dict)
+    return parsed
+
+
+def _key_of(override: str) -> list[str]:
+    return override.partition("=")[0].strip().split(".")
+
+
+_NOT_A_TABLE = ("model_type", "model_attributes_type")
+
+
+def explain(error: ValidationError, blamed: Callable[[list[str]], str]) -> str:
+    """One line per mistake, naming the key, and the nearest known key for one that does not exist. `blamed` knows who
+    wrote a key."""
+    details = [(list(map(str, detail["loc"])), dict(detail)) for detail in error.errors()]
+    return "\n".join(f"{blamed(path)}: {_explain_one(path, detail)}" for path, detail in details)
+
+
+def _explain_one(path: list[str], detail: dict[str, Any]) -> str:
+    where = ".".join(path)
+    if detail["type"] != "extra_forbidden":
+        message = str(detail["msg"]).removeprefix("Value error, ")
+        if detail["type"] in _NOT_A_TABLE:
+            message = f"is a table of settings: {', '.join(sorted(_keys_at(path)))}"
+        return f"{where}: {message}" if where else message
+    known = _keys_at(path[:-1])
+    near = difflib.get_close_matches(path[-1], known, n=1)
+    hint = (
+        f"did you mean {'.'.join([*path[:-1], near[0]])}?"
+        if near
+        else f"known keys: {', '.join(sorted(known))}"
+    )
+    return f"unknown setting {where}; {hint}"
+
+
+def _keys_at(path: list[str]) -> list[str]:
+    model: Any = Recipe
+    for part in path:
+        model = model.model_fields[part].annotation
+    return list(model.model_fields)

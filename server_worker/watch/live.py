@@ -1,0 +1,276 @@
+"""What the live page shows of a run: told in the run's thread, asked for in those of the web server.
+
+Rounds are kept as encoded rows and handed out in pages. A page that shows them says which it has already; the token
+`life` tells it when those are no longer true, after a restart, or when rounds are played again.
+
+A standby is told of no rounds: it looks into the history that the leader writes whenever somebody asks.
+"""
+
+import json
+import re
+import secrets
+import threading
+import time
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from server_worker.run.folder import RunDir
+from server_worker.run.history import HistoryTail, checked_record, read_records
+from server_worker.run.recipe import Recipe
+from server_worker.watch import page_rows as rows
+from server_worker.watch.events import ClientOutcome, RoundRecord
+from server_worker.watch.survey import Survey
+
+MOST_ROUNDS = 200
+_MOST_BYTES = 250_000
+"""Of one answer, a quarter of that when packed: a slow link must have it before the web server hangs up. The page asks
+again for what is left."""
+_MOST_NOTES = 200
+_MOST_CLASSES = 1000
+_NUMBERED_LINE = re.compile(rb'\{"round": (\d+),')
+
+
+@dataclass
+class _OpenRound:
+    """Answers that have arrived; shown until the round's record comes, which is when its accuracy is known."""
+
+    number: int
+    began: float
+    selected: int = 0
+    answered: int = 0
+    outcomes: list[ClientOutcome] = field(default_factory=list)
+
+
+class LiveRun:
+    def __init__(self, run: str, recipe: Recipe, history: Path) -> None:
+        self._recipe, self._history = recipe, history
+        self._lock = threading.Lock()
+        self._about = rows.about(run, recipe)
+        self._abouts = 1
+        self._state: dict[str, Any] = {"state": "starting", "since": time.time(), "reason": ""}
+        self._phase: dict[str, Any] | None = None
+        self._open: dict[int, _OpenRound] = {}
+        self._fleet: dict[str, Any] | None = None
+        self._surveys = 0
+        self._notes: deque[tuple[int, float, str]] = deque(maxlen=_MOST_NOTES)
+        self._noted = 0
+        self._numbers: list[int] = []
+        self._rows: list[bytes] = []
+        self._lines: dict[int, int] = {}
+        """Where in the history a round's line begins, as far as that is known"""
+        self._end = 0
+        self._restore(below=None)
+
+    # ---- told ------------------------------------------------------------------------------------------------
+
+    def tell(self, **facts: Any) -> None:
+        """state (standby, running, done, stopped, failed) with a reason if there is one; class_names; baseline;
+        rounds."""
+        with self._lock:
+            if "state" in facts:
+                reason = rows.cut(str(facts.pop("reason", "")), rows.LONGEST_TEXT)
+                self._state = {"state": str(facts.pop("state")), "since": time.time(), "reason": reason}
+            if "class_names" in facts:
+                names = [rows.cut(str(name), rows.LONGEST_NAME) for name in facts["class_names"]]
+                facts["class_names"] = names[:_MOST_CLASSES]
+            if facts:
+                self._learn(facts)
+
+    def survey(self, survey: Survey) -> None:
+        told = rows.fleet(survey, self._recipe)
+        with self._lock:
+            self._fleet = told
+            self._surveys += 1
+
+    def run_started(self, first_round: int, rounds: int) -> None:
+        """Rounds after the checkpoint that the run resumes from are played again."""
+        self._restore(below=first_round)
+        self.tell(rounds=rounds)
+
+    def phase(self, round_number: int, name: str) -> None:
+        now = time.time()
+        with self._lock:
+            self._phase = {"round": round_number, "name": name, "since": now}
+            if name == "server_step":
+                kept = self._open.get(round_number - 1)
+                self._open = {kept.number: kept} if kept else {}
+                self._open[round_number] = _OpenRound(round_number, now)
+
+    def update_arrived(self, round_number: int, outcome: ClientOutcome, answered: int, selected: int) -> None:
+        with self._lock:
+            opened = self._open.setdefault(round_number, _OpenRound(round_number, time.time()))
+            opened.answered, opened.selected = answered, selected
+            opened.outcomes.append(outcome)
+
+    def round_closed(self, record: RoundRecord) -> None:
+        row = rows.encode_row(record)
+        with self._lock:
+            if self._numbers and record.round <= self._numbers[-1]:
+                self._forget_from(record.round)
+            self._numbers.append(record.round)
+            self._rows.append(row)
+            self._open.pop(record.round, None)
+            self._lines[record.round] = self._end
+            self._end = _size(self._history)
+
+    def note(self, text: str) -> None:
+        with self._lock:
+            self._noted += 1
+            self._notes.append((self._noted, time.time(), rows.cut(text, rows.LONGEST_TEXT)))
+
+    def _restore(self, below: int | None) -> None:
+        # Before it is read: what comes meanwhile is read again and not missed.
+        tail = HistoryTail(self._history)
+        records = (r for r in read_records(self._history) if below is None or r.round < below)
+        kept = {record.round: rows.encode_row(record) for record in records}
+        baseline = _read_baseline(self._history)
+        with self._lock:
+            self._life = secrets.token_hex(6)
+            self._numbers = sorted(kept)
+            self._rows = [kept[number] for number in self._numbers]
+            self._open = {}
+            self._lines, self._end = {}, _size(self._history)
+            self._tail = tail
+            if baseline is not None:
+                self._learn({"baseline": baseline})
+
+    def _learn(self, facts: Mapping[str, Any]) -> None:
+        self._about = {**self._about, **facts}  # a new one: somebody may be encoding the old one
+        self._abouts += 1
+
+    def _follow(self) -> None:
+        for begin, line in self._tail.new_lines(lambda: self._forget_from(0)):
+            last = self._numbers[-1] if self._numbers else 0
+            numbered = _NUMBERED_LINE.match(line)
+            if numbered and int(numbered[1]) <= last:
+                continue
+            # A damaged line is named by who is to lead: here it is only left out.
+            with suppress(ValueError, KeyError, TypeError, AttributeError):
+                record = checked_record(json.loads(line))
+                if record.round > last:
+                    self._rows.append(rows.encode_row(record))
+                    self._numbers.append(record.round)
+                    self._lines[record.round] = begin
+        self._end = self._tail.offset
+
+    def _forget_from(self, number: int) -> None:
+        index = bisect_left(self._numbers, number)
+        del self._numbers[index:], self._rows[index:]
+        self._life = secrets.token_hex(6)
+
+    # ---- asked -----------------------------------------------------------------------------------------------
+
+    def state(self, query: Mapping[str, str]) -> dict[str, Any]:
+        """`after`: the last round that is known; `about`, `fleet` and `note`: the numbers of what was told last.
+        None of them counts if it was another `life` that told them. Raises ValueError."""
+        known = {name: _number(query, name) for name in ("after", "about", "fleet", "note")}
+        with self._lock:
+            if self._state["state"] == "standby":
+                self._follow()
+            if query.get("life", self._life) != self._life:
+                known = dict.fromkeys(known, 0)
+            begin = bisect_right(self._numbers, known["after"])
+            page = self._page(begin)
+            answer: dict[str, Any] = {
+                "life": self._life,
+                "now": time.time(),
+                **self._state,
+                "phase": self._phase,
+                "open": [_opened(opened) for opened in self._open.values()],
+                "more": begin + len(page) < len(self._rows),
+                "notes": [list(note) for note in self._notes if note[0] > known["note"]],
+            }
+            if known["about"] != self._abouts:
+                answer |= {"about": self._about, "abouts": self._abouts}
+            if self._fleet and known["fleet"] != self._surveys:
+                answer |= {"fleet": self._fleet, "surveys": self._surveys}
+        # Outside: a first page is some thousand dots, and the run must not wait for it.
+        answer["rounds"] = [json.loads(row) for row in page]
+        return answer
+
+    def _page(self, begin: int) -> list[bytes]:
+        page, size = list[bytes](), 0
+        for row in self._rows[begin : begin + MOST_ROUNDS]:
+            size += len(row)
+            if page and size > _MOST_BYTES:
+                break
+            page.append(row)
+        return page
+
+    def round(self, query: Mapping[str, str]) -> dict[str, Any]:
+        """All of one round, with what every client said: read from the history, since nobody asks for many.
+        Raises ValueError."""
+        if "number" not in query:
+            raise ValueError("which round? ask for /api/round?number=1")
+        number = _number(query, "number")
+        with self._lock:
+            begin = self._lines.get(number)
+        fields = _line_at(self._history, begin, number) or _find_line(self._history, number)
+        if fields is None:
+            with self._lock:
+                known = f"{self._numbers[0]} to {self._numbers[-1]}" if self._numbers else "none yet"
+            raise ValueError(f"round {number} is not in the history; rounds there: {known}")
+        return rows.whole_round(fields)
+
+
+def _number(query: Mapping[str, str], name: str) -> int:
+    value = query.get(name, "0")
+    if not re.fullmatch(r"[0-9]{1,15}", value):
+        raise ValueError(f"{name} wants a number, got {rows.cut(value, 40)!r}")
+    return int(value)
+
+
+def _opened(opened: _OpenRound) -> dict[str, Any]:
+    return {
+        "round": opened.number,
+        "began": opened.began,
+        "answered": opened.answered,
+        "selected": opened.selected,
+        **rows.strip(opened.outcomes),
+    }
+
+
+def _read_baseline(history: Path) -> float | None:
+    """Accuracy of the server alone on the same labels, where somebody has measured it."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        known = json.loads(RunDir(history.parent).baseline.read_text(encoding="utf-8"))
+        return rows.finite(known["accuracy"])
+    return None
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
+
+
+def _line_at(history: Path, begin: int | None, number: int) -> dict[str, Any] | None:
+    if begin is None or not history.exists():
+        return None
+    with history.open("rb") as lines:
+        lines.seek(begin)
+        return _fields(lines.readline(), number)
+
+
+def _find_line(history: Path, number: int) -> dict[str, Any] | None:
+    """Goes through a file that may be large without decoding the other rounds."""
+    if not history.exists():
+        return None
+    with history.open("rb") as lines:
+        found = [fields for line in lines if (fields := _fields(line, number)) is not None]
+    return found[-1] if found else None
+
+
+def _fields(line: bytes, number: int) -> dict[str, Any] | None:
+    """None if it is another round, or half-written."""
+    numbered = _NUMBERED_LINE.match(line)
+    if numbered and int(numbered[1]) != number:
+        return None
+    with suppress(ValueError):
+        fields = json.loads(line)
+        if isinstance(fields, dict) and fields.get("round") == number:
+            return fields
+    return None

@@ -1,0 +1,119 @@
+"""Who and what is there besides this server: workers, queues, the store. Looked at now and then, in a thread with
+connections of its own, for metrics and the live page; nothing is decided by it."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from broker_config.brokers.topology import DEAD_LETTERS, tasks_queue, updates_queue, workers_topic
+from broker_config.protocol.errors import FedILError
+from broker_config.stores.interface import Store
+from broker_config.transports.interface import Transport
+
+_log = logging.getLogger(__name__)
+EVERY_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Survey:
+    at: float = 0.0
+    """Seconds since 1970"""
+    workers: tuple[Mapping[str, Any], ...] = ()
+    """What each worker says of itself, with its "name" and "site". Sites write this: believe none of it."""
+    clients_alive: int = 0
+    """Clients whose site has a worker"""
+    depths: Mapping[str, int] = field(default_factory=dict)
+    """Messages that wait, under "tasks" (of all sites), "updates" and "dead_letters"; one that is not known is
+    missing"""
+    store: Mapping[str, float] = field(default_factory=dict)
+    """See Store.health"""
+    trouble: str = ""
+    """Why the brokers could not be asked; what else is here is then of an earlier look."""
+
+
+class Surveyor:
+    def __init__(
+        self,
+        run: str,
+        sites: Mapping[str, range],
+        connect: Callable[[], tuple[Transport, Store]],
+        tell: Callable[[Survey], None],
+        every_seconds: float = EVERY_SECONDS,
+    ) -> None:
+        self._run, self._sites, self._connect, self._tell = run, dict(sites), connect, tell
+        self._every = every_seconds
+        self._closing = threading.Event()
+        self._last = Survey()
+        self._connections: tuple[Transport, Store] | None = None
+        self._thread = threading.Thread(target=self._watch, name="fedil-survey", daemon=True)
+
+    def __enter__(self) -> "Surveyor":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._closing.set()
+        self._thread.join(self._every)
+
+    def _watch(self) -> None:
+        while not self._closing.is_set():
+            self._last = self._look_or_say_why_not()
+            self._tell(self._last)
+            self._closing.wait(self._every)
+        self._drop()
+
+    def _look_or_say_why_not(self) -> Survey:
+        try:
+            if self._connections is None:
+                self._connections = self._connect()
+            return self._look(*self._connections)
+        except Exception as error:  # whatever it is: who looks on must not go blind for good
+            self._drop()
+            # Never empty: without trouble the brokers count as reachable.
+            said = " ".join(str(error).split())[:300] or type(error).__name__
+            if not self._last.trouble and not self._closing.is_set():
+                _log.warning("the brokers cannot be looked at: %s", said)
+            earlier = self._last
+            return Survey(
+                time.time(), earlier.workers, earlier.clients_alive, earlier.depths, earlier.store, said
+            )
+
+    def _look(self, transport: Transport, store: Store) -> Survey:
+        there = {site: store.notices(workers_topic(site)) for site in self._sites}
+        return Survey(
+            at=time.time(),
+            workers=tuple(
+                {**facts, "name": name, "site": site}
+                for site, notices in there.items()
+                for name, facts in sorted(notices.items())
+            ),
+            clients_alive=sum(len(self._sites[site]) for site, notices in there.items() if notices),
+            depths=self._depths(transport),
+            store=store.health(),
+        )
+
+    def _depths(self, transport: Transport) -> dict[str, int]:
+        kinds = {
+            "tasks": [tasks_queue(site) for site in self._sites],
+            "updates": [updates_queue(self._run)],
+            "dead_letters": [DEAD_LETTERS],
+        }
+        found: dict[str, int] = {}
+        for kind, queues in kinds.items():
+            known = [depth for queue in queues if (depth := transport.depth(queue)) is not None]
+            if known:
+                found[kind] = sum(known)
+        return found
+
+    def _drop(self) -> None:
+        connections, self._connections = self._connections, None
+        for connection in connections or ():
+            with suppress(FedILError, OSError):
+                connection.close()

@@ -1,0 +1,180 @@
+"""All that lets people watch a server: its metrics, its live page, its health, served at one address."""
+
+import json
+import re
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from importlib import resources
+
+from broker_config.process.addresses import WebAddress
+from broker_config.process.http import Reply, Route, WebServer
+from broker_config.process.metrics import EXPOSITION, Bytes
+from server_worker.run.folder import RunDir
+from server_worker.run.history import read_records
+from server_worker.run.recipe import Recipe
+from server_worker.watch.events import Watcher, Watchers
+from server_worker.watch.live import LiveRun
+from server_worker.watch.metrics import ServerMetrics
+from server_worker.watch.survey import Survey
+
+_LINGER_SECONDS = 20.0
+_ASKED_LATELY_SECONDS = 60.0
+_ROUNDS_SHOWN_AGAIN = (3, 100)
+"""At least, at most: an alert counts up to three rounds in which nobody was accepted"""
+_PLACE = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]{1,253}):[0-9]{1,5}")
+_LOOPBACK = ("127.", "localhost:", "[::1]:")
+_MOST_TARGETS = 1000
+_KINDS = {
+    "html": "text/html; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+
+
+class Watching:
+    def __init__(self, run: str, recipe: Recipe, where: RunDir) -> None:
+        self.metrics = ServerMetrics(run, recipe)
+        self.live = LiveRun(run, recipe, where.history)
+        self.watcher: Watcher = Watchers(self.metrics, self.live)
+        self._history = where.history
+        self._evaluated_every = recipe.evaluate_every
+        self._unready = "starting"
+        self._workers: tuple[Mapping[str, object], ...] = ()
+        self._asked: dict[str, float] = {}
+        self._led, self._waits_for = False, ""
+        self.url: str | None = None
+
+    def waiting_for(self, what: str) -> None:
+        """A broker that is away before this server leads; later the survey tells of it."""
+        if self._led or what == self._waits_for:
+            return
+        self._waits_for = what
+        self._unready = f"waiting: {what}"
+        self.live.tell(state="starting", reason=what)
+        self.metrics.reached_brokers(False)
+
+    def standing_by(self) -> None:
+        self._waits_for, self._unready = "", "standby: another server leads this run"
+        self.live.tell(state="standby")
+        self.metrics.reached_brokers(None)  # for the leader to say
+        self.metrics.working(False)
+
+    def leading(self, class_names: tuple[str, ...], traffic: Bytes) -> None:
+        self._led, self._unready = True, ""
+        self.live.tell(state="running", class_names=list(class_names))
+        self.metrics.watch_traffic(traffic)
+        self._show_again()
+
+    def leading_again(self) -> None:
+        """After the broker was away, or another server led. Before the first time there is more to be done."""
+        self.metrics.reached_brokers(True)
+        if self._led:
+            self._unready = ""
+            self.live.tell(state="running")
+            self.metrics.working(True)
+        elif self._waits_for:
+            self._waits_for, self._unready = "", "starting"
+            self.live.tell(state="starting")
+
+    def _show_again(self) -> None:
+        """What an earlier life of this server did, back to the last round whose accuracy was measured."""
+        fewest, most = _ROUNDS_SHOWN_AGAIN
+        rounds = min(max(self._evaluated_every, fewest), most)
+        for record in deque(read_records(self._history), maxlen=rounds):
+            self.metrics.restore(record)
+
+    def survey(self, survey: Survey) -> None:
+        self._workers = survey.workers
+        self.metrics.survey(survey)
+        self.live.survey(survey)
+
+    def ended(self, state: str, reason: str = "") -> None:
+        """`state`: done, stopped or failed"""
+        self._unready = state
+        self.live.tell(state=state, reason=reason)
+        if state != "failed":  # such a server is to be missed
+            self.metrics.working(False)
+
+    def linger(self, stop: threading.Event) -> None:
+        """Whoever was watching lately gets to see the end: Prometheus and the page ask only now and then. A page is not
+        worth waiting for to a person who stops this; Prometheus is, or it would miss a server."""
+        ended = time.monotonic()
+        asked = dict(self._asked)
+        waiting = {who for who, at in asked.items() if ended - at < _ASKED_LATELY_SECONDS}
+        while waiting and time.monotonic() - ended < _LINGER_SECONDS:
+            time.sleep(0.1)
+            waiting = {who for who in waiting if self._asked[who] <= ended}
+            waiting -= {"page"} if stop.is_set() else set()
+
+    def _noting(self, who: str, route: Route) -> Route:
+        def noted(query: Mapping[str, str]) -> Reply:
+            asked = (
+                time.monotonic()
+            )  # before: a reply that was made as the run ended does not tell of its end
+            reply = route(query)
+            self._asked[who] = asked
+            return reply
+
+        return noted
+
+    def routes(self) -> dict[str, Route]:
+        return {
+            "/": lambda _: _page_file("index.html"),
+            "/page/": lambda query: _page_file(query["rest"]),
+            "/api/state": self._noting("page", lambda query: _json(self.live.state(query))),
+            "/api/round": lambda query: _json(self.live.round(query)),
+            "/metrics": self._noting("metrics", lambda _: Reply(self.metrics.render(), EXPOSITION)),
+            "/healthz": lambda _: Reply(b"ok\n"),
+            "/readyz": lambda _: self._ready(),
+            "/targets": lambda _: _json(self._targets()),
+        }
+
+    def _ready(self) -> Reply:
+        return Reply(f"{self._unready}\n".encode(), status=503) if self._unready else Reply(b"ready\n")
+
+    def _targets(self) -> list[dict[str, object]]:
+        """What Prometheus' http_sd_configs asks for: the workers that are there now. Sites say where theirs are.
+        One that listens only to its own machine cannot be reached from another."""
+        here = socket.gethostname()
+        found: list[dict[str, object]] = [
+            {"targets": [place], "labels": {"site": str(worker["site"])}}
+            for worker in self._workers
+            if isinstance(place := worker.get("metrics"), str)
+            and _PLACE.fullmatch(place)
+            and (worker.get("host") == here or not place.startswith(_LOOPBACK))
+        ]
+        return found[:_MOST_TARGETS]
+
+
+@contextmanager
+def watching(
+    run: str, recipe: Recipe, where: RunDir, address: WebAddress | None, stop: threading.Event
+) -> Iterator[Watching]:
+    """Raises PortTaken before anything else has begun."""
+    with ExitStack() as stack:
+        watch = Watching(run, recipe, where)
+        if address is not None:
+            watch.url = stack.enter_context(WebServer(address, watch.routes())).url
+        try:
+            yield watch
+        except Exception as error:
+            watch.ended("failed", str(error))
+            raise
+        finally:
+            watch.linger(stop)
+
+
+def _json(value: object) -> Reply:
+    return Reply(json.dumps(value, separators=(",", ":")).encode(), "application/json")
+
+
+def _page_file(name: str) -> Reply:
+    file = resources.files("server_worker.watch") / "page" / name
+    if "/" in name or not file.is_file():
+        return Reply(b"there is no such file\n", status=404)
+    return Reply(file.read_bytes(), _KINDS.get(name.rpartition(".")[2], "application/octet-stream"))
