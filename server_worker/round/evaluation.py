@@ -34,7 +34,7 @@ class BackgroundEvaluator:
 
     def __init__(self, model: FlatModel, test: Samples, views: Views, classes: int) -> None:
         self._model, self._views, self._classes = model, views, classes
-        model.let_go()
+        model.release()
         self._test = Samples(test.inputs.to(model.device), test.labels.to(model.device))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="fedil-evaluate")
 
@@ -53,8 +53,8 @@ class BackgroundEvaluator:
         )
 
     def _right(self, weights: Weights) -> Tensor:
-        with self._model.for_now():
-            self._model.borrow(weights.to(self._model.device))
+        with self._model.temporarily_loaded():
+            self._model.load_view(weights.to(self._model.device))
             predicted_N = predict_logits(self._model.module, self._test.inputs, self._views).argmax(dim=1)
         return predicted_N == self._test.labels
 
