@@ -8,7 +8,7 @@ import pytest
 
 from broker_config.process.metrics import MOST_SERIES
 from broker_config.protocol.errors import BrokerUnavailable
-from broker_config.protocol.messages import TrainTask, Update
+from broker_config.protocol.messages import ModelEntry, TrainTask, Update
 from broker_config.transports.interface import Buffers, ModelAddress
 from broker_config.transports.memory.transport import MemoryTransport
 from client_worker.metrics import OUTCOMES, WorkerMetrics
@@ -125,8 +125,8 @@ def test_an_answer_that_is_given_again_is_no_training(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "outcome"),
     [
-        ({"model": ModelAddress(RUN, 99, 0)}, "refused"),
-        ({"model_digest": "0" * 32}, "dropped"),
+        ({"model": ModelEntry(ModelAddress(RUN, 99, 0), "0" * 32)}, "refused"),
+        ({"model": ModelEntry(ModelAddress(RUN, 1, 0), "0" * 32)}, "dropped"),
         ({"learning": '{"client": {"lrr": 1}}'}, "rejected"),
     ],
 )
@@ -142,7 +142,8 @@ def test_a_task_that_cannot_be_done_is_counted_for_what_became_of_it(
 def test_an_answer_to_a_run_that_is_over_is_dropped(tmp_path: Path) -> None:
     worker = Counted(tmp_path)
     body = worker.bench.transport.read_model(worker.bench.address)
-    worker.put(run="over", model=worker.bench.transport.append_model("over", 1, [body]))
+    address = worker.bench.transport.append_model("over", 1, [body])
+    worker.put(run="over", model=ModelEntry(address, worker.bench.digest))
     worker.serve()
     worker.serve()
     assert tasks(worker.metrics) == {"answered": 1, "dropped": 1}
