@@ -225,6 +225,7 @@ class Outcome:
     """What may become of an update, besides accepted, invalid, refused, missing and stale, which the engine knows."""
 
     name: str
+    """It begins with "rejected" if such updates do not count: Prometheus rules rely on that."""
     title: str
     help: str
 
@@ -240,6 +241,8 @@ class Model:
     fit: Literal["", "linear_probe", "fine_tune"] = ""
     """What is done to it on the labelled samples before its predictions count: nothing, a new linear head on frozen
     features, or training of the whole network"""
+    optional: bool = False
+    """Only some settings make it"""
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ class View(Watcher, Protocol):
     ) -> None: ...
 
     def stopping(self) -> None:
-        """The person has asked to stop. Comes from a signal handler, in the middle of anything: it must not
-        print through buffers that the interrupted code may be filling."""
+        """The person has asked to stop. Called by a signal handler, in the middle of anything: it must not print
+        through buffers that the interrupted code may be filling."""
 
     def finish(self, summary: Summary, resume_line: str) -> None:
-        """The run has ended; `resume_line` is the command that goes on with a stopped one."""
+        """The run has ended; `resume_line` is the command that continues a stopped one."""
