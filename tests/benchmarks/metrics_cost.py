@@ -37,9 +37,10 @@ from broker_config.process.metrics import EXPOSITION
 from broker_config.protocol.messages import Update
 from broker_config.stores.interface import Store
 from client_worker.metrics import ANSWERED, WorkerMetrics
+from fedil_model.methods.interface import MethodSpec
 from ops.cli.commands.shards import write_site_shards
 from ops.cli.recipe_files import read_recipe
-from ops.inspect.diagnostics import purity_where_known
+from ops.inspect.diagnostics import shares_where_known
 from ops.local.services import private_rabbitmq, private_redis
 from server_worker import deployment
 from server_worker.deployment import Deployment
@@ -104,9 +105,9 @@ class Meter:
             survey = spent["fedil-survey"] + spent["rabbitmq-heartbeats"]
             return Costs(self._telling, self._fsync, self._purity, pages, survey)
 
-    def purity(self, store: Store, run: str, materials: Materials) -> Purity:
+    def purity(self, store: Store, run: str, spec: MethodSpec, materials: Materials) -> Purity:
         """As `fedil server` has it."""
-        find = purity_where_known(store, run, materials)
+        find = shares_where_known(store, run, spec, materials)
 
         def measured(answered: Mapping[int, int]) -> Mapping[str, float | None]:
             began, worked = time.perf_counter(), time.thread_time()

@@ -110,7 +110,7 @@ def serve_logged(
 ) -> "Outcome":
     """With --log-file a log beside the view. Warnings that only logs tell of, such as a broker that is away, are for
     people too."""
-    from ops.inspect.diagnostics import purity_where_known
+    from ops.inspect.diagnostics import shares_where_known
     from server_worker.deployment import serve
     from server_worker.run.folder import RunDir
     from server_worker.run.name import run_id
@@ -120,12 +120,12 @@ def serve_logged(
     with set_up_logs(level="warning") as shown:
         shown.handler.addFilter(lambda record: record.name != LOGGER)  # the view says that
         if args.log_file is None:
-            return serve(deployment, view, stop, purity_where_known)
+            return serve(deployment, view, stop, shares_where_known)
         run = run_id(RunDir(deployment.run_dir), deployment.recipe, deployment.run)
         with set_up_logs(args.log_format, args.log_level, args.log_file) as logs:
             try:
                 watchers = Watchers(view, LogWatcher(run, logs.always))
-                outcome = serve(deployment, watchers, stop, purity_where_known)
+                outcome = serve(deployment, watchers, stop, shares_where_known)
             except Exception as error:
                 logs.end(LOGGER, error)
                 raise
