@@ -57,9 +57,11 @@ def run(args: argparse.Namespace) -> int:
     recipe = read_recipe(args.recipe, args.overrides)
     run_dir: Path = args.run_dir or Path("runs") / recipe.name
     if is_run(run_dir):
-        from ops.inspect.run_reading import load_run
+        from fedil_model.methods import plugins_named
+        from ops.inspect.run_reading import NAME_THE_RECIPE, load_run
 
-        if changes := differences(load_run(run_dir), recipe):
+        saved = load_run(run_dir, plugins_named(recipe.model_dump()), NAME_THE_RECIPE)
+        if changes := differences(saved, recipe):
             raise SettingError(
                 f"{run_dir} was started with other settings: {'; '.join(changes)}. Use those, or another --run-dir"
             )
@@ -101,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
         seconds=time.monotonic() - began,
         stopped=outcome.stopped,
     )
-    view.finish(summary, again)
+    view.finish(summary, recipe, again)
     return interruption.exit_code if summary.stopped else 0
 
 

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedil_model.methods import find_method
 from ops.cli.invocation import brief_path
 from ops.cli.view.interface import View
 from ops.cli.view.lines import JsonView, PlainView, QuietView
@@ -18,13 +19,14 @@ __all__ = ["JsonView", "PlainView", "QuietView", "View", "make_view"]
 def make_view(recipe: "Recipe", run_dir: Path, where: str, *, as_json: bool, quiet: bool) -> View:
     """`where`: what does the work, such as "2 workers"."""
     if as_json:
-        return JsonView(recipe, quiet=quiet)
+        return JsonView(quiet=quiet)
     if quiet:
-        return QuietView(recipe)
+        return QuietView()
+    display = find_method(recipe.method.name).display
     if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
-        return PlainView(recipe)
+        return PlainView(display)
     from ops.cli.view.live import LiveView
 
     asked = recipe.federation.expected
     parts = [recipe.name, f"{recipe.split.clients} clients, {asked} a round", where, brief_path(run_dir)]
-    return LiveView(recipe, " · ".join(parts))
+    return LiveView(display, " · ".join(parts), asked)

@@ -4,6 +4,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from ops.inspect.summary import Summary
+from server_worker.run.recipe import Recipe
 from server_worker.watch.events import Watcher
 
 BEFORE_ROUNDS = {
@@ -25,5 +26,5 @@ class View(Watcher, Protocol):
         """The person has asked to stop. Called by a signal handler, in the middle of anything: it must not print
         through buffers that the interrupted code may be filling."""
 
-    def finish(self, summary: Summary, resume_line: str) -> None:
+    def finish(self, summary: Summary, recipe: Recipe, resume_line: str) -> None:
         """The run has ended; `resume_line` is the command that continues a stopped one."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from fedil_model.methods import find_method
+from fedil_model.methods.interface import Display
 from ops.cli.view.interface import BEFORE_ROUNDS, STOPPING
 from ops.cli.view.rows import Columns, exclusions
 from ops.inspect.summary import Summary
@@ -22,9 +22,6 @@ from server_worker.watch.notices import Notice
 
 class QuietView:
     """Only the summary; base of the other views here."""
-
-    def __init__(self, recipe: Recipe) -> None:
-        self._recipe = recipe
 
     def __enter__(self) -> Self:
         return self
@@ -52,18 +49,17 @@ class QuietView:
     def stopping(self) -> None:
         os.write(sys.stderr.fileno(), f"\nfedil: {STOPPING}\n".encode())
 
-    def finish(self, summary: Summary, resume_line: str) -> None:
+    def finish(self, summary: Summary, recipe: Recipe, resume_line: str) -> None:
         from ops.cli.view.ending import print_summary
 
-        print_summary(summary, self._recipe, resume_line)
+        print_summary(summary, recipe, resume_line)
 
 
 class PlainView(QuietView):
     """One aligned line per round, elapsed time first."""
 
-    def __init__(self, recipe: Recipe) -> None:
-        super().__init__(recipe)
-        self._columns = Columns(find_method(recipe.method.name).display)
+    def __init__(self, display: Display) -> None:
+        self._columns = Columns(display)
         self._started = time.monotonic()
 
     def run_started(self, first_round: int, rounds: int) -> None:
@@ -90,8 +86,7 @@ class PlainView(QuietView):
 class JsonView(QuietView):
     """stdout is for the machine: a line per round and one for the summary. Notices go to stderr."""
 
-    def __init__(self, recipe: Recipe, *, quiet: bool = False) -> None:
-        super().__init__(recipe)
+    def __init__(self, quiet: bool = False) -> None:
         self._quiet = quiet
 
     def round_closed(self, record: RoundRecord) -> None:
@@ -102,7 +97,7 @@ class JsonView(QuietView):
         if not self._quiet:
             print(f"fedil: {notice}", file=sys.stderr, flush=True)
 
-    def finish(self, summary: Summary, resume_line: str) -> None:
+    def finish(self, summary: Summary, recipe: Recipe, resume_line: str) -> None:  # noqa: ARG002
         values = dataclasses.asdict(summary)
         if summary.stopped:
             values["resume"] = resume_line

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, Tex
 from rich.table import Table
 from rich.text import Text
 
-from fedil_model.methods import find_method
+from fedil_model.methods.interface import Display
 from ops.cli.view.curve import sparkline
 from ops.cli.view.ending import duration, print_summary
 from ops.cli.view.interface import BEFORE_ROUNDS, STOPPING
@@ -47,9 +47,9 @@ class TailColumn(ProgressColumn):
 
 
 class LiveView:
-    def __init__(self, recipe: Recipe, title: str, console: Console | None = None) -> None:
-        self._recipe, self._title = recipe, title
-        display = find_method(recipe.method.name).display
+    def __init__(self, display: Display, title: str, expected: int, console: Console | None = None) -> None:
+        """`expected`: answers in a round of which nothing else is known yet"""
+        self._title, self._expected = title, expected
         self._columns, self._shipped = Columns(display), f"{display.models[0].title} "
         self._console = console or Console()
         self._records: list[RoundRecord] = []
@@ -83,7 +83,7 @@ class LiveView:
     def phase(self, round_number: int, name: str) -> None:
         words = PHASES.get(name, name.replace("_", " "))
         # A bar without a total pulses: the server's own phases have no parts to count.
-        total = self._recipe.federation.expected if name == "wait" else None
+        total = self._expected if name == "wait" else None
         self._progress.remove_task(self._round)
         self._round = self._new_bar(f"round {round_number}: {words}" if round_number else words, total)
 
@@ -110,8 +110,8 @@ class LiveView:
     def stopping(self) -> None:
         self._stopping = True
 
-    def finish(self, summary: Summary, resume_line: str) -> None:
-        print_summary(summary, self._recipe, resume_line, self._console)
+    def finish(self, summary: Summary, recipe: Recipe, resume_line: str) -> None:
+        print_summary(summary, recipe, resume_line, self._console)
 
     def frame(self) -> RenderableType:
         """Drawn in rich's own thread while the run's thread adds notices and rounds, hence the copies."""
