@@ -13,14 +13,8 @@ from server_worker.watch.events import ClientOutcome, RoundRecord
 def make_record(number: int, rounds: int = 30, **changes: Any) -> RoundRecord:
     accuracy = 0.95 - 0.45 * math.exp(-number / 6)
     rejected = number % 4 == 0
-    outcomes = [
-        ClientOutcome(client, "accepted", counts=True, values={"cosine": 0.31}) for client in range(4)
-    ]
-    outcomes.append(
-        ClientOutcome(17, "rejected_cosine", values={"cosine": -0.021})
-        if rejected
-        else ClientOutcome(17, "accepted", counts=True, values={"cosine": 0.2})
-    )
+    outcomes = [_outcome(client, 0.31) for client in range(4)]
+    outcomes.append(_outcome(17, -0.021 if rejected else 0.2))
     record = RoundRecord(
         round=number,
         rounds=rounds,
@@ -42,6 +36,12 @@ def make_record(number: int, rounds: int = 30, **changes: Any) -> RoundRecord:
         seconds={"total": 1.9, "server_step": 0.4},
     )
     return dataclasses.replace(record, **changes)
+
+
+def _outcome(client: int, cosine: float) -> ClientOutcome:
+    accepted = cosine >= 0.0
+    name = "accepted" if accepted else "rejected_cosine"
+    return ClientOutcome(client, name, counts=accepted, values={"cosine": cosine})
 
 
 def make_summary(run_dir: Path, **changes: Any) -> Summary:
