@@ -17,7 +17,8 @@ from fedil_model.errors import LearningError, StateError
 from fedil_model.methods.interface import MethodSpec, StateView
 
 if TYPE_CHECKING:
-    from server_worker.run.inputs import Materials
+    from server_worker.round.context import LabelTruth
+    from server_worker.run.inputs import RunInputs
 
 _AT_ONCE = 80
 """In every round, so that it costs few round trips"""
@@ -104,9 +105,7 @@ def _readable(ask: Callable[[Sequence[int]], _Ledgers], clients: Sequence[int]) 
         return found
 
 
-def shares_where_known(
-    store: Store, run: str, spec: MethodSpec, inputs: "Materials"
-) -> Callable[[Mapping[int, int]], Mapping[str, float | None]]:
+def shares_where_known(store: Store, run: str, spec: MethodSpec, inputs: "RunInputs") -> "LabelTruth":
     """For a server that has the whole dataset, as in an experiment; one with labelled data only does not know."""
     if not any(len(held) for held in inputs.split.clients):
         return lambda _: {}
