@@ -42,7 +42,7 @@ def add_plugin_argument(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="MODULE:CALLABLE",
-        help="run this code of your own if the run's recipe names it; repeatable",
+        help="code that the run's recipe may name; repeatable",
     )
 
 

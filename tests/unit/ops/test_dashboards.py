@@ -188,7 +188,7 @@ def test_every_metric_that_is_exported_is_shown_somewhere() -> None:
     recording = (RULES / "recording.yml").read_text("utf-8")
     shown = " ".join(query for name in BOARDS for query in queries(name)) + recording
     unseen = exported() - {without_suffix(name) for name in FEDIL.findall(shown)}
-    # When a round was closed is for those who ask; the panels show how long ago anything happened. How many were
+    # The time of the last round is for queries by hand; the panels show how long ago anything happened. How many were
     # asked to spare and how many rounds were empty is for alerts.
     assert unseen == {
         "fedil_round_closed_timestamp_seconds",

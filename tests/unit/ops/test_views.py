@@ -48,7 +48,7 @@ def test_a_live_frame_stays_within_the_terminal(width: int) -> None:
     assert len(lines) <= 24
 
 
-def test_a_live_frame_shows_the_last_rounds_and_who_has_answered() -> None:
+def test_a_live_frame_shows_the_last_rounds_and_how_many_have_answered() -> None:
     console = terminal(80)
     view = view_in_round(6, console)
     view.update_arrived(6, ClientOutcome(3, "accepted"), answered=3, selected=5)
