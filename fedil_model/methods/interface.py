@@ -188,13 +188,14 @@ class Series:
     column: str = ""
     """Heading of its column in the terminal; empty: no column"""
     metric: str = ""
-    """Prometheus name; empty: fedil_<name>"""
+    """Prometheus name; empty: fedil_<name>, of a client_gain fedil_<name>_total"""
     metric_label: tuple[str, str] | None = None
     """(label, value), for series that share a Prometheus name"""
 
     @property
     def metric_name(self) -> str:
-        return self.metric or f"fedil_{self.name}"
+        suffix = "_total" if self.source == "client_gain" else ""
+        return self.metric or f"fedil_{self.name}{suffix}"
 
 
 @dataclass(frozen=True)
@@ -229,6 +230,7 @@ class Outcome:
     """What may become of an update, besides accepted, invalid, refused, missing and stale, which the engine knows."""
 
     name: str
+    """It begins with "rejected" if such updates do not count: Prometheus rules rely on that."""
     title: str
     help: str
 
@@ -244,6 +246,8 @@ class Model:
     fit: Literal["", "linear_probe", "fine_tune"] = ""
     """What is done to it on the labelled samples before its predictions count: nothing, a new linear head on frozen
     features, or training of the whole network"""
+    optional: bool = False
+    """Only some settings make it"""
 
 
 @dataclass(frozen=True)
