@@ -10,7 +10,7 @@ names it as `module:callable`. The contract suite is tests/contract/test_method_
 This module does not import torch, so that a recipe is validated before torch is loaded.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -184,13 +184,13 @@ class Series:
     column: str = ""
     """Heading of its column in the terminal; empty: no column"""
     metric: str = ""
-    """Prometheus name; empty: fedil_<name>"""
+    """Prometheus name; empty: fedil_<name>, of a client_gain, which is a counter, fedil_<name>_total"""
     metric_label: tuple[str, str] | None = None
     """(label, value), for series that share a Prometheus name"""
 
     @property
     def metric_name(self) -> str:
-        return self.metric or f"fedil_{self.name}"
+        return self.metric or f"fedil_{self.name}{'_total' if self.source == 'client_gain' else ''}"
 
 
 @dataclass(frozen=True)
@@ -251,6 +251,12 @@ class Display:
 
     def series(self) -> tuple[Series, ...]:
         return tuple(series for chart in self.charts for series in chart.series)
+
+    def metrics(self) -> Iterator[tuple[Series, str]]:
+        """Series with the help text of their Prometheus metric: the chart's, where series share one."""
+        for chart in self.charts:
+            for series in chart.series:
+                yield series, chart.help if series.metric_label else series.help
 
 
 @dataclass(frozen=True)
