@@ -222,7 +222,7 @@ class _Connection:
 
     def _append_model(self, fields: dict[str, Any], body: memoryview) -> _Answer:
         address = self._broker.append_model(
-            fields["run"], fields["version"], self._pieces(body), fields["kept"]
+            fields["run"], fields["version"], self._pieces(body), fields["kept"], fields["entry"]
         )
         return {"offset": address.offset}, ()
 

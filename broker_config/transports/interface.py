@@ -55,11 +55,12 @@ class Delivery(Protocol):
 
 @dataclass(frozen=True)
 class ModelAddress:
-    """Where a model version lies in a run's log."""
+    """Where an entry of a run's model log is. A version has a main entry, "", and may have others by name."""
 
     run: str
     version: int
     offset: int
+    entry: str = ""
 
 
 class Transport(Protocol):
@@ -87,9 +88,12 @@ class Transport(Protocol):
         """How many messages wait in a queue, or lie in a model log, for people who watch; None where there is no such
         queue."""
 
-    def append_model(self, run: str, version: int, body: Buffers, kept: int = 2) -> ModelAddress:
-        """Write one version once for all readers; writing a version again replaces it. The `kept` versions
-        written last stay, others leave."""
+    def append_model(
+        self, run: str, version: int, body: Buffers, kept: int = 2, entry: str = "", entries: int = 1
+    ) -> ModelAddress:
+        """Write one entry of a version once for all readers. The main entry, "", begins the version or replaces it
+        whole; others follow it. The `kept` versions written last stay, others leave. `entries`: how many a version may
+        have, so that the log is made large enough."""
 
     def read_model(self, address: ModelAddress) -> memoryview:
         """Raises ModelMissing when the version has left the log."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from broker_config.protocol.messages import Message, Refusal, TrainTask, Update
+from broker_config.protocol.messages import Message, ModelEntry, Refusal, TrainTask, Update
 from broker_config.protocol.wire import encode_arrays, encode_message
 from broker_config.transports.interface import ModelAddress
 from ops.local.services import Service
@@ -46,7 +46,9 @@ def changed(body: bytes, at: int, to: bytes) -> bytes:
 def task_like(update: Update) -> TrainTask:
     """As if the client's own task had strayed."""
     address = ModelAddress(update.run, update.round, 0)
-    return TrainTask(update.run, update.round, update.client, update.activation, address, "0" * 32, "{}")
+    return TrainTask(
+        update.run, update.round, update.client, update.activation, ModelEntry(address, "0" * 32), "{}"
+    )
 
 
 def fields_of(update: Update, **changes: object) -> dict[str, object]:

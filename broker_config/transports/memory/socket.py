@@ -76,10 +76,19 @@ class SocketTransport:
         depth: int | None = self._link.ask("depth", {"queue": queue})[0]["depth"]
         return depth
 
-    def append_model(self, run: str, version: int, body: Buffers, kept: int = 2) -> ModelAddress:
-        answer, _ = self._link.ask("append_model", {"run": run, "version": version, "kept": kept}, body)
+    def append_model(
+        self,
+        run: str,
+        version: int,
+        body: Buffers,
+        kept: int = 2,
+        entry: str = "",
+        entries: int = 1,  # noqa: ARG002
+    ) -> ModelAddress:
+        fields = {"run": run, "version": version, "kept": kept, "entry": entry}
+        answer, _ = self._link.ask("append_model", fields, body)
         self.bytes_sent[MODELS.name] += size(body)
-        return ModelAddress(run, version, answer["offset"])
+        return ModelAddress(run, version, answer["offset"], entry)
 
     def read_model(self, address: ModelAddress) -> memoryview:
         body = self._link.ask("read_model", vars(address))[1]

@@ -37,7 +37,7 @@ class _Queue:
 @dataclass(eq=False)
 class _ModelLog:
     next_offset: int = 0
-    versions: OrderedDict[int, Pieces] = field(default_factory=OrderedDict)
+    versions: OrderedDict[int, dict[str, Pieces]] = field(default_factory=OrderedDict)
 
 
 class Session:
@@ -141,27 +141,31 @@ class EmbeddedBroker:
             self._leads.pop(run, None)
             self._lead_changed.notify_all()
 
-    def append_model(self, run: str, version: int, pieces: Pieces, kept: int) -> ModelAddress:
+    def append_model(
+        self, run: str, version: int, pieces: Pieces, kept: int, entry: str = ""
+    ) -> ModelAddress:
         """Kept are the versions written last, not the highest: a run may go on from an older checkpoint."""
         self._check_sizes(pieces)
         with self._lock:
             log = self._logs.setdefault(run, _ModelLog())
-            log.versions.pop(version, None)
-            log.versions[version] = pieces
+            if not entry:
+                log.versions.pop(version, None)
+            log.versions.setdefault(version, {})[entry] = pieces
             while len(log.versions) > kept:
                 log.versions.popitem(last=False)
             log.next_offset += 1
-            return ModelAddress(run, version, log.next_offset - 1)
+            return ModelAddress(run, version, log.next_offset - 1, entry)
 
     def read_model(self, address: ModelAddress) -> Pieces:
         with self._lock:
             log = self._logs.get(address.run)
-            if log is None or address.version not in log.versions:
+            entries = log.versions.get(address.version, {}) if log else {}
+            if address.entry not in entries:
                 raise ModelMissing(
                     f"version {address.version} of run {address.run!r} is not in the model log: "
                     "drop this task and wait for one with a newer version"
                 )
-            return log.versions[address.version]
+            return entries[address.entry]
 
     def _queue(self, name: str) -> _Queue:
         try:
@@ -270,9 +274,18 @@ class MemoryTransport:
         _check_open(self._session)
         return self._broker.depth(queue)
 
-    def append_model(self, run: str, version: int, body: Buffers, kept: int = 2) -> ModelAddress:
+    def append_model(
+        self,
+        run: str,
+        version: int,
+        body: Buffers,
+        kept: int = 2,
+        entry: str = "",
+        entries: int = 1,  # noqa: ARG002
+    ) -> ModelAddress:
         _check_open(self._session)
-        address = self._broker.append_model(run, version, own(body, self._broker.max_message_bytes), kept)
+        pieces = own(body, self._broker.max_message_bytes)
+        address = self._broker.append_model(run, version, pieces, kept, entry)
         self.bytes_sent[MODELS.name] += size(body)
         return address
 
