@@ -159,8 +159,8 @@ class _LastRound(Collector):
                 ("fedil_delta_theta_norm", "Norm of the round's increment of the model.", None, norm),
                 *((name, text, None, convergence.get(key)) for key, (name, text) in _CONVERGENCE.items()),
                 *(
-                    ("fedil_convergence_verdict", verdict, ("verdict", name), name == last.verdict)
-                    for name in (VERDICTS if last else ())
+                    ("fedil_convergence_verdict", verdict, ("verdict", name), last and name == last.verdict)
+                    for name in VERDICTS
                 ),
                 *(
                     ("fedil_accuracy", accuracy, ("model", model.name), self._accuracy.get(model.name))
@@ -283,7 +283,12 @@ class _Fleet(Collector):
         survey = self._survey
         known = bool(survey.depths)
         yield from gauges(
-            ("fedil_queue_messages", "Messages waiting at the broker.", ("queue", queue), survey.depths.get(queue))
+            (
+                "fedil_queue_messages",
+                "Messages waiting at the broker.",
+                ("queue", queue),
+                survey.depths.get(queue),
+            )
             for queue in _QUEUES
         )
         yield gauge("fedil_workers_alive", "Workers present.", len(survey.workers) if known else None)
@@ -296,7 +301,9 @@ class _Fleet(Collector):
             "Share of the clients asked that a round does not wait for.",
             self._over_selected,
         )
-        yield gauge("fedil_brokers_reachable", "1 if broker and store answered the last time.", self.reachable)
+        yield gauge(
+            "fedil_brokers_reachable", "1 if broker and store answered the last time.", self.reachable
+        )
         memory = survey.store.get("used_memory_bytes")
         yield gauge("fedil_store_memory_bytes", "Memory that the store uses.", memory)
         yield CounterMetricFamily("fedil_store_evicted_keys", "Keys evicted by the store.", self._evicted)
