@@ -248,10 +248,10 @@ def test_absurd_numbers_beside_a_good_update_stop_nobody(over: Over) -> None:
     assert digest == play_with(over(recipe), lambda _, update: update)[0]
     record = federation.diary.records[0]
     samples = [outcome.num_samples for outcome in record.outcomes]
-    assert 0 <= record.credible <= sum(samples)
-    assert 0 <= record.pseudo_labels <= sum(samples)
-    assert "loss_total" not in record.losses
-    assert all(np.isfinite(value) for value in record.losses.values())
+    assert 0 <= record.series["credible"] <= sum(samples)
+    assert 0 <= record.series["pseudo_labels"] <= sum(samples)
+    assert "loss_total" not in record.series
+    assert all(np.isfinite(value) for value in record.series.values() if value is not None)
 
 
 def test_a_long_refusal_is_one_line_of_bounded_length(over: Over) -> None:
