@@ -10,7 +10,7 @@ names it as `module:callable`. The contract suite is tests/contract/test_method_
 This module does not import torch, so that a recipe is validated before torch is loaded.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -259,6 +259,12 @@ class Display:
 
     def series(self) -> tuple[Series, ...]:
         return tuple(series for chart in self.charts for series in chart.series)
+
+    def metrics(self) -> Iterator[tuple[Series, str]]:
+        """Series with the help text of their Prometheus metric: the chart's, where series share one."""
+        for chart in self.charts:
+            for series in chart.series:
+                yield series, chart.help if series.metric_label else series.help
 
 
 @dataclass(frozen=True)
