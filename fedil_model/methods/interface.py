@@ -101,6 +101,7 @@ class RoundEnd:
     models: "Mapping[str, Weights]"
     """Models to evaluate and export, by the name of a declared `Model`; "global" is the one that ships."""
     metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
     """More numbers of the round, by the name of a declared series"""
     delta_norm: float | None = None
     """‖Δθ‖ where this step moved the model that ships; None: the fold's"""
@@ -178,7 +179,7 @@ class Series:
     """One sentence: what it is"""
     source: Literal["server", "client_mean", "client_total", "client_gain", "label_set"] = "server"
     """Where the number comes from.
-    server: ServerStep.metrics or Folded.metrics
+    server: metrics of ServerStep, Folded or RoundEnd
     client_mean: mean of what the round's clients reported, if more than half of them did
     client_total: sum over all clients of the run of what each reported last
     client_gain: by how much `of`, a client_total, grew in this round
