@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Protocol
 
 from broker_config.brokers.topology import DEAD_LETTERS, tasks_queue, updates_queue
+from broker_config.process.retry import RetriesExhausted
 from broker_config.protocol.errors import FedILError
 from broker_config.protocol.wire import digest
 from broker_config.stores.batches import newest_ledgers
-from broker_config.transports.reconnecting import GivenUp
 from fedil_model.data.datasets.interface import Samples
 from fedil_model.methods.interface import Method
 from server_worker.buffered.loop import BufferedLoop
@@ -56,7 +56,7 @@ class Coordinator:
         except Stopped:
             self._reporter.report(wait=True)  # a round whose checkpoint is saved belongs into the history
             raise
-        except GivenUp:
+        except RetriesExhausted:
             self._around.check_stop()  # who was asked to stop does not wait for a broker
             raise
 

@@ -10,16 +10,17 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from broker_config.process.retry import RetryPolicy
 from broker_config.protocol.errors import FedILError
 from broker_config.protocol.messages import LEDGER_KIND
 from broker_config.protocol.wire import decode_arrays
-from broker_config.stores.memory.shelves import DirectoryShelf, Record
+from broker_config.stores.memory.ledger_files import LedgerFiles
+from broker_config.stores.record import LedgerRecord
 from broker_config.stores.redis.store import RedisStore
-from broker_config.transports.reconnecting import Patience
 from fedil_model.errors import LearningError
 from fedil_model.methods.fedil.ledger import Ledger
 
-_PATIENCE = Patience(seconds=0.0)
+_PATIENCE = RetryPolicy(seconds=0.0)
 """A person would rather know."""
 _BAR_WIDTH = 30
 
@@ -29,7 +30,7 @@ class Shelf(Protocol):
 
     def clients(self, run: str) -> Iterable[int]: ...
 
-    def record(self, run: str, client: int) -> Record: ...
+    def record(self, run: str, client: int) -> LedgerRecord: ...
 
     def ledger(self, run: str, client: int, activation: int) -> bytes: ...
 
@@ -51,7 +52,7 @@ Shelves = Mapping[str, Shelf]
 
 @contextmanager
 def shelves_in_folder(ledgers: Path) -> Iterator[Shelves]:
-    yield {"": DirectoryShelf(ledgers)}  # a simulation has no sites
+    yield {"": LedgerFiles(ledgers)}  # a simulation has no sites
 
 
 @contextmanager
@@ -74,7 +75,7 @@ class Remembered:
 
     site: str
     client: int
-    record: Record
+    record: LedgerRecord
     samples: int = 0
     pseudo_labels: int = 0
     """Samples that carry a label now."""
@@ -99,7 +100,9 @@ class Remembered:
 
 def remembered_of(shelves: Shelves, run: str, client: int) -> Remembered:
     found = [
-        (site, record) for site, shelf in shelves.items() if (record := shelf.record(run, client)) != Record()
+        (site, record)
+        for site, shelf in shelves.items()
+        if (record := shelf.record(run, client)) != LedgerRecord()
     ]
     if not found:
         raise FedILError(f"run {run!r} remembers nothing of client {client} (see: fedil ledger list)")
@@ -125,7 +128,7 @@ def all_remembered(shelves: Shelves, run: str) -> list[Remembered]:
 
 def remembered_or_trouble(site: str, shelf: Shelf, run: str, client: int) -> Remembered:
     """One that cannot be read does not hide the others."""
-    record = Record()
+    record = LedgerRecord()
     try:
         record = shelf.record(run, client)
         return count(site, client, record, newest(shelf, run, client, record))
@@ -133,14 +136,14 @@ def remembered_or_trouble(site: str, shelf: Shelf, run: str, client: int) -> Rem
         return Remembered(site, client, record, trouble=str(error))
 
 
-def newest(shelf: Shelf, run: str, client: int, record: Record) -> Ledger:
+def newest(shelf: Shelf, run: str, client: int, record: LedgerRecord) -> Ledger:
     if not record.kept:
         return Ledger.empty(0)
     _, arrays = decode_arrays(shelf.ledger(run, client, record.kept[-1]), LEDGER_KIND)
     return Ledger.from_arrays(arrays, arrays["streaks"].size if "streaks" in arrays else 0)
 
 
-def count(site: str, client: int, record: Record, ledger: Ledger) -> Remembered:
+def count(site: str, client: int, record: LedgerRecord, ledger: Ledger) -> Remembered:
     labelled_N = ledger.labels_N >= 0
     labels, counts = np.unique(ledger.labels_N[labelled_N], return_counts=True)
     credible = [int((ledger.credible_N & (ledger.labels_N == label)).sum()) for label in labels]

@@ -187,7 +187,7 @@ class Inbox:
     def _task_in(self, letter: Delivery) -> TrainTask | None:
         """One of this run, put aside by the broker, by us or by the client's owner: nobody else may say that a
         client is not to be waited for. What we found among the updates was never anybody's task."""
-        if letter.reason == MISPLACED or not letter.is_at_hand:
+        if letter.reason == MISPLACED or not letter.body_is_inline:
             return None  # no task is so large that it would have to be fetched
         try:
             task = decode_message(letter.body)
