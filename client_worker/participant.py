@@ -198,9 +198,9 @@ class Participant:
 
 
 def _question(task: TrainTask) -> tuple[object, ...]:
-    """What an answer depends on. The model's place in the log is left out: a server that was restarted may have
-    written it again."""
-    return task.run, task.round, task.client, task.activation, task.model_digest, task.learning
+    """What an answer depends on. Addresses in the log are left out: a restarted server may have written it again."""
+    extras = tuple(sorted((name, entry.digest) for name, entry in task.extras.items()))
+    return task.run, task.round, task.client, task.activation, task.model.digest, task.learning, extras
 
 
 def _refusal(task: TrainTask, reason: str, detail: str) -> Refusal:

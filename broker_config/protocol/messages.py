@@ -9,6 +9,14 @@ from broker_config.transports.interface import ModelAddress
 
 
 @dataclass(frozen=True)
+class ModelEntry:
+    """An entry of the model log: where it is, and the digest of its bytes."""
+
+    address: ModelAddress
+    digest: str
+
+
+@dataclass(frozen=True)
 class TrainTask:
     """Server → task queue of the client's site. Together with the model, the ledger generation before `activation` and
     the client's data, it determines the update bit for bit."""
@@ -17,10 +25,11 @@ class TrainTask:
     round: int
     client: int
     activation: int
-    model: ModelAddress
-    model_digest: str
+    model: ModelEntry
     learning: str
-    """The hyperparameters as JSON (fedil_model.settings.Learning)."""
+    """The settings as JSON (fedil_model.settings.Learning)"""
+    extras: Mapping[str, ModelEntry] = field(default_factory=dict)
+    """Entries that only some clients receive, by name"""
     ledger_at_least: int = 0
     """The last activation that this client has answered. Its ledger must exist, or the store has lost data."""
 

@@ -3,16 +3,18 @@
 import math
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from broker_config.protocol.errors import MessageRejected, UsageError
-from broker_config.protocol.messages import Message, Refusal, TrainTask, Update
+from broker_config.protocol.messages import Message, ModelEntry, Refusal, TrainTask, Update
 from broker_config.transports.interface import ModelAddress
 
 MAX_COUNT = 2**63
 MAX_METRICS = 256
+MAX_EXTRAS = 64
 # Run ids become names of queues, keys and directories; the first character excludes "." and "..".
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
@@ -76,7 +78,26 @@ def _check_address(field: str, value: object) -> ModelAddress:
     return ModelAddress(**_checked(_ADDRESS, value, f"{field}."))
 
 
-_ADDRESS: dict[str, _Check] = {"run": check_run, "version": check_count, "offset": check_count}
+def _check_entry(field: str, value: object) -> ModelEntry:
+    return ModelEntry(**_checked(_ENTRY, value, f"{field}."))
+
+
+def _check_extras(field: str, value: object) -> dict[str, ModelEntry]:
+    if not isinstance(value, dict) or len(value) > MAX_EXTRAS:
+        raise bad_field(field, f"at most {MAX_EXTRAS} entries by name", value)
+    return {
+        str(_check_text(100)(f"{field} name", name)): _check_entry(f"{field}.{name}", entry)
+        for name, entry in value.items()
+    }
+
+
+_ADDRESS: dict[str, _Check] = {
+    "run": check_run,
+    "version": check_count,
+    "offset": check_count,
+    "entry": _check_text(100),
+}
+_ENTRY: dict[str, _Check] = {"address": _check_address, "digest": _check_digest}
 _ACTIVATION: dict[str, _Check] = {
     "run": check_run,
     "round": check_count,
@@ -84,9 +105,9 @@ _ACTIVATION: dict[str, _Check] = {
     "activation": check_count,
 }
 _TASK = _ACTIVATION | {
-    "model": _check_address,
-    "model_digest": _check_digest,
+    "model": _check_entry,
     "learning": _check_text(1 << 16),
+    "extras": _check_extras,
     "ledger_at_least": check_count,
 }
 _UPDATE = _ACTIVATION | {
@@ -116,7 +137,8 @@ def to_fields(message: Message) -> tuple[str, dict[str, object], Tensors]:
     fields = dict(vars(message))
     tensors = fields.pop("tensors", {})
     if isinstance(message, TrainTask):
-        fields["model"] = dict(vars(message.model))
+        fields["model"] = asdict(message.model)
+        fields["extras"] = {name: asdict(entry) for name, entry in message.extras.items()}
     if isinstance(message, Update):
         fields["metrics"] = {name: float(number) for name, number in message.metrics.items()}
     kind = type(message).__name__

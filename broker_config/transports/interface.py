@@ -62,11 +62,12 @@ class Delivery(Protocol):
 
 @dataclass(frozen=True)
 class ModelAddress:
-    """Where a model version is stored in the run's model log."""
+    """Where an entry of a run's model log is stored. A version has a main entry, "", and may have others by name."""
 
     run: str
     version: int
     offset: int
+    entry: str = ""
 
 
 class Transport(Protocol):
@@ -95,12 +96,15 @@ class Transport(Protocol):
     def depth(self, queue: str) -> int | None:
         """Number of messages ready in a queue or stored in a model log; None if there is no such queue."""
 
-    def append_model(self, run: str, version: int, body: Buffers, kept: int = 2) -> ModelAddress:
-        """Write a model version once for all readers, in place of an earlier one with this number. The log keeps the
-        `kept` versions written last."""
+    def append_model(
+        self, run: str, version: int, body: Buffers, kept: int = 2, entry: str = "", entries: int = 1
+    ) -> ModelAddress:
+        """Write one entry of a model version once for all readers. The main entry, "", begins the version or replaces
+        all of it; the others follow. The log keeps the `kept` versions written last. `entries` is the largest number of
+        entries per version, for which the log reserves space."""
 
     def read_model(self, address: ModelAddress) -> memoryview:
-        """Raises ModelMissing if the log no longer has this version."""
+        """Raises ModelMissing if the log no longer has this entry."""
 
     def acquire_leadership(self, run: str, timeout_seconds: float) -> bool:
         """Become the only server of a run; False if another one still leads after the timeout. Idempotent. Leadership

@@ -73,8 +73,10 @@ class ReconnectingTransport:
     def depth(self, queue: str) -> int | None:
         return self._call(lambda transport: transport.depth(queue))
 
-    def append_model(self, run: str, version: int, body: Buffers, kept: int = 2) -> ModelAddress:
-        return self._call(lambda transport: transport.append_model(run, version, body, kept))
+    def append_model(
+        self, run: str, version: int, body: Buffers, kept: int = 2, entry: str = "", entries: int = 1
+    ) -> ModelAddress:
+        return self._call(lambda transport: transport.append_model(run, version, body, kept, entry, entries))
 
     def read_model(self, address: ModelAddress) -> memoryview:
         return self._call(lambda transport: transport.read_model(address))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from broker_config.protocol.messages import Message, Refusal, TrainTask, Update
+from broker_config.protocol.messages import Message, ModelEntry, Refusal, TrainTask, Update
 from broker_config.protocol.wire import encode_arrays, encode_message
 from broker_config.transports.interface import ModelAddress
 from ops.local.services import Service
@@ -46,7 +46,9 @@ def changed(body: bytes, at: int, to: bytes) -> bytes:
 def task_like(update: Update) -> TrainTask:
     """As if the client's own task had strayed."""
     address = ModelAddress(update.run, update.round, 0)
-    return TrainTask(update.run, update.round, update.client, update.activation, address, "0" * 32, "{}")
+    return TrainTask(
+        update.run, update.round, update.client, update.activation, ModelEntry(address, "0" * 32), "{}"
+    )
 
 
 def fields_of(update: Update, **changes: object) -> dict[str, object]:
@@ -246,10 +248,10 @@ def test_absurd_numbers_beside_a_good_update_stop_nobody(over: Over) -> None:
     assert digest == play_with(over(recipe), lambda _, update: update)[0]
     record = federation.diary.records[0]
     samples = [outcome.num_samples for outcome in record.outcomes]
-    assert 0 <= record.credible <= sum(samples)
-    assert 0 <= record.pseudo_labels <= sum(samples)
-    assert "loss_total" not in record.losses
-    assert all(np.isfinite(value) for value in record.losses.values())
+    assert 0 <= record.series["credible"] <= sum(samples)
+    assert 0 <= record.series["pseudo_labels"] <= sum(samples)
+    assert "loss_total" not in record.series
+    assert all(np.isfinite(value) for value in record.series.values() if value is not None)
 
 
 def test_a_long_refusal_is_one_line_of_bounded_length(over: Over) -> None:

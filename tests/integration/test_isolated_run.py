@@ -13,7 +13,7 @@ import torch
 
 from broker_config.brokers.topology import DEAD_LETTERS, body_queue, updates_queue
 from broker_config.protocol.errors import BrokerUnavailable
-from broker_config.protocol.messages import Refusal, TrainTask
+from broker_config.protocol.messages import ModelEntry, Refusal, TrainTask
 from broker_config.protocol.wire import encode_message
 from broker_config.stores import connect_store
 from broker_config.stores.memory.store import MemoryStore
@@ -186,7 +186,7 @@ def test_who_does_not_say_its_name_is_not_heard(inbox: Inbox, channel: Any, run:
 
 
 def dead_task(run: str, client: int) -> bytes:
-    task = TrainTask(run, 1, client, 1, ModelAddress(run, 1, 0), "0" * 32, "{}")
+    task = TrainTask(run, 1, client, 1, ModelEntry(ModelAddress(run, 1, 0), "0" * 32), "{}")
     return b"".join(encode_message(task))
 
 

@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from broker_config.protocol import wire
 from broker_config.protocol.errors import MessageRejected
-from broker_config.protocol.messages import Message, Refusal, TrainTask, Update
+from broker_config.protocol.messages import Message, ModelEntry, Refusal, TrainTask, Update
 from broker_config.transports.interface import ModelAddress
 
 QUICK = settings(max_examples=60, deadline=None)
@@ -33,12 +33,17 @@ metas = st.dictionaries(
 counts = st.integers(0, 2**63 - 1)
 runs = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}", fullmatch=True)
 activations = {"run": runs, "round": counts, "client": counts, "activation": counts}
+entries = st.builds(
+    ModelEntry,
+    address=st.builds(ModelAddress, run=runs, version=counts, offset=counts, entry=names),
+    digest=st.text(string.digits + "abcdef", min_size=32, max_size=32),
+)
 tasks = st.builds(
     TrainTask,
     **activations,
-    model=st.builds(ModelAddress, run=runs, version=counts, offset=counts),
-    model_digest=st.text(string.digits + "abcdef", min_size=32, max_size=32),
+    model=entries,
     learning=names,
+    extras=st.dictionaries(names, entries, max_size=3),
 )
 updates = st.builds(
     Update,

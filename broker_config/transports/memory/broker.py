@@ -33,7 +33,7 @@ class _Queue:
 @dataclass(eq=False)
 class _ModelLog:
     next_offset: int = 0
-    versions: OrderedDict[int, Body] = field(default_factory=OrderedDict)
+    versions: OrderedDict[int, dict[str, Body]] = field(default_factory=OrderedDict)
 
 
 class Session:
@@ -141,26 +141,28 @@ class EmbeddedBroker:
             self._leaders.pop(run, None)
             self._leader_changed.notify_all()
 
-    def append_model(self, run: str, version: int, body: Body, kept: int) -> ModelAddress:
+    def append_model(self, run: str, version: int, body: Body, kept: int, entry: str = "") -> ModelAddress:
         """Keeps the versions written last, not the highest: a run may continue from an older checkpoint."""
         with self._lock:
             log = self._logs.setdefault(run, _ModelLog())
-            log.versions.pop(version, None)
-            log.versions[version] = body
+            if not entry:
+                log.versions.pop(version, None)
+            log.versions.setdefault(version, {})[entry] = body
             while len(log.versions) > kept:
                 log.versions.popitem(last=False)
             log.next_offset += 1
-            return ModelAddress(run, version, log.next_offset - 1)
+            return ModelAddress(run, version, log.next_offset - 1, entry)
 
     def read_model(self, address: ModelAddress) -> Body:
         with self._lock:
             log = self._logs.get(address.run)
-            if log is None or address.version not in log.versions:
+            entries = log.versions.get(address.version, {}) if log else {}
+            if address.entry not in entries:
                 raise ModelMissing(
                     f"version {address.version} of run {address.run!r} is not in the model log: "
                     "drop this task and wait for one with a newer version"
                 )
-            return log.versions[address.version]
+            return entries[address.entry]
 
     def _queue(self, name: str) -> _Queue:
         try:

@@ -79,11 +79,19 @@ class SocketTransport:
         depth: int | None = self._client.call("depth", {"queue": queue})
         return depth
 
-    def append_model(self, run: str, version: int, body: Buffers, kept: int = 2) -> ModelAddress:
-        arguments = {"run": run, "version": version, "kept": kept}
+    def append_model(
+        self,
+        run: str,
+        version: int,
+        body: Buffers,
+        kept: int = 2,
+        entry: str = "",
+        entries: int = 1,  # noqa: ARG002 - nothing is reserved
+    ) -> ModelAddress:
+        arguments = {"run": run, "version": version, "kept": kept, "entry": entry}
         offset = self._client.call("append_model", arguments, body)
         self.bytes_sent[MODELS.name] += size(body)
-        return ModelAddress(run, version, offset)
+        return ModelAddress(run, version, offset, entry)
 
     def read_model(self, address: ModelAddress) -> memoryview:
         _, body = self._client.call_for_body("read_model", vars(address))

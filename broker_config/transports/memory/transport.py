@@ -67,11 +67,19 @@ class MemoryTransport:
         self._session.check_open()
         return self._broker.depth(queue)
 
-    def append_model(self, run: str, version: int, body: Buffers, kept: int = 2) -> ModelAddress:
+    def append_model(
+        self,
+        run: str,
+        version: int,
+        body: Buffers,
+        kept: int = 2,
+        entry: str = "",
+        entries: int = 1,  # noqa: ARG002 - nothing is reserved
+    ) -> ModelAddress:
         self._session.check_open()
         copied = b"".join(body)
         self.bytes_sent[MODELS.name] += len(copied)
-        return self._broker.append_model(run, version, copied, kept)
+        return self._broker.append_model(run, version, copied, kept, entry)
 
     def read_model(self, address: ModelAddress) -> memoryview:
         self._session.check_open()

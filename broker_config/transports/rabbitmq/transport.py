@@ -194,8 +194,10 @@ class RabbitTransport:
     def depth(self, queue: str) -> int | None:
         return self._plumb.depth(queue)
 
-    def append_model(self, run: str, version: int, body: Buffers, kept: int = 2) -> ModelAddress:
-        return self._models.append(run, version, body, kept)
+    def append_model(
+        self, run: str, version: int, body: Buffers, kept: int = 2, entry: str = "", entries: int = 1
+    ) -> ModelAddress:
+        return self._models.append(run, version, body, kept, entry, entries)
 
     def read_model(self, address: ModelAddress) -> memoryview:
         return self._models.read(address)

@@ -13,7 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedil_model.settings import FedILSettings
+from fedil_model.methods.fedil.display import PROJECTED, REJECTED
+from fedil_model.methods.fedil.settings import FedILSettings
+from fedil_model.methods.interface import ACCEPTED, INVALID, Verdict
 from fedil_model.training.exact_sum import BLOCK, MAX_ENTRY, ExactSum, largest_entry
 from fedil_model.training.flat_model import ALIGNMENT, Weights
 
@@ -32,18 +34,6 @@ WEIGHT_GRID = 2.0**-20
 """Weights are summed as well, so they too lie on a grid."""
 _ROW_OF_X = 2
 """Of a gauge's scratch; the first two are for g₀ and θ′."""
-
-
-@dataclass(frozen=True)
-class Verdict:
-    outcome: str
-    """accepted, projected, rejected_cosine or invalid"""
-    cosine: float | None = None
-    detail: str = ""
-
-    @property
-    def counts(self) -> bool:
-        return self.outcome in ("accepted", "projected")
 
 
 @dataclass(frozen=True)
@@ -182,45 +172,45 @@ class IncrementalFold:
         misfit = _misfit("parameters", delta.params, gauge.global_)
         misfit = misfit or _misfit("buffer values", delta.buffers, self._buffer_units)
         if misfit:
-            return Verdict("invalid", detail=misfit)
+            return Verdict(INVALID, misfit)
         measured = gauge.measure(delta.params, client_decay, self._settings)
         buffers = delta.buffers / self._buffer_units
         if measured is None or not math.isfinite(largest_entry(buffers)):
-            return Verdict("invalid", detail="its norm is not finite")
+            return Verdict(INVALID, "its norm is not finite")
         if measured.norm > gauge.max_norm:
-            return Verdict("invalid", detail=f"norm {measured.norm:.3g} exceeds {gauge.max_norm:.3g}")
+            return Verdict(INVALID, f"norm {measured.norm:.3g} exceeds {gauge.max_norm:.3g}")
         if min(measured.norm, measured.moved) <= TINY_NORM:
-            return Verdict("rejected_cosine", detail="the client did not move")
+            return Verdict(REJECTED, "the client did not move")
         verdict = self._judge(measured)
         return self._take(delta.params, buffers, verdict, measured, weight) if verdict.counts else verdict
 
     def _judge(self, measured: Measured) -> Verdict:
         if measured.gauge.faded:
-            return Verdict("accepted", detail="the server's own step is too small to compare with")
+            return Verdict(ACCEPTED, "the server's own step is too small to compare with", counts=True)
         cosine = max(-1.0, min(1.0, measured.dot / (measured.moved * measured.gauge.reference_norm)))
         if not self._settings.cosine_filter or cosine >= 0.0:
-            return Verdict("accepted", cosine)
+            return Verdict(ACCEPTED, values={"cosine": cosine}, counts=True)
         if self._settings.on_reject == "project":
-            return Verdict("projected", cosine)
-        return Verdict("rejected_cosine", cosine, f"cosine {cosine:.4f} is negative")
+            return Verdict(PROJECTED, values={"cosine": cosine}, counts=True)
+        return Verdict(REJECTED, f"cosine {cosine:.4f} is negative", {"cosine": cosine})
 
     def _take(
         self, params: Tensor, buffers: Tensor, verdict: Verdict, measured: Measured, weight: float
     ) -> Verdict:
         gauge, scale, by = measured.gauge, 1.0, 0.0
-        if self._settings.soft_cosine and verdict.cosine is not None:
-            weight *= max(verdict.cosine, MIN_COSINE)
+        if self._settings.soft_cosine and "cosine" in verdict.values:
+            weight *= max(verdict.values["cosine"], MIN_COSINE)
         weight = max(round(weight / WEIGHT_GRID), 1) * WEIGHT_GRID
         if self._settings.normalise == "reference" and gauge.step_norm > TINY_NORM and not gauge.faded:
             scale = gauge.step_norm / measured.norm
-        if verdict.outcome == "projected":
+        if verdict.outcome == PROJECTED:
             by = -weight * scale * measured.dot / gauge.reference_norm**2
         # The norm is a bound that costs nothing; look closer only where it does not settle the matter.
         largest = measured.norm if measured.norm <= MAX_ENTRY / 4 else largest_entry(params)
         largest = weight * scale * largest + abs(by) * gauge.reference_norm
         largest_buffer = largest_entry(buffers)
         if max(largest, largest_buffer) > MAX_ENTRY:
-            return Verdict("invalid", verdict.cosine, f"a value moves by more than {MAX_ENTRY:.0f}")
+            return Verdict(INVALID, f"a value moves by more than {MAX_ENTRY:.0f}", verdict.values)
         self._params.add(params, largest, weight * scale, gauge.reference if by else None, by)
         self._buffers.add(buffers, largest_buffer, weight)
         self._weights[gauge] = self._weights.get(gauge, 0.0) + weight

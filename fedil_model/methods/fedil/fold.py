@@ -7,11 +7,11 @@ import statistics
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
 
-from fedil_model.methods.fedil.aggregation import Gauge, IncrementalFold, Verdict
-from fedil_model.methods.interface import Folded, State
-from fedil_model.settings import FedILSettings, Learning
+from fedil_model.methods.fedil.aggregation import Gauge, IncrementalFold
+from fedil_model.methods.fedil.settings import FedILSettings
+from fedil_model.methods.interface import INVALID, Answer, Folded, State, Tensors, Verdict
+from fedil_model.settings import Learning
 from fedil_model.training.exact_sum import BLOCK
 from fedil_model.training.flat_model import Weights
 from fedil_model.training.optimiser import decay_factor, learning_rate
@@ -21,18 +21,18 @@ _BUSIEST = 4.0
 
 
 class FedILFold:
-    """Eq. 24-26 for one version, and what is done when nobody is accepted."""
+    """Eq. 24-26 for one version, and what is done when no update is accepted."""
 
     def __init__(
         self,
         learning: Learning,
+        settings: FedILSettings,
         state: State,
-        bases: Mapping[int, Mapping[str, Tensor]],
+        bases: Mapping[int, Tensors],
         version: int,
         num_decayed: int,
     ) -> None:
-        self._learning = learning
-        self._settings: FedILSettings = learning.method
+        self._learning, self._settings = learning, settings
         self._state = dict(state)
         self._bases, self._version, self._num_decayed = bases, version, num_decayed
         self._global, server = (Weights.named(bases[version], name) for name in ("global", "server"))
@@ -41,27 +41,24 @@ class FedILFold:
         self._gauges = {version: self._fold.gauge}
         self._efforts: list[float] = []
 
-    def add(
-        self, update: Mapping[str, Tensor], num_steps: int, base_version: int, weight: float = 1.0
-    ) -> Verdict:
+    def add(self, answer: Answer) -> Verdict:
+        update, base_version = answer.update, answer.base_version
         if set(update) != {"delta.params", "delta.buffers"}:
-            return Verdict(
-                "invalid", detail=f"tensors {sorted(update)} instead of delta.params, delta.buffers"
-            )
+            return Verdict(INVALID, f"tensors {sorted(update)} instead of delta.params, delta.buffers")
         if any(tensor.dtype != torch.float32 or tensor.ndim != 1 for tensor in update.values()):
-            return Verdict("invalid", detail="delta is not a float32 vector")
+            return Verdict(INVALID, "delta is not a float32 vector")
         if base_version not in self._bases:
-            return Verdict("invalid", detail=f"version {base_version}, where it started, is not kept")
+            return Verdict(INVALID, f"version {base_version}, where it started, is not kept")
         # What the client did depends on the version that it received: its θ′, its θ₀ and its learning rate.
         lr = learning_rate(self._learning.client, base_version, self._learning.rounds)
         verdict = self._fold.add(
             Weights.named(update, "delta").to(self._global.params.device),
-            decay_factor(self._learning.client, lr, num_steps),
+            decay_factor(self._learning.client, lr, answer.num_steps),
             self._gauge(base_version),
-            weight,
+            answer.weight,
         )
         if verdict.counts:
-            self._efforts.append(lr * num_steps)
+            self._efforts.append(lr * answer.num_steps)
         return verdict
 
     def _gauge(self, version: int) -> Gauge:
@@ -91,7 +88,8 @@ class FedILFold:
         if step is not None:
             self._apply(step)
         norm = float(torch.linalg.vector_norm(step.params)) if step is not None else 0.0
-        return Folded(self._state, norm, self._fold.gauge.step_norm, self._effort(), notes)
+        metrics = {"reference_norm": self._fold.gauge.step_norm}
+        return Folded(self._state, norm, self._effort(), metrics, notes)
 
     def _effort(self) -> float:
         """A mean does not move further than the busiest of those it is made of; but what a single client claims must
@@ -125,7 +123,7 @@ class FedILFold:
         return Weights.named(base, "global").to(device), Weights.named(base, "server").to(device)
 
     def _momentum(self, delta: Weights | None) -> Weights | None:
-        """Nobody accepted: θ′ stays as it is, bit for bit, momentum or not."""
+        """Without an accepted update θ′ stays as it is, bit for bit, with momentum too."""
         if delta is None or "momentum" not in self._state:
             return delta
         velocity = (

@@ -5,10 +5,10 @@ import pytest
 
 from broker_config.protocol import wire
 from broker_config.protocol.errors import MessageRejected
-from broker_config.protocol.messages import Refusal, TrainTask, Update
+from broker_config.protocol.messages import ModelEntry, Refusal, TrainTask, Update
 from broker_config.transports.interface import ModelAddress
 
-TASK = TrainTask("run-1", 3, 7, 2, ModelAddress("run-1", 3, 40), "0123456789abcdef" * 2, "{}")
+TASK = TrainTask("run-1", 3, 7, 2, ModelEntry(ModelAddress("run-1", 3, 40), "0123456789abcdef" * 2), "{}")
 TASK_FIELDS = {**vars(TASK), "model": vars(TASK.model)}
 UPDATE = Update("run-1", 3, 7, 2, 3, 600, 12, {"w": np.ones(3, np.float32)}, {"loss": 0.5})
 

@@ -11,7 +11,7 @@ import client_worker.participant
 from broker_config.brokers.topology import DEAD_LETTERS
 from broker_config.process.logs import set_up_logs
 from broker_config.protocol.errors import BrokerUnavailable
-from broker_config.protocol.messages import Refusal, TrainTask, Update
+from broker_config.protocol.messages import ModelEntry, Refusal, TrainTask, Update
 from broker_config.transports.interface import Buffers, ModelAddress
 from broker_config.transports.memory.broker import EmbeddedBroker
 from broker_config.transports.memory.transport import MemoryTransport
@@ -93,7 +93,7 @@ def test_a_task_whose_model_was_rewritten_makes_way_for_the_good_one_behind_it(
     caplog.set_level(logging.INFO)
     bench = Bench(tmp_path)
     participant = bench.participant()
-    bench.put(bench.task(model_digest="0" * 32))
+    bench.put(bench.task(model=ModelEntry(bench.address, "0" * 32)))
     bench.put(bench.task())
     serve_one(bench, participant)
     assert "dropped (model 1 is" in caplog.text

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from broker_config.brokers.topology import updates_queue
-from broker_config.protocol.messages import TrainTask
+from broker_config.protocol.messages import ModelEntry, TrainTask
 from broker_config.protocol.wire import encode_message
 from broker_config.transports.interface import ModelAddress
 from broker_config.transports.memory.transport import MemoryTransport
@@ -161,7 +161,7 @@ def test_what_is_not_known_yet_is_absent_and_counters_begin_at_nothing() -> None
 )
 def test_after_a_run_metrics_say_what_its_records_say(tmp_path: Path, recipe: Recipe) -> None:
     federation, metrics = counted(recipe, tmp_path)
-    misplaced = TrainTask(RUN, 1, 0, 1, ModelAddress(RUN, 1, 0), "0" * 32, "{}")
+    misplaced = TrainTask(RUN, 1, 0, 1, ModelEntry(ModelAddress(RUN, 1, 0), "0" * 32), "{}")
     transport = MemoryTransport(federation.broker)
     transport.declare(updates_queue(RUN))
     for body in ([b"nonsense"], [b""], encode_message(misplaced)):

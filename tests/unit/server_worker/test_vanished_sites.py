@@ -17,8 +17,8 @@ from tests.serving import THERE, Clock, TwoSites, served, until
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is silent for one poll is looked after."""
-    for module in ("rounds", "buffered"):
-        monkeypatch.setattr(f"server_worker.{module}.DEAD_TASK_SECONDS", 0.0)
+    for mode in ("round", "buffered"):
+        monkeypatch.setattr(f"server_worker.{mode}.loop.QUIET_SECONDS", 0.0)
     monkeypatch.setattr("server_worker.round.loop.POLL_SECONDS", 0.05)
     monkeypatch.setattr("server_worker.buffered.loop.POLL_SECONDS", 0.05)
 
@@ -258,7 +258,7 @@ def test_who_was_too_slow_is_asked_at_once_and_carries_on_when_the_quick_are_gon
             here.answer(task)
         here.take(3)
         tasks = there.take(3)
-        assert {(task.model.version, task.activation) for task in tasks} == {(2, 2)}
+        assert {(task.model.address.version, task.activation) for task in tasks} == {(2, 2)}
         sites.gone = SITE
         for task in tasks:
             there.answer(task)
