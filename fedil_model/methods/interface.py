@@ -101,7 +101,6 @@ class RoundEnd:
     models: "Mapping[str, Weights]"
     """Models to evaluate and export, by the name of a declared `Model`; "global" is the one that ships."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)
     """More numbers of the round, by the name of a declared series"""
     delta_norm: float | None = None
     """‖Δθ‖ where this step moved the model that ships; None: the fold's"""

@@ -19,7 +19,7 @@ from broker_config.brokers.definitions import (
 )
 from broker_config.brokers.topology import DEAD_LETTERS, site_user, tasks_queue, updates_queue
 from broker_config.protocol.errors import BrokerRefused, FedILError, ModelMissing, QueueMissing
-from broker_config.stores.redis.admin import examine, lets_anybody_in
+from broker_config.stores.redis.admin import accepts_anonymous, inspect_redis
 from broker_config.stores.redis.keys import ledger_key
 from broker_config.transports.interface import ModelAddress, Transport
 from broker_config.transports.rabbitmq.connection import Line
@@ -121,14 +121,14 @@ def _problems_of_rights(transport: Transport, site: str | None) -> Iterator[str]
     if site is None:
         needed += [
             lambda: transport.declare(DEAD_LETTERS),
-            lambda: transport.take_lead(run, 0.0),
+            lambda: transport.acquire_leadership(run, 0.0),
             lambda: transport.retire(run),
         ]
     for attempt in needed:
         refusal = _refusal(attempt)
         if refusal is not None:
             yield refusal
-    if site is not None and _refusal(lambda: transport.take_lead(run, 0.0)) is None:
+    if site is not None and _refusal(lambda: transport.acquire_leadership(run, 0.0)) is None:
         transport.retire(run)
         yield f"the user of site {site!r} may lead runs: run fedil broker init for this site"
 
@@ -301,15 +301,15 @@ def _check_store(url: str) -> Iterator[Finding]:
     parts = urlsplit(url)
     site = _site_of(unquote(parts.username or ""))
     own, foreign = ledger_key(site or _NOBODY, _NOBODY, 0), ledger_key(_NOBODY, _NOBODY, 0)
-    found = examine(url, own, foreign if site is not None else None)
-    where = f"Redis {found.version} at {found.where}"
+    found = inspect_redis(url, own, foreign if site is not None else None)
+    where = f"Redis {found.version} at {found.endpoint}"
     yield from (Finding("wrong", f"{where}: {problem}") for problem in found.wrong)
     yield from (Finding("unknown", f"{where}: {problem}") for problem in found.unknown)
     if not found.wrong:
         yield Finding(
             "ok", f"{where} keeps what it confirms, and has the rights of {'a site' if site else 'a server'}"
         )
-    if lets_anybody_in(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()):
+    if accepts_anonymous(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()):
         yield Finding("wrong", f"{where} lets in anybody without a password: ACL SETUSER default off")
 
 

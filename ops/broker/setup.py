@@ -21,7 +21,7 @@ from broker_config.brokers.definitions import (
     users_of,
 )
 from broker_config.process.durable import make_directory, write_atomically
-from broker_config.stores.redis.admin import AclUser, RedisAdmin, administering
+from broker_config.stores.redis.admin import AclUser, RedisAdmin, open_admin
 from broker_config.transports.rabbitmq.publisher import SETTLE_SECONDS
 from ops.broker.accounts import Account, Addresses, new_password, remembered, write_environment
 from ops.broker.check import made_otherwise
@@ -66,7 +66,7 @@ def apply(wish: Wish, management: Management, store_url: str, say: Say, warn: Sa
     before it is applied, since afterwards nobody knows it."""
     overview = management.get("overview")
     at_broker = {user["name"] for user in management.get("users")}
-    with administering(store_url) as redis:
+    with open_admin(store_url) as redis:
         at_store = redis.users()
         if wish.rotate:
             accounts = {user: _complete(Account(user)) for user in users_of(wish.sites)}
@@ -105,7 +105,7 @@ def _apply_to_redis(redis: RedisAdmin, accounts: Mapping[str, Account], warn: Sa
     redis.set_users({user: AclUser(redis_rules(user), hashed) for user, hashed in hashes.items()})
     if not redis.save_users():
         warn(
-            f"Redis at {redis.where} forgets these users when it restarts: give it an aclfile, then run this again"
+            f"Redis at {redis.endpoint} forgets these users when it restarts: give it an aclfile, then run this again"
         )
 
 

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from broker_config.process.addresses import STORE_URL
+from broker_config.process.retry import RetryPolicy
 from broker_config.stores.interface import Store
 from broker_config.stores.memory.store import MemoryStore
 from broker_config.stores.redis.store import RedisStore
-from broker_config.transports.reconnecting import Patience
 from fedil_model.data.datasets import open_dataset
 from fedil_model.data.datasets.interface import Dataset, Samples
 from fedil_model.training.precision import repeatable_on
@@ -132,7 +132,7 @@ def _ledgers(run: Run, store_url: str | None) -> Ledgers | Missing:
             redis = url if url or here else stack.enter_context(redis_left_by(run.where.root))
             store: Store = MemoryStore(run.where.ledgers)
             if redis is not None:
-                store = RedisStore(redis, run.recipe.site_of, Patience(seconds=0.0))
+                store = RedisStore(redis, run.recipe.site_of, RetryPolicy(seconds=0.0))
             stack.callback(store.close)
             newest = {client: body for client, (_, body) in store.latest(name).items()}
             return Ledgers(newest, ledger_digest(store, name) if newest else "")

@@ -13,7 +13,7 @@ import torch
 import client_worker.pool
 import ops.local.simulate
 from broker_config.protocol.errors import BrokerUnavailable, FedILError
-from broker_config.stores.memory.shelves import DirectoryShelf
+from broker_config.stores.memory.ledger_files import LedgerFiles
 from fedil_model.data.datasets.digits import digits
 from fedil_model.data.datasets.interface import Dataset, Samples
 from fedil_model.errors import DataError, NetworkError, SettingError
@@ -254,9 +254,9 @@ def test_a_disk_that_is_full_when_a_client_hands_in_its_ledger_ends_the_run(
 ) -> None:
     """Workers would wait for the store until the deadline, and nobody would say why."""
 
-    def full(_shelf: DirectoryShelf, *_: Any) -> None:
+    def full(_shelf: LedgerFiles, *_: Any) -> None:
         raise BrokerUnavailable("No space left on device")
 
-    monkeypatch.setattr(DirectoryShelf, "write_ledger", full)
+    monkeypatch.setattr(LedgerFiles, "write_ledger", full)
     with pytest.raises(BrokerUnavailable, match="No space left on device"):
         run(tiny(rounds=1, federation={"clients_per_round": 2}), tmp_path / "run")
