@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_NAMED_GROUPS = 4
-"""In a legend; beyond, the letters have to do."""
+"""With more groups, the legend shows only their letters."""
 MOST_GROUPS_IN_A_LEGEND = 20
 
 
@@ -95,7 +95,7 @@ class Look(TypedDict):
 
 
 def style(place: int) -> Look:
-    """Told apart by colour, and by dashes too where colours begin again or cannot be seen."""
+    """Colour and dashes; dashes also distinguish groups whose colours repeat or cannot be seen."""
     return Look(color=SERIES[place % len(SERIES)], linestyle=DASHES[place % len(DASHES)])
 
 

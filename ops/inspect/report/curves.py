@@ -146,7 +146,7 @@ def draw_delta_norm(figure: "Figure", run: Run) -> None:
         raise NothingToDraw("θ′ has not moved in any round")
     axes.set_yscale("log")
     _line(axes, _positive(server), FAINT, "‖θ₀ − θ′‖", linestyle=":", linewidth=1.2)
-    # Broken where θ′ stood still: a line across would claim what was not.
+    # NaN breaks the line in rounds where θ′ did not move.
     moved = {number: norm if 0 < norm < math.inf else math.nan for number, norm in norms.items()}
     _line(axes, moved, BLUE, "‖Δθ‖", linewidth=0.8, marker=marker_for(len(norms)))
     _line(axes, _positive(averages), RED, "mean of 10", linewidth=2.0)
@@ -173,17 +173,17 @@ def _positive(values: dict[int, float] | dict[int, float | None]) -> dict[int, f
 
 def _line(axes: "Axes", values: dict[int, float], colour: str, name: str, **style: object) -> None:
     if len(values) == 1:
-        style.setdefault("marker", "o")  # there is no line through a single round
+        style.setdefault("marker", "o")  # a single round has no line
     if values:
         axes.plot(list(values), list(values.values()), color=colour, label=name, **style)  # type: ignore[arg-type]
 
 
 def few_ticks_on_log(axes: "Axes") -> None:
-    """Less than a decade has no power of ten in it, and then bare axes; plain numbers, not powers."""
+    """Ticks with plain numbers also within a single decade, where matplotlib would set none."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     low, high = axes.get_ylim()
-    if high < 1.2 * low:  # a single round, or all alike: else every tick would have the same number
+    if high < 1.2 * low:  # a single value: all ticks would show the same number
         middle = math.sqrt(low * high)
         low, high = axes.set_ylim(middle / 1.2, middle * 1.2)
     decades = math.log10(high / low)
@@ -207,7 +207,7 @@ def draw_cosine(figure: "Figure", run: Run) -> None:
     for kind in sorted(points, key=lambda kind: list(OUTCOMES).index(kind) if kind in OUTCOMES else 99):
         name, colour, marker = OUTCOMES.get(kind, (label(kind), INK, "P"))
         xs, ys = zip(*points[kind], strict=True)
-        # Beyond some thousand points a picture is smaller than its shapes.
+        # With thousands of points a bitmap is smaller than vector shapes.
         axes.scatter(
             xs,
             ys,
@@ -279,7 +279,7 @@ def draw_losses(figure: "Figure", run: Run) -> None:
 
 
 def loss_series(records: Sequence[RoundRecord]) -> list[tuple[str, dict[int, float]]]:
-    """Those told most often, for clients may tell any number of names; terms that are always 0 are left out."""
+    """The losses reported in most rounds, because clients may send any number of names; without those that stay 0."""
     found: dict[str, dict[int, float]] = defaultdict(dict)
     for record in records:
         for name, value in record.losses.items():

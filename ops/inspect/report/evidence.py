@@ -1,5 +1,5 @@
-"""What a report shows that is not in the history: it takes the model, the data or the ledgers. Any of them may be
-out of reach, for a report is often written elsewhere than the run; each part then says why it is missing."""
+"""Parts of a report that need the model, the data or the ledgers. Any of these may be out of reach, because a report is
+often written on another machine than the run; a part is then `Missing` and states the reason."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ from server_worker.run.digests import ledger_digest, model_digest
 
 _T = TypeVar("_T")
 _TRIES = 3
-"""A run that goes on replaces its files while they are read."""
+"""A running server replaces its files while they are read."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Ledgers:
 class Evidence:
     quality: Quality | Missing
     quality_round: int
-    """Of which θ′ that is"""
+    """The round whose θ′ was measured"""
     class_names: tuple[str, ...]
     class_counts: np.ndarray | Missing
     """Samples of each class (columns) at the server (row 0) and at each client"""
@@ -76,7 +76,7 @@ def gather(run: Run, store_url: str | None) -> Evidence:
 
 
 def _tried(what: str, step: Callable[[], _T], tries: int = 1) -> _T | Missing:
-    """A person's own dataset or network may raise anything."""
+    """Runs `step`; any error becomes Missing, because a user's dataset or network may raise anything."""
     why = ""
     for _ in range(tries):
         try:
@@ -87,7 +87,7 @@ def _tried(what: str, step: Callable[[], _T], tries: int = 1) -> _T | Missing:
 
 
 def _open(run: Run) -> Dataset:
-    """Never downloads: who writes a report wants to look, not to fetch."""
+    """Never downloads data."""
     return open_dataset(with_data_root(run.recipe.data).model_copy(update={"download": False}))
 
 
@@ -127,7 +127,7 @@ def _ledgers(run: Run, store_url: str | None) -> Ledgers | Missing:
         )
 
     def read() -> Ledgers:
-        name = run.run_id or run.recipe.name  # as simulations once called themselves
+        name = run.run_id or run.recipe.name  # earlier simulations had no run id
         with ExitStack() as stack:
             redis = url if url or here else stack.enter_context(redis_left_by(run.where.root))
             store: Store = MemoryStore(run.where.ledgers)

@@ -1,4 +1,4 @@
-"""What can be drawn of the evidence: the confusion matrix, accuracy by class, who holds which classes, and samples."""
+"""Plots of the evidence: confusion matrix, accuracy by class, classes of each client, and samples."""
 
 import math
 from collections.abc import Sequence
@@ -90,7 +90,7 @@ def draw_confusion(figure: "Figure", evidence: Evidence) -> None:
 
 
 def row_shares(quality: Quality) -> np.ndarray:
-    """Rows of classes without test samples are not numbers, and stay empty."""
+    """NaN in the rows of classes without test samples."""
     counts = np.array(quality.confusion, dtype=np.float64)
     totals = counts.sum(axis=1, keepdims=True)
     shares = np.full_like(counts, np.nan)
@@ -144,7 +144,7 @@ def _share(per_class: Sequence[float | None], index: int) -> float:
 
 
 def _edges(rounds: Sequence[int]) -> np.ndarray:
-    """Each evaluation fills the time since the one before it."""
+    """Cell edges: each evaluation covers the rounds since the previous one."""
     first = rounds[0] - (rounds[1] - rounds[0] if len(rounds) > 1 else 1)
     return np.array([first, *rounds], dtype=np.float64) + 0.5
 

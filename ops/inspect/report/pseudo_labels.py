@@ -1,5 +1,5 @@
-"""Which samples were promoted to pseudo-labels, how right they are, and some of them to look at. Offline only: it
-takes the truth, which neither server nor clients see."""
+"""Promoted pseudo-labels in the ledgers compared with the true labels, and example pictures. Offline only: neither
+server nor clients have the true labels."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,9 +36,9 @@ class Promoted:
     waiting: int
     """Samples that carry a label, but are not promoted yet"""
     unreadable: tuple[int, ...] = ()
-    """Clients whose ledger makes no sense"""
+    """Clients whose ledger is not valid"""
     not_pictures: str = ""
-    """What the samples are instead"""
+    """Description of the samples if they are not pictures"""
 
     @property
     def num_right(self) -> int:
@@ -107,7 +107,7 @@ def _read(ledgers: Mapping[int, bytes], split: Split, classes: int) -> tuple[_Fo
 
 
 def spread_out(rows: np.ndarray, labels: np.ndarray, most: int) -> Sequence[int]:
-    """Some of each class in turn, by lot, the same ones every time; sorted by class."""
+    """A reproducible random choice of `most` rows, balanced over the classes and sorted by class."""
     rng = np.random.default_rng(0)
     lot = rng.permutation(len(rows))
     turn = np.zeros(len(rows), np.int64)

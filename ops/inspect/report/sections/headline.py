@@ -1,57 +1,26 @@
-"""What a reader should know first: how good, against what, how far, and what the steps say."""
+"""The head of a run's page: notes and the cards with its main figures."""
 
 import statistics
 from collections.abc import Iterator
 
 from ops.cli.view.ending import duration
 from ops.cli.view.rows import percent
-from ops.inspect.report.markup import Content, Markup, element, join, table
 from ops.inspect.report.reading import Run
-from ops.inspect.report.verdicts import ALWAYS, HOW, figures, meaning_of
 
 LAST_EVALUATIONS = 10
 
 
-def title(run: Run) -> Markup:
-    parts: list[Content] = [element("h1", run.recipe.name)]
-    place = run.label if run.run_id in (None, run.label) else f"{run.label} · {run.run_id}"
-    parts.append(
-        element(
-            "p",
-            element("span", run.state, class_=f"state {'running' if run.running else ''}".strip()),
-            f" · {place} · seed {run.recipe.seed} · profile {run.recipe.profile}",
-            class_="subtitle",
-        )
-    )
-    if run.recipe.description:
-        parts.append(element("p", run.recipe.description, class_="description"))
-    return element("header", parts)
+def place(run: Run) -> str:
+    return run.label if run.run_id in (None, run.label) else f"{run.label} · {run.run_id}"
 
 
-def notes(run: Run) -> Markup:
-    found = list(run.notes)
-    if run.running:
-        found.insert(0, "The run is still going on: this page shows it as it was when it was written")
-    if not found:
-        return Markup()
-    return element("ul", (element("li", f"{note.rstrip('.')}.") for note in found), class_="notes")
+def notes(run: Run) -> list[str]:
+    still_running = "The run is still going on: this page shows it as it was when it was written"
+    return [*([still_running] if run.running else []), *run.notes]
 
 
-def cards(run: Run) -> Markup:
-    shown = [
-        element(
-            "div",
-            element("dt", name),
-            element("dd", value),
-            element("dd", below, class_="below") if below else None,
-            class_="card",
-        )
-        for name, value, below in _cards(run)
-    ]
-    return element("dl", shown, class_="cards")
-
-
-def _cards(run: Run) -> Iterator[tuple[str, str, str]]:
+def cards(run: Run) -> Iterator[tuple[str, str, str]]:
+    """Name, value and a remark below it"""
     evaluated = run.evaluated
     if evaluated:
         last = evaluated[-1]
@@ -112,27 +81,3 @@ def _label_cards(run: Run) -> Iterator[tuple[str, str, str]]:
         yield "right pseudo-labels", _percent(pure), below
     else:
         yield "right pseudo-labels", "–", "the truth is not known, as in a real deployment"
-
-
-def verdict(run: Run) -> Markup:
-    meaning = meaning_of(run)
-    rows = list(figures(run))
-    return element(
-        "section",
-        element("h2", meaning.headline),
-        element("p", meaning.text),
-        element("p", ALWAYS, class_="fine"),
-        element(
-            "details",
-            element("summary", "What it rests on"),
-            table([], rows),
-            element("p", HOW, class_="fine"),
-        )
-        if rows
-        else None,
-        class_=f"verdict {meaning.mood}",
-    )
-
-
-def beginning(run: Run) -> Markup:
-    return join([title(run), notes(run), cards(run), verdict(run)])
