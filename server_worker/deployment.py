@@ -281,6 +281,7 @@ def _presence(deployment: Deployment, run: str, page: str | None) -> Presence:
         "recipe": recipe.name,
         "mode": recipe.federation.mode,
         "rounds": recipe.rounds,
+        "models": {model.name: model.title for model in find_method(recipe.method.name).display.models},
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "sites": {site: len(clients) for site, clients in recipe.sites.items()},

@@ -100,6 +100,10 @@ class RoundEnd:
     state: State
     models: "Mapping[str, Weights]"
     """Models to evaluate and export, by the name of a declared `Model`; "global" is the one that ships."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """More numbers of the round, by the name of a declared series"""
+    delta_norm: float | None = None
+    """‖Δθ‖ where this step moved the model that ships; None: the fold's"""
 
 
 # ---- what a client does ---------------------------------------------------------------------------------------------
@@ -184,13 +188,14 @@ class Series:
     column: str = ""
     """Heading of its column in the terminal; empty: no column"""
     metric: str = ""
-    """Prometheus name; empty: fedil_<name>, of a client_gain, which is a counter, fedil_<name>_total"""
+    """Prometheus name; empty: fedil_<name>, of a client_gain fedil_<name>_total"""
     metric_label: tuple[str, str] | None = None
     """(label, value), for series that share a Prometheus name"""
 
     @property
     def metric_name(self) -> str:
-        return self.metric or f"fedil_{self.name}{'_total' if self.source == 'client_gain' else ''}"
+        suffix = "_total" if self.source == "client_gain" else ""
+        return self.metric or f"fedil_{self.name}{suffix}"
 
 
 @dataclass(frozen=True)
@@ -225,6 +230,7 @@ class Outcome:
     """What may become of an update, besides accepted, invalid, refused, missing and stale, which the engine knows."""
 
     name: str
+    """It begins with "rejected" if such updates do not count: Prometheus rules rely on that."""
     title: str
     help: str
 
@@ -240,6 +246,8 @@ class Model:
     fit: Literal["", "linear_probe", "fine_tune"] = ""
     """What is done to it on the labelled samples before its predictions count: nothing, a new linear head on frozen
     features, or training of the whole network"""
+    optional: bool = False
+    """Only some settings make it"""
 
 
 @dataclass(frozen=True)

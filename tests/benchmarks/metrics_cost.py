@@ -37,15 +37,16 @@ from broker_config.process.metrics import EXPOSITION
 from broker_config.protocol.messages import Update
 from broker_config.stores.interface import Store
 from client_worker.metrics import ANSWERED, WorkerMetrics
+from fedil_model.methods.interface import MethodSpec
 from ops.cli.commands.shards import write_site_shards
 from ops.cli.recipe_files import read_recipe
-from ops.inspect.diagnostics import purity_where_known
+from ops.inspect.diagnostics import shares_where_known
 from ops.local.services import private_rabbitmq, private_redis
 from server_worker import deployment
 from server_worker.deployment import Deployment
-from server_worker.round.context import Purity
+from server_worker.round.context import LabelTruth
 from server_worker.run.history import HistoryWriter
-from server_worker.run.inputs import Materials
+from server_worker.run.inputs import RunInputs
 from server_worker.run.recipe import Recipe
 from server_worker.watch.events import ClientOutcome, RoundRecord
 from tests.benchmarks._processes import started
@@ -104,9 +105,9 @@ class Meter:
             survey = spent["fedil-survey"] + spent["rabbitmq-heartbeats"]
             return Costs(self._telling, self._fsync, self._purity, pages, survey)
 
-    def purity(self, store: Store, run: str, materials: Materials) -> Purity:
+    def purity(self, store: Store, run: str, spec: MethodSpec, inputs: RunInputs) -> LabelTruth:
         """As `fedil server` has it."""
-        find = purity_where_known(store, run, materials)
+        find = shares_where_known(store, run, spec, inputs)
 
         def measured(answered: Mapping[int, int]) -> Mapping[str, float | None]:
             began, worked = time.perf_counter(), time.thread_time()

@@ -94,7 +94,7 @@ def _open(run: Run) -> Dataset:
 def _quality(run: Run, dataset: Dataset) -> Quality | Missing:
     return _tried(
         "the model or its test data",
-        lambda: measure(load_weights(run.where.root, "global", dataset), dataset),
+        lambda: measure(load_weights(run.where.root, run.recipe, "global", dataset), dataset),
     )
 
 

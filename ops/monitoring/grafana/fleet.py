@@ -1,10 +1,9 @@
-"""Who works, on what, and how fast? Workers serve every run, so their metrics have a site and no run."""
+"""Workers and their tasks. Workers serve every run, so their metrics have a site and no run."""
 
 from grafana_foundation_sdk.models import units
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from ops.monitoring.grafana.board import RUN, SITE, board
-from ops.monitoring.grafana.convergence import of_run
+from ops.monitoring.grafana.board import RUN, SITE, board, of_run
 from ops.monitoring.grafana.panels import (
     GREEN,
     GREY,
@@ -36,7 +35,7 @@ def fleet() -> Dashboard:
     return board(
         "fleet",
         "FedIL / Fleet",
-        "Workers and clients: who is there, what they do, how fast.",
+        "Workers and clients: which are there, what they do, how fast.",
         {"Now": now(), "Workers": workers(), "Tasks": tasks(), "Machines": machines()},
         {},
         sites=True,

@@ -74,7 +74,7 @@ def test_what_a_later_version_has_added_is_passed_over(tmp_path: Path) -> None:
     [
         ({"delta_norm": "abc"}, "delta_norm is 'abc'"),
         ({"accuracy": {"global": "0.5"}}, "accuracy.global is '0.5'"),
-        ({"promoted": None}, "promoted is None"),
+        ({"accepted": None}, "accepted is None"),
         ({"round": "2"}, "its number is '2'"),
     ],
 )
