@@ -151,6 +151,7 @@ class _LastRound(Collector):
         convergence: Mapping[str, float | None] = last.convergence if last else {}
         series: Mapping[str, float | None] = last.series if last else {}
         closed, norm = (last.finished_at or None, last.delta_norm) if last else (None, None)
+        verdicts = {name: name == last.verdict if last else None for name in VERDICTS}
         accuracy = "Share of right predictions on the test data, as last measured."
         verdict = "1 for what the increments say of convergence."
         return gauges(
@@ -159,8 +160,8 @@ class _LastRound(Collector):
                 ("fedil_delta_theta_norm", "Norm of the round's increment of the model.", None, norm),
                 *((name, text, None, convergence.get(key)) for key, (name, text) in _CONVERGENCE.items()),
                 *(
-                    ("fedil_convergence_verdict", verdict, ("verdict", name), last and name == last.verdict)
-                    for name in VERDICTS
+                    ("fedil_convergence_verdict", verdict, ("verdict", name), reached)
+                    for name, reached in verdicts.items()
                 ),
                 *(
                     ("fedil_accuracy", accuracy, ("model", model.name), self._accuracy.get(model.name))
