@@ -23,7 +23,7 @@ from ops.monitoring.prometheus import RULES
 ROOT = Path(__file__).parents[3]
 ROOMS = ("broker_config", "server_worker", "client_worker")
 FEDIL = re.compile(r"\bfedil_[a-z_]+")
-SUFFIXES = re.compile(r"_(bucket|sum|count|total)$")
+SUFFIXES = re.compile(r"_(bucket|sum|count|total|info)$")
 KNOWN_UNITS = {value for name, value in vars(units).items() if name[0].isupper() and isinstance(value, str)}
 
 
