@@ -148,7 +148,7 @@ def without_suffix(name: str) -> str:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_everything_that_a_method_declares_has_a_panel(method: str) -> None:
-    asked = " ".join(queries("convergence.json"))
+    asked = " ".join(query for name in BOARDS for query in queries(name))
     for metric in metrics_of(find_method(method)):
         assert f"{metric}{{" in asked or f"{metric}_bucket{{" in asked
 
