@@ -10,7 +10,7 @@ names it as `module:callable`. The contract suite is tests/contract/test_method_
 This module does not import torch, so that a recipe is validated before torch is loaded.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -100,6 +100,10 @@ class RoundEnd:
     state: State
     models: "Mapping[str, Weights]"
     """Models to evaluate and export, by the name of a declared `Model`; "global" is the one that ships."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """More numbers of the round, by the name of a declared series"""
+    delta_norm: float | None = None
+    """‖Δθ‖ where this step moved the model that ships; None: the fold's"""
 
 
 # ---- what a client does ---------------------------------------------------------------------------------------------
@@ -254,6 +258,12 @@ class Display:
 
     def series(self) -> tuple[Series, ...]:
         return tuple(series for chart in self.charts for series in chart.series)
+
+    def metrics(self) -> Iterator[tuple[Series, str]]:
+        """Series with the help text of their Prometheus metric: the chart's, where series share one."""
+        for chart in self.charts:
+            for series in chart.series:
+                yield series, chart.help if series.metric_label else series.help
 
 
 @dataclass(frozen=True)

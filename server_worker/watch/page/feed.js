@@ -1,4 +1,5 @@
-// Asks the server once a second and keeps what it has told. It goes on asking when the server is gone.
+// Asks the server once a second and keeps its answers. It goes on asking while the server is gone.
+import { outcomesOf } from "./display.js";
 
 const EVERY_MS = 1000;
 const HIDDEN_MS = 10000;
@@ -17,6 +18,7 @@ export function nothingYet() {
     now: null,
     about: null,
     abouts: 0,
+    outcomes: [],
     rounds: [],
     open: [],
     fleet: null,
@@ -25,7 +27,7 @@ export function nothingYet() {
   };
 }
 
-/** JSON from the server. Who says nothing is given up; who is slow, as a phone on a bad day, is not. */
+/** JSON from the server. The time-out counts silence, not slowness: a slow link is waited for. */
 async function read(url) {
   const stop = new AbortController();
   const parts = [];
@@ -122,6 +124,7 @@ export class Feed {
     ]) {
       if (key in answer) run[key] = answer[key];
     }
+    if (answer.about) run.outcomes = outcomesOf(answer.about.display);
     for (const row of answer.rounds) {
       if (row.round > (run.rounds.at(-1)?.round ?? 0)) run.rounds.push(row);
     }

@@ -1,4 +1,4 @@
-"""What the server sees of workers, queues and stores, and that nothing is hurt when it cannot see."""
+"""Surveys of workers, queues and stores, also while brokers are away."""
 
 import threading
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def prepared(folder: Path) -> tuple[EmbeddedBroker, MemoryStore]:
     store, broker = MemoryStore(folder), EmbeddedBroker()
     store.announce(workers_topic("north"), "n-1", {"state": "idle"}, 60)
     store.announce(workers_topic("north"), "n-2", {"state": "training", "client": 3}, 60)
-    store.announce(workers_topic("west"), "w-1", {"state": "idle", "site": "somebody else's"}, 60)
+    store.announce(workers_topic("west"), "w-1", {"state": "idle", "site": "another"}, 60)
     transport = MemoryTransport(broker)
     transport.declare(updates_queue("r"), DEAD_LETTERS, tasks_queue("north"), tasks_queue("west"))
     for queue, messages in ((tasks_queue("north"), 2), (tasks_queue("west"), 1), (DEAD_LETTERS, 4)):
@@ -61,7 +61,7 @@ def test_workers_clients_and_queues_are_counted(tmp_path: Path) -> None:
     assert survey.trouble == ""
 
 
-def test_brokers_that_are_away_are_said_once_and_looked_at_again(tmp_path: Path) -> None:
+def test_a_survey_reports_brokers_that_are_away_and_connects_again(tmp_path: Path) -> None:
     broker, store = prepared(tmp_path)
     told, connected = Told(), list[str]()
     there = threading.Event()
@@ -69,23 +69,23 @@ def test_brokers_that_are_away_are_said_once_and_looked_at_again(tmp_path: Path)
 
     def connect() -> tuple[Transport, Store]:
         if not there.is_set():
-            raise BrokerUnavailable("nobody\nanswers")
+            raise BrokerUnavailable("no\nanswer")
         connected.append("once")
         return Failing(broker, there), store
 
     with Surveyor("r", SITES, connect, told, every_seconds=0.05):
         told.wait_for(lambda survey: bool(survey.workers))
         there.clear()
-        away = told.wait_for(lambda survey: survey.trouble == "nobody answers")
+        away = told.wait_for(lambda survey: survey.trouble == "no answer")
         there.set()
         told.wait_for(lambda survey: survey.at > away.at and not survey.trouble)
-    # What was seen before is still shown.
+    # The rest is from the survey before.
     assert away.clients_alive == 7
     assert away.depths["dead_letters"] == 4
     assert len(connected) == 2
 
 
-def test_an_error_without_words_is_trouble_too() -> None:
+def test_an_error_without_text_is_reported_by_its_type() -> None:
     def connect() -> tuple[Transport, Store]:
         raise TimeoutError
 

@@ -1,4 +1,4 @@
-"""Rounds as a long run would have them, for what no test has the time to play: hundreds of rounds, many clients."""
+"""Synthetic runs of hundreds of rounds and many clients, which take too long to train in a test."""
 
 import json
 import math
@@ -16,7 +16,7 @@ from server_worker.watch.survey import Survey
 from server_worker.watch.watching import Watching
 from tests.federation import blobs_recipe
 
-ANYWHERE_HERE = WebAddress(LOOPBACK, 0)
+ANY_PORT = WebAddress(LOOPBACK, 0)
 CLASSES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
@@ -32,23 +32,21 @@ def _recipe(rounds: int, clients: int, *, buffered: bool) -> Recipe:
 def watching_of(
     directory: Path, count: int, clients: int, *, buffered: bool = False, planned: int | None = None
 ) -> Watching:
-    """A run that has played so many rounds, as a server finds it in its folder."""
+    """The page of a run with `count` finished rounds, read from its folder."""
     where = RunDir(directory)
     recipe = _recipe(planned or max(count + 10, 30), clients, buffered=buffered)
-    lines = [
-        json.dumps(asdict(record)) + "\n" for record in made_up_rounds(count, clients, buffered=buffered)
-    ]
+    lines = [json.dumps(asdict(record)) + "\n" for record in round_records(count, clients, buffered=buffered)]
     where.history.write_text("".join(lines), encoding="utf-8")
     where.baseline.write_text(json.dumps({"accuracy": 0.8123}), encoding="utf-8")
     watch = Watching("digits-3fa2c1", recipe, where)
     watch.watcher.run_started(count + 1, recipe.rounds)
     watch.leading(CLASSES, lambda: ({}, {}))
-    watch.survey(made_up_survey(clients=recipe.split.clients))
+    watch.survey(healthy_survey(clients=recipe.split.clients))
     watch.watcher.phase(count + 1, "server_step")
     return watch
 
 
-def made_up_rounds(
+def round_records(
     count: int, clients: int, rounds: int | None = None, *, buffered: bool = False
 ) -> Iterator[RoundRecord]:
     chance = random.Random(7)
@@ -130,7 +128,7 @@ def _outcome(client: int, progress: float, chance: random.Random, buffered: bool
     )
 
 
-def made_up_survey(workers: int = 4, clients: int = 50) -> Survey:
+def healthy_survey(workers: int = 4, clients: int = 50) -> Survey:
     return Survey(
         at=time.time(),
         workers=tuple(
@@ -154,11 +152,11 @@ def made_up_survey(workers: int = 4, clients: int = 50) -> Survey:
     )
 
 
-def troubled_survey(why: str) -> Survey:
-    return Survey(at=time.time(), trouble=why)
+def failed_survey(reason: str) -> Survey:
+    return Survey(at=time.time(), trouble=reason)
 
 
-def keep(history: Path, record: RoundRecord) -> None:
-    """As the server writes it, which it does before it tells anybody."""
+def append_record(history: Path, record: RoundRecord) -> None:
+    """Append a record to the history, as the server does before it notifies its watchers."""
     with history.open("a", encoding="utf-8") as file:
         file.write(json.dumps(asdict(record)) + "\n")
