@@ -244,6 +244,11 @@ def ask(question: bytes, port: int, host: str = LOOPBACK) -> bytes:
         return connection.recv(64)
 
 
+def listens(port: int) -> bool:
+    with socket.create_connection((LOOPBACK, port), timeout=2.0):
+        return True
+
+
 def find_program(name: str, *places: str, missing: str) -> str:
     """`places` come first: what is on the PATH may be a wrapper for the system's own instance."""
     for place in (*places, name):

@@ -6,7 +6,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ops.local.services.process import LOOPBACK, PrivateService, ServiceFailed, Tls, ask, find_program
+from ops.local.services.brokers_root import broker_command, find_broker_program
+from ops.local.services.process import LOOPBACK, PrivateService, ServiceFailed, Tls, ask, listens
 
 _MISSING = "RabbitMQ is not installed: apt install rabbitmq-server"
 # Debian's /usr/sbin/rabbitmq-server changes to the system's user and its files; this one does not.
@@ -34,8 +35,10 @@ class RabbitMQ(PrivateService):
     def __init__(
         self, directory: Path, settings: Mapping[str, str], plugins: Sequence[str], tls: Tls | None
     ) -> None:
-        self._program = find_program("rabbitmq-server", f"{_SCRIPTS}/rabbitmq-server", missing=_MISSING)
-        self._epmd = find_program("epmd", missing="Erlang's epmd is not installed: apt install erlang-base")
+        self._program = _script("rabbitmq-server")
+        self._epmd = find_broker_program(
+            "epmd", missing="Erlang's epmd is not installed: apt install erlang-base"
+        )
         self._settings, self._plugins, self._tls = dict(settings), tuple(plugins), tls
         super().__init__(directory)
 
@@ -66,8 +69,7 @@ class RabbitMQ(PrivateService):
 
     def ctl(self, *arguments: str) -> str:
         """What rabbitmqctl prints."""
-        program = find_program("rabbitmqctl", f"{_SCRIPTS}/rabbitmqctl", missing=_MISSING)
-        command = [program, "--quiet", *arguments]
+        command = rabbitmqctl("--quiet", *arguments)
         done = subprocess.run(command, env=self._environment(), capture_output=True, text=True, check=False)
         if done.returncode:
             raise ServiceFailed(f"rabbitmqctl {' '.join(arguments)}: {(done.stderr or done.stdout).strip()}")
@@ -85,7 +87,7 @@ class RabbitMQ(PrivateService):
         (self.directory / "enabled_plugins").write_text(f"[{','.join(self._plugins)}].\n")
         # One group for both, so that both die at once.
         script = f'"$1" -port {self.ports["epmd"]} -address {LOOPBACK} & exec "$2"'
-        return ["sh", "-c", script, "rabbitmq", self._epmd, self._program]
+        return broker_command("sh", "-c", script, "rabbitmq", self._epmd, self._program)
 
     def _listeners(self) -> dict[str, str]:
         settings: dict[str, str] = {}
@@ -136,7 +138,19 @@ class RabbitMQ(PrivateService):
         }
 
     def _answers(self) -> bool:
-        return rabbitmq_answers(self.port)
+        settings = self._listeners() | self._settings
+        tls = [place for key, place in settings.items() if key.startswith("listeners.ssl.")]
+        # TLS listeners start after the plain one.
+        return rabbitmq_answers(self.port) and all(listens(int(place.rpartition(":")[2])) for place in tls)
+
+
+def rabbitmqctl(*arguments: str) -> list[str]:
+    """The command that runs rabbitmqctl of the same release as the node."""
+    return broker_command(_script("rabbitmqctl"), *arguments)
+
+
+def _script(name: str) -> str:
+    return find_broker_program(name, f"{_SCRIPTS}/{name}", missing=_MISSING)
 
 
 def rabbitmq_answers(port: int, host: str = LOOPBACK) -> bool:

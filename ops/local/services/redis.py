@@ -4,12 +4,14 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ops.local.services.process import LOOPBACK, PrivateService, Tls, ask, find_program
+from ops.local.services.brokers_root import broker_command, find_broker_program
+from ops.local.services.process import LOOPBACK, PrivateService, ServiceMissing, Tls, ask, listens
 
 # Not everysec: while the disk is busy that lets a confirmed write wait in memory, where a kill loses it.
 KEEPING = ("--appendonly", "yes", "--appendfsync", "always", "--save", "")
 
-_MISSING = "Redis is not installed: apt install redis-server"
+STORE = "FEDIL_STORE"
+_PROGRAMS = {"redis": "redis-server", "valkey": "valkey-server"}
 
 
 class Redis(PrivateService):
@@ -17,7 +19,7 @@ class Redis(PrivateService):
     port_names = ("redis", "tls")
 
     def __init__(self, directory: Path, options: Sequence[str], tls: Tls | None) -> None:
-        self._program = find_program("redis-server", missing=_MISSING)
+        self._program = _find_store()
         self._options, self._tls = tuple(options), tls
         super().__init__(directory)
 
@@ -35,7 +37,7 @@ class Redis(PrivateService):
 
     def _command(self) -> Sequence[str]:
         place = ("--port", str(self.port), "--bind", LOOPBACK, "--dir", str(self.directory))
-        return [self._program, *place, *KEEPING, *self._tls_options(), *self._options]
+        return broker_command(self._program, *place, *KEEPING, *self._tls_options(), *self._options)
 
     def _tls_options(self) -> list[str]:
         if self._tls is None:
@@ -54,7 +56,17 @@ class Redis(PrivateService):
         return os.environ
 
     def _answers(self) -> bool:
-        return redis_answers(self.port)
+        return redis_answers(self.port) and (self._tls is None or listens(self.ports["tls"]))
+
+
+def _find_store() -> str:
+    choice = os.environ.get(STORE) or "redis"
+    if choice not in _PROGRAMS:
+        raise ServiceMissing(f"{STORE}={choice}: it may be redis or valkey, or not set")
+    program = _PROGRAMS[choice]
+    return find_broker_program(
+        program, missing=f"{choice.capitalize()} is not installed: apt install {program}"
+    )
 
 
 def redis_answers(port: int, host: str = LOOPBACK) -> bool:
