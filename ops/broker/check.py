@@ -12,7 +12,6 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from broker_config.brokers.definitions import (
-    Definitions,
     consumer_timeout_seconds,
     rabbitmq_definitions,
     users_of,
@@ -27,6 +26,7 @@ from broker_config.transports.rabbitmq.publisher import CHUNK_BYTES, Outlet
 from broker_config.transports.rabbitmq.transport import RabbitTransport
 from broker_config.transports.rabbitmq.url import Account, account_of
 from ops.broker.accounts import Addresses
+from ops.broker.differences import differences
 from ops.broker.management import Management
 
 _OLDEST_RABBITMQ = (3, 10)
@@ -167,17 +167,13 @@ def _check_management(
     where = f"RabbitMQ {overview['rabbitmq_version']} at {management.where}"
     wanted_sites = sites or _sites_in(found)
     wanted = rabbitmq_definitions(wanted_sites, dict.fromkeys(users_of(wanted_sites)), vhost)
-    otherwise = list(made_otherwise(wanted, found))
-    yield from (Finding("wrong", f"{where}: {text}") for text in otherwise)
-    missing = list(_differences(wanted, found))
-    yield from (
-        Finding("wrong", f"{where}: {name} is not as it should be: run fedil broker init") for name in missing
-    )
     tagged = [user["name"] for user in found["users"] if user["tags"] and _site_of(user["name"]) is not None]
-    yield from (
-        Finding("wrong", f"{where}: {user} has tags: rabbitmqctl set_user_tags {user}") for user in tagged
-    )
-    if not missing and not tagged and not otherwise:
+    problems = [
+        *differences(wanted, found),
+        *(f"{user} has tags: rabbitmqctl set_user_tags {user}" for user in tagged),
+    ]
+    yield from (Finding("wrong", f"{where}: {problem}") for problem in problems)
+    if not problems:
         yield Finding("ok", f"{where}: rights and queues of {', '.join(wanted_sites) or 'the server'}")
     queues = [tasks_queue(site) for site in wanted_sites or (_NOBODY,)]
     policies = [policy for policy in found.get("policies", []) if policy["vhost"] == vhost]
@@ -187,55 +183,6 @@ def _check_management(
 def _sites_in(found: Mapping[str, Any]) -> list[str]:
     sites = (_site_of(user["name"]) for user in found["users"])
     return sorted(site for site in sites if site is not None)
-
-
-def made_otherwise(wanted: Definitions, found: Mapping[str, Any]) -> Iterator[str]:
-    """Queues that are there with other arguments, of an earlier version say: RabbitMQ never changes those, and passes
-    over them in silence when it imports definitions."""
-    for queue in wanted["queues"]:
-        there = _same_queue(queue, found)
-        different = "" if there is None else _of_arguments(_flat(queue), _flat(there))
-        if different:
-            yield (
-                f"queue {queue['name']} was made otherwise ({different}) and works as it is; when it is empty: "
-                f"rabbitmqctl delete_queue --vhost {queue['vhost']} {queue['name']}, then fedil broker init"
-            )
-
-
-def _flat(queue: Mapping[str, Any]) -> dict[str, Any]:
-    return {"durable": queue["durable"], "auto_delete": queue["auto_delete"], **queue["arguments"]}
-
-
-def _same_queue(queue: Mapping[str, Any], found: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    name = (queue["vhost"], queue["name"])
-    return next((other for other in found.get("queues", ()) if (other["vhost"], other["name"]) == name), None)
-
-
-def _of_arguments(wanted: Mapping[str, Any], there: Mapping[str, Any]) -> str:
-    return ", ".join(
-        f"{name} is {there.get(name, 'not set')}, should be {wanted.get(name, 'not set')}"
-        for name in sorted(wanted.keys() | there.keys())
-        if wanted.get(name) != there.get(name)
-    )
-
-
-def _differences(wanted: Definitions, found: Mapping[str, Any]) -> Iterator[str]:
-    """What is missing or otherwise; what there is besides does not concern us."""
-    for kind, items in wanted.items():
-        there = found.get(kind, [])
-        for item in items:
-            if kind == "queues" and _same_queue(item, found) is not None:
-                continue  # init cannot change it: see made_otherwise
-            if not any(all(other.get(key) == item[key] for key in item) for other in there):
-                yield _called(kind, item)
-
-
-def _called(kind: str, item: Mapping[str, Any]) -> str:
-    if "user" in item:
-        return f"what {item['user']} may do"
-    if "destination" in item:
-        return f"the way to {item['destination']}"
-    return f"{kind.removesuffix('s')} {item['name']}"
 
 
 def _check_consumer_timeout(

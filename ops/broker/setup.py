@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from broker_config.brokers.definitions import (
     ADMIN_USER,
     deadline_policies,
+    import_steps,
     rabbitmq_conf,
     rabbitmq_definitions,
     rabbitmq_password_hash,
@@ -24,7 +25,7 @@ from broker_config.process.durable import make_directory, write_atomically
 from broker_config.stores.redis.admin import AclUser, RedisAdmin, administering
 from broker_config.transports.rabbitmq.publisher import SETTLE_SECONDS
 from ops.broker.accounts import Account, Addresses, new_password, remembered, write_environment
-from ops.broker.check import made_otherwise
+from ops.broker.differences import differences
 from ops.broker.management import Management
 
 Say = Callable[[str], None]
@@ -92,11 +93,11 @@ def _apply_to_rabbitmq(
 ) -> None:
     definitions = rabbitmq_definitions(wish.sites, _broker_hashes(accounts), vhost)
     definitions["policies"] = deadline_policies(wish.deadline_seconds, version, vhost)
-    # As the transport does it: no way leads to a queue before the broker cannot forget it any more.
-    management.post("definitions", definitions | {"exchanges": [], "bindings": []})
+    first, then = import_steps(definitions)
+    management.post("definitions", first)
     time.sleep(SETTLE_SECONDS)
-    management.post("definitions", definitions)
-    for text in made_otherwise(definitions, management.get("definitions")):
+    management.post("definitions", then)
+    for text in differences(definitions, management.get("definitions")):
         warn(f"RabbitMQ at {management.where}: {text}")
 
 

@@ -1,5 +1,6 @@
 """`fedil broker check`: sound brokers pass, and every fault is a line that names it."""
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from broker_config.process.addresses import BROKER_URL, STORE_URL
 from ops.broker.accounts import MANAGEMENT_URL
 from ops.cli.main import main
 from ops.local.services import private_redis
-from ops.local.services.process import LOOPBACK, find_program, free_ports
+from ops.local.services.process import LOOPBACK, free_ports
+from ops.local.services.rabbitmq import rabbitmqctl
 from tests.integration.configured_brokers import Brokers, configured_brokers, password_of
 from tests.services import needed
 
@@ -65,7 +67,7 @@ def management_url(brokers: Brokers) -> str:
 @pytest.fixture
 def _with_rabbitmqctl(brokers: Brokers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that finds our private node."""
-    program = find_program("rabbitmqctl", "/usr/lib/rabbitmq/bin/rabbitmqctl", missing="no rabbitmqctl")
+    program = shlex.join(rabbitmqctl())
     home, epmd = brokers.rabbitmq.directory / "home", brokers.rabbitmq.ports["epmd"]
     put_rabbitmqctl(tmp_path, f'HOME={home} ERL_EPMD_PORT={epmd} exec {program} "$@"', monkeypatch)
 
@@ -109,14 +111,14 @@ def test_a_site_that_nobody_brought_in_is_missing(brokers: Brokers, lines: Check
     code, found = lines("--management", management_url(brokers), "--sites", "west")
     assert code == 1
     wrong = "\n".join(found["wrong"])
-    missing = (
-        "what site-west may do",
-        "queue fedil.tasks.west",
+    for item in (
+        "permission of site-west",
+        "topic permission of site-west on fedil.bodies",
         "exchange fedil.site.west",
-        "the way to fedil.tasks.west",
-    )
-    for what in missing:
-        assert what in wrong
+        "queue fedil.tasks.west",
+        "binding of fedil.tasks.west",
+    ):
+        assert f"{item} is missing: run fedil broker init" in wrong
 
 
 def test_rights_that_are_not_ours_are_wrong(brokers: Brokers, lines: Check) -> None:
@@ -129,7 +131,10 @@ def test_rights_that_are_not_ours_are_wrong(brokers: Brokers, lines: Check) -> N
             "--management", management_url(brokers), "--broker", brokers.broker_url("site-south")
         )
         assert code == 1
-        assert any("what site-south may do is not as it should be" in text for text in found["wrong"])
+        assert any(
+            "permission of site-south differs (configure is .*, expected ^(" in text
+            for text in found["wrong"]
+        )
         assert any("the user of site 'south' may lead runs" in text for text in found["wrong"])
         brokers.management.post("definitions", {"permissions": [{**ours, "write": "^$"}]})
         code, found = lines("--broker", brokers.broker_url("site-south"))

@@ -219,7 +219,7 @@ def test_a_queue_of_an_earlier_version_is_named_with_what_to_do_and_works_meanwh
     captured = capsys.readouterr()
     users = shown(captured.out)
     (line,) = captured.err.splitlines()
-    assert f"x-message-ttl is not set, should be {TASKS.arguments['x-message-ttl']}" in line
+    assert f"x-message-ttl is not set, expected {TASKS.arguments['x-message-ttl']}" in line
     assert line.endswith(f"rabbitmqctl delete_queue --vhost {VHOST} {name}, then fedil broker init")
     exchange_a_task(users["server"], users["site-grown"], "grown")
     with (

@@ -11,6 +11,7 @@ from broker_config.brokers.definitions import (
     check_sites,
     consumer_timeout_seconds,
     deadline_policies,
+    import_steps,
     rabbitmq_conf,
     rabbitmq_definitions,
     rabbitmq_password_hash,
@@ -130,6 +131,27 @@ def test_only_users_with_a_new_password_are_written_but_all_get_their_rights() -
         tasks_queue("a"),
         tasks_queue("b"),
     ]
+
+
+def test_exchanges_are_imported_before_the_topic_permissions_that_name_them() -> None:
+    definitions = rabbitmq_definitions(["a"], {"server": None, "site-a": "hash"})
+    first, then = import_steps(definitions)
+    assert definitions["topic_permissions"]
+    assert {rule["exchange"] for rule in then["topic_permissions"]} <= names(first["exchanges"])
+    assert "topic_permissions" not in first
+
+
+def test_the_import_steps_leave_nothing_out_and_bring_users_and_site_exchanges_last() -> None:
+    definitions = rabbitmq_definitions(["a"], {"server": None, "site-a": "hash"})
+    first, then = import_steps(definitions)
+    for kind, items in definitions.items():
+        assert [item for item in items if item not in first.get(kind, []) + then.get(kind, [])] == []
+    assert {"users", "permissions", "bindings"}.isdisjoint(first)
+    assert names(then["exchanges"]) - names(first["exchanges"]) == {"fedil.site.a"}
+
+
+def names(items: list[dict[str, str]]) -> set[str]:
+    return {item["name"] for item in items}
 
 
 def test_a_password_hash_is_salted_by_the_user_and_does_not_change() -> None:
