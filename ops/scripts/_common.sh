@@ -66,14 +66,44 @@ install_services() {
     if can_apt; then
         say "installing $missing with apt ..."
         # shellcheck disable=SC2086  # several words on purpose
-        { as_root apt-get install -y $missing || { as_root apt-get update && as_root apt-get install -y $missing; }; } \
-            >"$venv/apt.log" 2>&1 || say "apt did not install all of it; $venv/apt.log says why"
+        apt_install $missing >"$venv/apt.log" 2>&1 || say "apt did not install all of it; $venv/apt.log says why"
         missing="$(missing_services)"
         [[ -n "$missing" ]] || return 0
     fi
     say "tests need $missing. Debian: sudo apt install $missing. Elsewhere install them, or start Docker for" \
         "RabbitMQ and Redis. Tests without their service fail; FEDIL_REQUIRE_SERVICES=0 skips them instead"
 }
+
+# brokers_root SUITE: prints the folder with that Debian release's RabbitMQ, Redis and Valkey; built once, then cached.
+brokers_root() {
+    local suite="$1" folder="${XDG_CACHE_HOME:-$HOME/.cache}/fedil/brokers-$1" mirror
+    if [[ ! -d "$folder" ]]; then
+        as_root true 2>/dev/null || die "building $folder needs root: run this once as root, or with sudo"
+        PATH="$PATH:/usr/sbin:/sbin" command -v debootstrap >/dev/null || { can_apt && apt_install debootstrap >&2; } ||
+            die "--brokers needs debootstrap. Debian and Ubuntu: sudo apt install debootstrap"
+        mirror="${DEBIAN_MIRROR:-$(apt_mirror)}"
+        [[ -n "$mirror" ]] || die "apt's sources name no Debian mirror: set DEBIAN_MIRROR=URL"
+        say "building $folder from $mirror (some minutes, 400 MB) ..."
+        mkdir -p "${folder%/*}"
+        # A build that was interrupted may have left mounts of /proc behind.
+        as_root rm -rf --one-file-system "$folder.part"
+        as_root debootstrap --variant=minbase --include=rabbitmq-server,redis-server,valkey-server \
+            "$suite" "$folder.part" "$mirror" >"$folder.log" 2>&1 ||
+            die "debootstrap failed: does $mirror have $suite? $folder.log says why"
+        printf '127.0.0.1 localhost\n' | as_root tee "$folder.part/etc/hosts" >/dev/null  # RabbitMQ resolves its own name
+        as_root mv "$folder.part" "$folder"
+    fi
+    printf '%s' "$folder"
+}
+
+# The Debian mirror that this machine's apt uses.
+apt_mirror() {
+    # shellcheck disable=SC2016  # apt expands it
+    { apt-get indextargets --format '$(REPO_URI)' 'Label: Debian' 'Created-By: Packages' 2>/dev/null || true; } | head -n 1
+}
+
+# apt_install PACKAGES…: updates apt's lists only if it must.
+apt_install() { as_root apt-get install -y "$@" || { as_root apt-get update && as_root apt-get install -y "$@"; }; }
 
 can_apt() { command -v apt-get >/dev/null && { [[ $EUID -eq 0 ]] || sudo -n true 2>/dev/null; }; }
 
