@@ -41,6 +41,7 @@ _SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 _EVERYTHING = ".*"
 DEFAULT_CONSUMER_TIMEOUT_SECONDS = 1800.0
 """RabbitMQ's own"""
+DEADLINE_POLICY = "fedil-deadline"
 _CONSUMER_TIMEOUT_POLICY_FROM = (3, 12)
 
 Definitions = dict[str, list[dict[str, Any]]]
@@ -173,7 +174,7 @@ def deadline_policies(
     return [
         {
             "vhost": vhost,
-            "name": "fedil-deadline",
+            "name": DEADLINE_POLICY,
             "pattern": f"^({held})",
             "apply-to": "queues",
             "definition": {"consumer-timeout": milliseconds},

@@ -12,7 +12,7 @@ from broker_config.process.addresses import BROKER_URL, STORE_URL
 from ops.broker.accounts import MANAGEMENT_URL
 from ops.cli.main import main
 from ops.local.services import private_redis
-from ops.local.services.process import LOOPBACK, free_ports
+from ops.local.services.process import LOOPBACK, free_ports, wait_until
 from ops.local.services.rabbitmq import rabbitmqctl
 from tests.integration.configured_brokers import Brokers, configured_brokers, password_of
 from tests.services import needed
@@ -193,6 +193,29 @@ def test_a_redis_that_loses_ledgers_is_wrong(lines: Check, tmp_path: Path) -> No
     assert keeping.endswith("set appendonly yes")
     assert evicting.endswith("set maxmemory-policy noeviction")
     assert open_to_all.endswith("ACL SETUSER default off")
+
+
+def test_a_node_of_a_redis_cluster_is_wrong(lines: Check, tmp_path: Path) -> None:
+    with needed(lambda: private_redis(tmp_path, options=["--cluster-enabled", "yes"])) as redis:
+        with Client.from_url(redis.url) as admin:
+            admin.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+            assert wait_until(
+                lambda: "cluster_state:ok" in str(admin.execute_command("CLUSTER", "INFO")), 30.0
+            )
+        code, found = lines("--store", redis.url)
+    assert (code, found["ok"]) == (1, [])
+    assert found["wrong"][0].endswith(
+        "it is one node of a cluster: FedIL needs a single primary (cluster-enabled no)"
+    )
+
+
+def test_the_store_is_named_with_its_own_version(brokers: Brokers, lines: Check) -> None:
+    with Client.from_url(brokers.store_url(ADMIN_USER)) as admin:
+        info = admin.info()
+    valkey = info.get("valkey_version")
+    name = f"Valkey {valkey}" if valkey else f"Redis {info['redis_version']}"
+    _, found = lines("--store", brokers.store_url("server"))
+    assert found["ok"][0].startswith(f"{name} at {LOOPBACK}:")
 
 
 def test_a_redis_that_forgets_its_users_is_wrong_for_who_can_see_it(lines: Check, tmp_path: Path) -> None:

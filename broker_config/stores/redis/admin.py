@@ -68,7 +68,8 @@ class RedisAdmin:
 @dataclass(frozen=True)
 class Examination:
     where: str
-    version: str
+    product: str
+    """Name and version"""
     wrong: tuple[str, ...]
     """One line each, that says what to do"""
     unknown: tuple[str, ...]
@@ -83,7 +84,7 @@ def examine(url: str, own_key: str, foreign_key: str | None) -> Examination:
         info: dict[str, Any] = link.ask(lambda redis: redis.info())
         forgets, may_forget = _forgotten_users(link, info)
         wrong = [*_unfit(info), *forgets, *_wrong_rights(link, own_key, foreign_key)]
-        return Examination(link.where, str(info["redis_version"]), tuple(wrong), tuple(may_forget))
+        return Examination(link.where, _product(info), tuple(wrong), tuple(may_forget))
     finally:
         link.close()
 
@@ -99,9 +100,17 @@ def lets_anybody_in(url: str) -> bool:
         link.close()
 
 
+def _product(info: Mapping[str, Any]) -> str:
+    """Valkey reports in `redis_version` the version of Redis that it is compatible with."""
+    valkey = info.get("valkey_version")
+    return f"Valkey {valkey}" if valkey else f"Redis {info['redis_version']}"
+
+
 def _unfit(info: Mapping[str, Any]) -> Iterator[str]:
     if is_too_old(info):
         yield f"version {info['redis_version']} is too old: use {OLDEST} or later"
+    if info.get("cluster_enabled"):
+        yield "it is one node of a cluster: FedIL needs a single primary (cluster-enabled no)"
     if info.get("role") == "slave":
         yield f"it is a replica: use its primary, {info.get('master_host')}:{info.get('master_port')}"
     if not info.get("aof_enabled"):
