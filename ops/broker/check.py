@@ -6,7 +6,7 @@ import secrets
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -129,9 +129,8 @@ def _permission_problems(transport: Transport, site: str | None) -> Iterator[str
 def _refusal(attempt: Callable[[], object]) -> str | None:
     """Why the broker refuses the attempt. A missing queue or model is expected."""
     try:
-        attempt()
-    except (QueueMissing, ModelMissing):
-        return None
+        with suppress(QueueMissing, ModelMissing):
+            attempt()
     except BrokerRefused as error:
         return str(error)
     return None

@@ -1,4 +1,4 @@
-# Sourced by the scripts beside it. Works from any folder; everything it makes is inside the repository's .venv.
+# Sourced by the other scripts. Works from any folder; everything is installed into the repository's .venv.
 # shellcheck shell=bash
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
@@ -16,8 +16,8 @@ find_python() {
             return
         fi
     done
-    die "Python 3.11 or newer is needed and was not found. Install it (Debian: apt install python3 python3-venv)" \
-        "or name it: PYTHON=/path/to/python3.12 $0"
+    die "Python 3.11 or newer was not found. Install it (Debian: apt install python3 python3-venv)" \
+        "or set its path: PYTHON=/path/to/python3.12 $0"
 }
 
 make_venv() {
@@ -30,13 +30,13 @@ make_venv() {
     "$python" -m venv --clear "$venv"
 }
 
-# install EXTRAS: only when pyproject.toml, the extras or the place of the repository have changed since the last
-# time. The stamp is written last, so an install that was interrupted is done again.
+# install EXTRAS: only if pyproject.toml, the extras or the repository's path have changed since the last time. The stamp
+# is written last, so that an interrupted installation is repeated.
 install() {
     local extras="$1" stamp="$venv/fedil-installed" wanted
     make_venv
     wanted="$root $(cksum <"$root/pyproject.toml")"
-    # What `test` installs holds all that running needs.
+    # The extra `test` includes everything that running needs.
     if grep -qxF -e "$wanted ${extras:-run}" -e "$wanted test" "$stamp" 2>/dev/null; then
         return
     fi
@@ -47,18 +47,18 @@ install() {
     say "installed"
 }
 
-# The programs that tests talk to; Debian's packages have the same names.
+# The programs that tests use and that are missing; Debian's packages have the same names.
 missing_services() {
     local program missing=""
     for program in rabbitmq-server redis-server prometheus chromium; do
-        # The system's folders are not on everybody's PATH.
+        # Programs of the system are often not on a user's PATH.
         PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin" command -v "$program" >/dev/null || missing+=" $program"
     done
     printf '%s' "${missing# }"
 }
 
-# Installs what is missing where apt and the rights are there; elsewhere says what to do and goes on, for many tests
-# need none of it.
+# Installs missing programs if apt may be used; otherwise prints what to do and goes on, because many tests need none
+# of them.
 install_services() {
     local missing
     missing="$(missing_services)"
@@ -85,7 +85,7 @@ brokers_root() {
         [[ -n "$mirror" ]] || die "apt's sources name no Debian mirror: set DEBIAN_MIRROR=URL"
         say "building $folder from $mirror (some minutes, 400 MB) ..."
         mkdir -p "${folder%/*}"
-        # A build that was interrupted may have left mounts of /proc behind.
+        # An interrupted build may have left /proc mounted in it.
         as_root rm -rf --one-file-system "$folder.part"
         as_root debootstrap --variant=minbase --include=rabbitmq-server,redis-server,valkey-server \
             "$suite" "$folder.part" "$mirror" >"$folder.log" 2>&1 ||
@@ -107,7 +107,7 @@ apt_install() { as_root apt-get install -y "$@" || { as_root apt-get update && a
 
 can_apt() { command -v apt-get >/dev/null && { [[ $EUID -eq 0 ]] || sudo -n true 2>/dev/null; }; }
 
-# RUNLEVEL=1: the tests start their own; Debian shall not start the system's (under systemd it may all the same).
+# RUNLEVEL=1 keeps Debian from starting the installed services (except under systemd); the tests start their own.
 as_root() {
     if [[ $EUID -eq 0 ]]; then
         env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 "$@"

@@ -1,4 +1,4 @@
-"""A private Redis that keeps what it confirmed."""
+"""A private Redis, or Valkey with FEDIL_STORE=valkey, that does not lose confirmed writes."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -7,8 +7,8 @@ from pathlib import Path
 from ops.local.services.brokers_root import broker_command, find_broker_program
 from ops.local.services.process import LOOPBACK, PrivateService, ServiceMissing, Tls, ask, listens
 
-# Not everysec: while the disk is busy that lets a confirmed write wait in memory, where a kill loses it.
-KEEPING = ("--appendonly", "yes", "--appendfsync", "always", "--save", "")
+# Not everysec, with which a confirmed write may be lost on a kill.
+DURABLE = ("--appendonly", "yes", "--appendfsync", "always", "--save", "")
 
 STORE = "FEDIL_STORE"
 _PROGRAMS = {"redis": "redis-server", "valkey": "valkey-server"}
@@ -36,8 +36,8 @@ class Redis(PrivateService):
         return f"rediss://localhost:{self.ports['tls']}/0"
 
     def _command(self) -> Sequence[str]:
-        place = ("--port", str(self.port), "--bind", LOOPBACK, "--dir", str(self.directory))
-        return broker_command(self._program, *place, *KEEPING, *self._tls_options(), *self._options)
+        listener = ("--port", str(self.port), "--bind", LOOPBACK, "--dir", str(self.directory))
+        return broker_command(self._program, *listener, *DURABLE, *self._tls_options(), *self._options)
 
     def _tls_options(self) -> list[str]:
         if self._tls is None:
@@ -70,10 +70,10 @@ def _find_store() -> str:
 
 
 def redis_answers(port: int, host: str = LOOPBACK) -> bool:
-    # While it reads its log back it answers -LOADING.
+    # While it loads its data it answers -LOADING.
     return ask(b"PING\r\n", port, host).startswith((b"+PONG", b"-NOAUTH"))
 
 
 def private_redis(directory: Path, *, options: Sequence[str] = (), tls: Tls | None = None) -> Redis:
-    """`options` as on redis-server's command line (`"--appendfsync", "always"`); they override ours."""
+    """`options` are arguments of redis-server such as `"--appendfsync", "always"`, which override the defaults."""
     return Redis(directory, options, tls)

@@ -39,7 +39,9 @@ def policy(pattern: str, timeout: int | None, priority: int = 0, apply_to: str =
         ([policy("(?|a)", HOUR_MS)], "unknown"),
     ],
 )
-def test_a_policy_counts_where_the_broker_applies_it(policies: list[dict[str, Any]], verdict: str) -> None:
+def test_the_verdict_follows_the_policy_that_rabbitmq_applies(
+    policies: list[dict[str, Any]], verdict: str
+) -> None:
     queues = [tasks_queue("north"), tasks_queue("south")]
     assert _check_consumer_timeout("here", "node", policies, queues, 3600.0).verdict == verdict
 
