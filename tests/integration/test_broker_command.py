@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from broker_config.brokers.definitions import VHOST, rabbitmq_definitions, users_of
+from broker_config.brokers.definitions import VHOST, import_steps, rabbitmq_definitions, users_of
 from broker_config.brokers.topology import DEAD_LETTERS, TASKS, site_user, tasks_queue, updates_queue
 from broker_config.process.addresses import BROKER_URL, STORE_URL
 from broker_config.protocol.errors import BrokerRefused
@@ -120,6 +120,19 @@ def test_a_repeated_init_keeps_the_passwords_and_does_not_print_them(
         f"# {user} keeps its passwords (--rotate makes new ones)" for user in ("server", "site-again")
     ]
     exchange_a_task(users["server"], users["site-again"], "again")
+
+
+def test_init_completes_an_interrupted_set_up(
+    rabbitmq: RabbitMQ, redis: Redis, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, _ = import_steps(rabbitmq_definitions(["half"], dict.fromkeys(users_of(["half"])), "interrupted"))
+    Management(management_url(rabbitmq)).post("definitions", first)
+    address = ("--broker-address", f"amqp://{LOOPBACK}:{rabbitmq.port}/interrupted")
+    assert init(rabbitmq, redis, "--sites", "half", "--rotate", *address) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    users = shown(captured.out)
+    exchange_a_task(users["server"], users["site-half"], "half")
 
 
 def test_rotate_replaces_the_passwords(

@@ -27,7 +27,7 @@ from ops.local.services import (
     rabbitmq_service,
     redis_service,
 )
-from ops.local.services.brokers_root import ROOT
+from ops.local.services.brokers_root import ROOT, broker_command
 from ops.local.services.process import wait_until
 from ops.local.services.redis import STORE
 from tests.processes import alive, family
@@ -263,6 +263,21 @@ def test_a_program_that_is_not_in_the_root_folder_is_named(
     monkeypatch.setenv(ROOT, str(tmp_path))
     with pytest.raises(ServiceMissing, match=f"^{ROOT}={tmp_path} has no rabbitmq-server: build it with"):
         private_rabbitmq(tmp_path)
+
+
+def test_a_service_from_a_root_folder_runs_in_its_own_mount_namespace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ROOT, "/")
+    if subprocess.run(broker_command("true"), check=False).returncode:
+        needed(lambda: raise_missing("unshare and mount are not permitted: run the tests as root"))
+    with needed(lambda: private_redis(tmp_path)) as service, client_of(service.url) as client:
+        namespace = os.readlink(f"/proc/{client.info()['process_id']}/ns/mnt")
+        assert namespace != os.readlink("/proc/self/ns/mnt")
+        client.set("kept", b"precious")
+        service.kill()
+        service.start()
+        assert client.get("kept") == b"precious"
 
 
 def test_an_unknown_store_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,3 +48,11 @@ def test_redis_accepts_only_clients_with_a_certificate(authority: Authority, tmp
         assert ask_over_tls(hello, port, authority, client="north") == b"+PONG\r\n"
         with pytest.raises((ssl.SSLError, ConnectionError)):
             ask_over_tls(hello, port, authority)
+
+
+def test_a_rabbitmq_is_ready_when_its_tls_listeners_are(tmp_path: Path) -> None:
+    with needed(lambda: private_rabbitmq(tmp_path)) as node:
+        assert node._answers()
+        node._settings["listeners.ssl.1"] = f"{process.LOOPBACK}:{node.ports['amqps']}"
+        with pytest.raises(ConnectionRefusedError):
+            node._answers()
