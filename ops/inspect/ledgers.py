@@ -131,7 +131,9 @@ def _read_or_trouble(site: str, shelf: Shelf, run: str, client: int, spec: Metho
         return ClientState(site, client, record, trouble=str(error))
 
 
-def _read(site: str, shelf: Shelf, run: str, client: int, record: LedgerRecord, spec: MethodSpec) -> ClientState:
+def _read(
+    site: str, shelf: Shelf, run: str, client: int, record: LedgerRecord, spec: MethodSpec
+) -> ClientState:
     if not record.kept:
         return ClientState(site, client, record)
     body = shelf.ledger(run, client, record.kept[-1])
