@@ -14,6 +14,8 @@ from pydantic import ValidationError
 from broker_config.protocol.errors import FedILError
 from fedil_model.data.split import Split
 from fedil_model.errors import DataError
+from fedil_model.methods.interface import Display
+from fedil_model.methods.registry import find_method, method_named, settings_class, validate
 from ops.cli.recipe_files import flatten
 from ops.inspect.run_reading import recipe_values, refuse_other_plugins
 from server_worker.run.checkpoint import CheckpointFolder
@@ -44,6 +46,11 @@ class Run:
     notes: tuple[str, ...] = ()
     rounds_lost: int = 0
     """Rounds closed according to the checkpoint, if the history is missing"""
+
+    @property
+    def display(self) -> Display:
+        """What the run's method declares"""
+        return find_method(self.recipe.method.name).display
 
     @property
     def label(self) -> str:
@@ -137,11 +144,12 @@ def _recipe(where: RunDir, plugins: Collection[str], notes: list[str]) -> tuple[
 def _known_part(values: dict[str, Any], source: str) -> tuple[Recipe, list[str]]:
     """The recipe without the settings that this version does not know, and their names."""
     try:
-        return Recipe.model_validate(values), []
+        return validate(Recipe, values), []
     except ValidationError as error:
         extra = [detail["loc"] for detail in error.errors() if detail["type"] == "extra_forbidden"]
         if not extra:
-            raise FedILError(explain(error, lambda _: source)) from error
+            model = settings_class(Recipe, method_named(values))
+            raise FedILError(explain(error, lambda _: source, model)) from error
     known = json.loads(json.dumps(values))
     for *path, key in extra:
         table = known
