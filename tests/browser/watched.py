@@ -14,7 +14,8 @@ from broker_config.transports.interface import Transport
 from fedil_model.data.datasets.interface import Samples
 from fedil_model.methods import make_method
 from fedil_model.training.flat_model import FlatModel
-from server_worker.coordinator import Coordinator, Surroundings
+from server_worker.coordinator import Coordinator
+from server_worker.round.context import ServerContext
 from server_worker.round.evaluation import BackgroundEvaluator
 from server_worker.run.checkpoint import CheckpointFolder
 from server_worker.run.folder import RunDir
@@ -90,7 +91,7 @@ class WatchedFederation(Federation):
         chosen, cpu = torch.from_numpy(self.split.labelled), torch.device("cpu")
         evaluated = FlatModel(network_of(self.recipe, self.dataset), cpu)
         classes = len(self.dataset.class_names)
-        around = Surroundings(
+        context = ServerContext(
             transport=transport or self.connect(),
             store=self.ledgers,
             checkpoints=CheckpointFolder(self.where.checkpoints),
@@ -102,7 +103,7 @@ class WatchedFederation(Federation):
         )
         labelled = Samples(self.train.inputs[chosen], self.train.labels[chosen])
         method = make_method(self.recipe.learning(), self.dataset, cpu)
-        return Coordinator(self.recipe.name, self.recipe, method, labelled, around)
+        return Coordinator(self.recipe.name, self.recipe, method, labelled, context)
 
 
 def watched(recipe: Recipe, directory: Path) -> WatchedFederation:

@@ -17,7 +17,7 @@ from broker_config.transports.rabbitmq.bodies import BODY_HEADER
 from broker_config.transports.rabbitmq.connection import Line
 from broker_config.transports.rabbitmq.publisher import CHUNK_BYTES, Outlet
 from broker_config.transports.rabbitmq.url import account_of
-from server_worker.round.inbox import MANY_LETTERS
+from server_worker.round.dead_letters import MANY_LETTERS
 from tests.federation import SOON, Federation, Hands, Over, blobs_recipe
 from tests.serving import Looks, until
 

@@ -313,7 +313,7 @@ def test_what_lies_elsewhere_can_be_passed_over_without_fetching_it(
     looking = connect()
     seen = []
     while (letter := looking.receive(DEAD_LETTERS, 0.0)) is not None:
-        if letter.is_at_hand:
+        if letter.body_is_inline:
             seen.append(bytes(letter.body))
     assert small in seen
     assert looking.bytes_received["dead"] < BIG

@@ -183,7 +183,7 @@ def test_a_notice_that_names_no_place_is_refused_once_and_those_behind_it_come(
     send(channel, updates, header(BODY_HEADER, NO_PLACE[name]), b"")
     send(channel, updates, b"", b"update")
     odd = take(server, updates)
-    assert not odd.is_at_hand
+    assert not odd.body_is_inline
     with pytest.raises(MessageRejected, match="schema"):
         _ = odd.body
     odd.reject("schema")

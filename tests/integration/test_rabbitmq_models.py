@@ -11,12 +11,13 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from broker_config.brokers.topology import lead_queue, models_queue, updates_queue
+from broker_config.process.retry import RetryPolicy
 from broker_config.protocol.chunks import Assembler
 from broker_config.protocol.errors import BrokerUnavailable, MessageRejected, ModelMissing, QueueMissing
 from broker_config.transports.rabbitmq.publisher import Headers, Outlet, family_of
 from broker_config.transports.rabbitmq.stream import _Tap
 from broker_config.transports.rabbitmq.transport import RabbitTransport
-from broker_config.transports.reconnecting import Patience, PatientTransport
+from broker_config.transports.reconnecting import ReconnectingTransport
 from ops.local.services import Service
 from ops.local.services.process import wait_until
 from tests.integration.rabbitmq_peeking import SOON, delete_queue, in_another_process, killed_in_the_middle
@@ -187,7 +188,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[int | str]:
 def test_the_leader_looks_at_its_log_once_and_whoever_does_not_lead_every_time(
     rabbitmq: Service, transport: RabbitTransport, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert transport.take_lead(run, SOON)
+    assert transport.acquire_leadership(run, SOON)
     transport.append_model(run, 1, [weights(1)])
     offsets = looks(monkeypatch)
     addresses = [transport.append_model(run, version, [weights(version)]) for version in (2, 3)]
@@ -203,21 +204,21 @@ def test_the_leader_looks_at_its_log_once_and_whoever_does_not_lead_every_time(
 def test_another_leader_that_wrote_between_two_of_our_versions_is_not_forgotten(
     rabbitmq: Service, transport: RabbitTransport, run: str
 ) -> None:
-    assert transport.take_lead(run, SOON)
+    assert transport.acquire_leadership(run, SOON)
     for version in (1, 2):
         transport.append_model(run, version, [weights(version)], kept=4)
     # Whoever lost the lead may not know it yet, and goes on.
     delete_queue(rabbitmq.url, lead_queue(run))
     assert wait_until(lambda: transport._leads[run].hold() is None, SOON)
     with closing(RabbitTransport(rabbitmq.url)) as other:
-        assert other.take_lead(run, SOON)
+        assert other.acquire_leadership(run, SOON)
         theirs = other.append_model(run, 3, [weights(3)], kept=4)
         ours = transport.append_model(run, 4, [weights(4)], kept=4)
         for reader in (transport, other):
             assert reader.read_model(theirs) == weights(3)
             assert reader.read_model(ours) == weights(4)
     # And whoever leads again does not go on from what it knew then.
-    assert transport.take_lead(run, SOON)
+    assert transport.acquire_leadership(run, SOON)
     transport.append_model(run, 5, [weights(5)], kept=4)
     assert transport.read_model(theirs) == weights(3)
 
@@ -225,7 +226,7 @@ def test_another_leader_that_wrote_between_two_of_our_versions_is_not_forgotten(
 def test_after_trouble_the_leader_looks_again(
     transport: RabbitTransport, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert transport.take_lead(run, SOON)
+    assert transport.acquire_leadership(run, SOON)
     first = transport.append_model(run, 1, [weights(1)])
     put, sent = Outlet.put, []
     with monkeypatch.context() as patch:
@@ -249,7 +250,7 @@ def test_after_trouble_the_leader_looks_again(
 def test_versions_are_found_where_two_have_written_without_knowing_of_each_other(
     rabbitmq: Service, transport: RabbitTransport, run: str
 ) -> None:
-    assert transport.take_lead(run, SOON)
+    assert transport.acquire_leadership(run, SOON)
     ours = [transport.append_model(run, 1, [weights(1)])]
     with closing(RabbitTransport(rabbitmq.url)) as other:
         for version in (7, 8):
@@ -290,7 +291,7 @@ def test_a_stream_that_cannot_be_written_to_yet_is_tried_again(
             raise QueueMissing("no leader")
         put(outlet, queue, *about)
 
-    with closing(PatientTransport(lambda: RabbitTransport(rabbitmq.url), Patience())) as transport:
+    with closing(ReconnectingTransport(lambda: RabbitTransport(rabbitmq.url), RetryPolicy())) as transport:
         transport.append_model(run, 1, [b"one"])
         monkeypatch.setattr(Outlet, "put", not_yet)
         address = transport.append_model(run, 2, [b"two"])

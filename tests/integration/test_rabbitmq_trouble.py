@@ -11,10 +11,11 @@ from pika.exceptions import AMQPConnectionError
 
 from broker_config.brokers.topology import DEAD_LETTERS, tasks_queue, updates_queue
 from broker_config.brokers.topology import TASKS as TASKS_KIND
+from broker_config.process.retry import RetryPolicy
 from broker_config.protocol.errors import BrokerBlocked, BrokerUnavailable
 from broker_config.transports.rabbitmq.connection import Line
 from broker_config.transports.rabbitmq.transport import RabbitTransport
-from broker_config.transports.reconnecting import Patience, PatientTransport
+from broker_config.transports.reconnecting import ReconnectingTransport
 from ops.local.services import RabbitMQ, Service, private_rabbitmq, rabbitmq_service
 from tests.integration.rabbitmq_peeking import SOON
 from tests.services import needed
@@ -25,8 +26,8 @@ LONG = 120.0
 """RabbitMQ looks at its consumer_timeout once a minute, unless it is told otherwise."""
 
 
-def patient(service: Service) -> PatientTransport:
-    return PatientTransport(lambda: RabbitTransport(service.url), Patience(SOON))
+def patient(service: Service) -> ReconnectingTransport:
+    return ReconnectingTransport(lambda: RabbitTransport(service.url), RetryPolicy(SOON))
 
 
 def test_a_killed_broker_is_unavailable_to_every_call_and_keeps_what_it_had(own_rabbitmq: Service) -> None:
@@ -44,7 +45,7 @@ def test_a_killed_broker_is_unavailable_to_every_call_and_keeps_what_it_had(own_
             lambda: transport.receive(TASKS, SOON),
             held.acknowledge,
             lambda: transport.read_model(address),
-            lambda: transport.take_lead("run", SOON),
+            lambda: transport.acquire_leadership("run", SOON),
         ):
             with pytest.raises(BrokerUnavailable):
                 call()
@@ -110,7 +111,7 @@ def test_losing_only_the_publishing_connection_keeps_what_is_held(
             connects.append(RabbitTransport(service.url))
             return connects[-1]
 
-        with closing(PatientTransport(connect, Patience(SOON))) as transport:
+        with closing(ReconnectingTransport(connect, RetryPolicy(SOON))) as transport:
             transport.declare(UPDATES)
             transport.publish(UPDATES, [b"held"])
             held = transport.receive(UPDATES, SOON)
@@ -164,7 +165,7 @@ def test_bodies_and_models_fit_a_broker_that_takes_only_small_messages(tight: Se
 def test_what_was_held_beyond_the_consumer_timeout_went_back_and_the_setting_is_named(tight: Service) -> None:
     with closing(RabbitTransport(tight.url)) as slow, closing(RabbitTransport(tight.url)) as next_one:
         slow.declare(TASKS, DEAD_LETTERS)
-        assert slow.take_lead("other", SOON)
+        assert slow.acquire_leadership("other", SOON)
         slow.publish(TASKS, [b"task"])
         held = slow.receive(TASKS, SOON)
         assert held is not None
@@ -175,4 +176,4 @@ def test_what_was_held_beyond_the_consumer_timeout_went_back_and_the_setting_is_
             held.acknowledge()
         with pytest.raises(BrokerUnavailable, match=r"consumer_timeout in rabbitmq\.conf"):
             slow.receive(TASKS, SOON)
-        assert not next_one.take_lead("other", 0.0)
+        assert not next_one.acquire_leadership("other", 0.0)

@@ -50,6 +50,7 @@ class _Kept:
     """Of its first chunk"""
     body_id: str
     num_chunks: int
+    entry: str = ""
 
 
 @dataclass(frozen=True)
@@ -81,18 +82,23 @@ class ModelLog:
         self._taps: dict[int, _Tap] = {}
         """By window"""
 
-    def append(self, run: str, version: int, body: Buffers, kept: int) -> ModelAddress:
-        self._open(run, size(body), kept)
+    def append(
+        self, run: str, version: int, body: Buffers, kept: int, entry: str, entries: int
+    ) -> ModelAddress:
+        self._open(run, size(body), kept * entries)
         try:
             return self._outlet.fitting(
-                lambda chunk_bytes: self._append(run, version, body, kept, chunk_bytes)
+                lambda chunk_bytes: self._append(
+                    ModelAddress(run, version, 0, entry), body, kept, chunk_bytes
+                )
             )
         except QueueMissing as error:
             # It was declared: a broker that has just started can read a stream before it can write to it.
             self._opened.discard(run)
             raise BrokerUnavailable(f"RabbitMQ does not take models of run {run} yet: try again") from error
 
-    def _append(self, run: str, version: int, body: Buffers, kept: int, chunk_bytes: int) -> ModelAddress:
+    def _append(self, wanted: ModelAddress, body: Buffers, kept: int, chunk_bytes: int) -> ModelAddress:
+        run, version, entry = wanted.run, wanted.version, wanted.entry
         queue, lead = models_queue(run), self._lead_of(run)
         # Forgotten until all is well: after trouble nobody knows what the broker has taken.
         written = self._written.pop(run, None)
@@ -107,12 +113,13 @@ class ModelLog:
         for number, frame in enumerate(frames, first):
             self._outlet.put(queue, frame, {**about, _NUMBER: number})
         num_chunks = number + 1 - first
-        others = [line for line in written.index if line.version != version]
-        index = (*others, _Kept(version, first, body_id.hex, num_chunks))[-kept:]
+        # A main entry replaces the version whole.
+        others = [k for k in written.index if k.version != version or (entry and k.entry != entry)]
+        index = _newest((*others, _Kept(version, first, body_id.hex, num_chunks, entry)), kept)
         self._outlet.put(queue, b"", {_NUMBER: number + 1, **_index_header(index)})
         if lead is not None:
             self._written[run] = _Written(number + 1, index, lead)
-        return ModelAddress(run, version, first)
+        return ModelAddress(run, version, first, entry)
 
     def _look(self, run: str, lead: object | None) -> _Written:
         last = self._last(run)
@@ -123,7 +130,8 @@ class ModelLog:
     def read(self, address: ModelAddress) -> memoryview:
         try:
             last = self._last(address.run)
-            found = [line for line in last.index if line.version == address.version] if last else []
+            wanted = (address.version, address.entry)
+            found = [k for k in last.index if (k.version, k.entry) == wanted] if last else []
             if not last or not found:
                 raise _missing(address)
             assembler = Assembler()
@@ -156,7 +164,7 @@ class ModelLog:
                 if body is not None:
                     return body
 
-    def _open(self, run: str, num_bytes: int, kept: int) -> None:
+    def _open(self, run: str, num_bytes: int, bodies: int) -> None:
         queue = models_queue(run)
         if run in self._opened:
             return
@@ -167,7 +175,7 @@ class ModelLog:
             stored = num_bytes + num_bytes // 64 + (1 << 16)
             segment = min(max(stored, _SMALLEST_SEGMENT), _LARGEST_SEGMENT)
             # Whole segments are dropped, as soon as the others exceed the length.
-            length = (kept + _SPARE_VERSIONS) * stored + 2 * segment
+            length = (bodies + _SPARE_VERSIONS) * stored + 2 * segment
             self._outlet.declare_exchanges()
             self._outlet.prepare_streams()
             limits = {"x-max-length-bytes": length, "x-stream-max-segment-size-bytes": segment}
@@ -292,6 +300,12 @@ class _Tap:
 
     def _on_cancel(self, _frame: object) -> None:
         self._cancelled = True
+
+
+def _newest(index: tuple[_Kept, ...], kept: int) -> tuple[_Kept, ...]:
+    """Of the `kept` versions whose main entry was written last"""
+    versions = list(dict.fromkeys(line.version for line in index))[-kept:]
+    return tuple(line for line in index if line.version in versions)
 
 
 def _index_header(index: tuple[_Kept, ...]) -> Headers:

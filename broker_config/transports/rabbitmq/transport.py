@@ -53,7 +53,7 @@ class RabbitDelivery:
         self._was_given_back = headers.get(_REDELIVERED) is True
         self.redelivered: bool = letter.redelivered or self._was_given_back
         self.sender: str | None = letter.properties.user_id or ""
-        self.is_at_hand = self._place is None
+        self.body_is_inline = self._place is None
         self.reason: str | None = None
         if self._kind is DEAD:
             reason = headers.get(_REASON) or headers.get("x-first-death-reason")
@@ -194,13 +194,15 @@ class RabbitTransport:
     def depth(self, queue: str) -> int | None:
         return self._plumb.depth(queue)
 
-    def append_model(self, run: str, version: int, body: Buffers, kept: int = 2) -> ModelAddress:
-        return self._models.append(run, version, body, kept)
+    def append_model(
+        self, run: str, version: int, body: Buffers, kept: int = 2, entry: str = "", entries: int = 1
+    ) -> ModelAddress:
+        return self._models.append(run, version, body, kept, entry, entries)
 
     def read_model(self, address: ModelAddress) -> memoryview:
         return self._models.read(address)
 
-    def take_lead(self, run: str, timeout_seconds: float) -> bool:
+    def acquire_leadership(self, run: str, timeout_seconds: float) -> bool:
         lead = self._leads.setdefault(run, Lead(self._line, self._outlet, run))
         return lead.take(timeout_seconds)
 
@@ -217,7 +219,7 @@ class RabbitTransport:
             self._outlet.delete(queue)
         self._models.forget(run)
 
-    def concerns(self, longest_task_seconds: float) -> tuple[str, ...]:
+    def timeout_warnings(self, longest_task_seconds: float) -> tuple[str, ...]:
         """AMQP cannot tell what a broker's time-out is, only which broker it is."""
         version = ".".join(map(str, self._line.version))
         needed_seconds = consumer_timeout_seconds(longest_task_seconds)

@@ -195,7 +195,7 @@ def seconds_a_round(group: Group) -> Spread | None:
 
 
 def difference(group: Group, other: Group, number: int) -> Spread | None:
-    """Difference in the accuracy of θ′ at one round, by seed: runs with one seed have the same labels."""
+    """Difference in the accuracy of the global model at one round, by seed: runs with one seed have the same labels."""
     mine, theirs = (
         {run.recipe.seed: known[number] for run in g.runs if number in (known := run.accuracy("global"))}
         for g in (group, other)

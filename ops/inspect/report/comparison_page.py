@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 
+from fedil_model.methods.interface import Model
 from ops.cli.view.ending import duration
 from ops.cli.view.rows import percent
 from ops.inspect.report.comparison import (
@@ -63,13 +64,12 @@ def _columns(first: Group, shared: int | None, *, several: bool) -> list[Column]
     columns: list[Column] = [
         ("n", lambda group: len(group.runs)),
         ("seeds", lambda group: ", ".join(map(str, group.seeds))),
-        ("θ′ at the end, %", lambda group: _percents(final_accuracy(group, "global"), len(group.runs))),
-        ("θ₀ at the end, %", lambda group: _percents(final_accuracy(group, "server"), len(group.runs))),
+        *(_final(model) for model in first.runs[0].display.models),
     ]
     if shared is not None:
         columns.append(
             (
-                f"θ′ at round {shared}, %",
+                f"accuracy at round {shared}, %",
                 lambda group: _percents(accuracy_at(group, "global", shared), len(group.runs)),
             )
         )
@@ -82,6 +82,11 @@ def _columns(first: Group, shared: int | None, *, several: bool) -> list[Column]
         ("server-only, %", lambda group: _percents(baseline(group), len(group.runs))),
         ("seconds a round", lambda group: _seconds(seconds_a_round(group))),
     ]
+
+
+def _final(model: Model) -> Column:
+    title = "accuracy at the end, %" if model.name == "global" else f"{model.title} at the end, %"
+    return title, lambda group: _percents(final_accuracy(group, model.name), len(group.runs))
 
 
 def _percents(spread: Spread | None, runs: int) -> str:
@@ -124,7 +129,6 @@ def _runs(comparison: Comparison) -> Iterator[tuple[Cell, ...]]:
                 run.recipe.seed,
                 run.state,
                 _last(run.accuracy("global")),
-                _last(run.accuracy("server")),
                 duration(sum(record.seconds.get("total", 0.0) for record in run.records)),
                 meaning_of(run).headline,
             )

@@ -27,7 +27,7 @@ def run_page(run: Run, evidence: Evidence) -> str:
         exclusions=exclusions(run),
         quality=quality(evidence),
         quality_plots=[panel(confusion_plot(evidence)), panel(per_class_plot(run, evidence))],
-        samples=samples(run, evidence),
+        samples=samples(evidence),
         split=split(run, evidence),
         settings=settings(run),
         environment=environment_tables(run),

@@ -3,13 +3,13 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 
+from fedil_model.methods.interface import Series
 from ops.cli.view.rows import excluded, number, percent
 from ops.inspect.report.reading import Run, num_rounds
 from ops.inspect.report.rendering import brief
 from server_worker.watch.events import RoundRecord
 
 MEANINGS = {
-    "rejected_cosine": "the update points away from the server’s own step (cosine below 0)",
     "invalid": "the update is not finite, absurdly large, or does not fit the model",
     "refused": "the worker declined the task and said why",
     "missing": "no answer before the round closed",
@@ -21,10 +21,6 @@ REFUSALS = {
     "model_missing": "the client found no model in the log, and was asked again",
     "digest": "its bytes are not what their digest says",
 }
-ROUND_HEADINGS = (
-    *("round", "θ′ %", "θ₀ %", "‖Δθ‖", "accepted", "pseudo", "promoted", "seconds"),
-    "excluded, and why",
-)
 MOST_CLIENTS, MOST_NAMED, MOST_ROUNDS = 15, 6, 500
 
 Row = tuple[str | int, ...]
@@ -46,7 +42,7 @@ def exclusions(run: Run) -> dict[str, object]:
     return {
         "none": _none(run, asked.total()),
         "asked": asked.total(),
-        "by_reason": list(_by_reason(reasons, last, asked.total())),
+        "by_reason": list(_by_reason(run, reasons, last, asked.total())),
         "by_client": list(_by_client(by_client, asked)),
         "clients_shown": some,
         "messages": list(_messages(run)),
@@ -55,13 +51,14 @@ def exclusions(run: Run) -> dict[str, object]:
 
 def _none(run: Run, asked: int) -> str:
     if asked:
-        return f"Nobody: all {asked:,} updates of {num_rounds(len(run.records))} counted."
-    return "Not known: the history is missing." if run.rounds_lost else "Nobody has been asked yet."
+        return f"None: all {asked:,} updates of {num_rounds(len(run.records))} counted."
+    return "Not known: the history is missing." if run.rounds_lost else "No client has been asked yet."
 
 
-def _by_reason(reasons: "Counter[str]", last: Mapping[str, str], asked: int) -> Iterator[Row]:
+def _by_reason(run: Run, reasons: "Counter[str]", last: Mapping[str, str], asked: int) -> Iterator[Row]:
+    meanings = MEANINGS | {outcome.name: outcome.help for outcome in run.display.outcomes}
     for reason, count in reasons.most_common():
-        share, meaning = percent(count / asked, 1), MEANINGS.get(reason, "")
+        share, meaning = percent(count / asked, 1), meanings.get(reason, "")
         yield _words(reason), f"{count:,}", share, meaning, brief(last[reason], 160)
 
 
@@ -91,23 +88,37 @@ def rounds_table(run: Run) -> dict[str, object]:
     return {
         "left_out": f"{left_out:,}" if left_out else "",
         "summary": f"{which} {num_rounds(len(shown))}" if len(shown) > 1 else "1 round",
-        "headings": ROUND_HEADINGS,
-        "rows": [_row(record) for record in shown],
+        "headings": (
+            "round",
+            *(f"{model.title} %" for model in run.display.models),
+            *("‖Δθ‖", "accepted"),
+            *(series.column for series in _columns(run)),
+            *("seconds", "excluded, and why"),
+        ),
+        "rows": [_row(run, record) for record in shown],
     }
 
 
-def _row(record: RoundRecord) -> Row:
+def _columns(run: Run) -> list[Series]:
+    return [series for series in run.display.series() if series.column]
+
+
+def _row(run: Run, record: RoundRecord) -> Row:
     return (
         record.round,
-        percent(record.accuracy.get("global")),
-        percent(record.accuracy.get("server")),
+        *(percent(record.accuracy.get(model.name)) for model in run.display.models),
         number(record.delta_norm),
         f"{record.accepted}/{record.selected}",
-        f"{record.pseudo_labels:,}",
-        f"{record.promoted:,}",
+        *(_cell(series, record.series.get(series.name)) for series in _columns(run)),
         f"{record.seconds.get('total', 0.0):.1f}",
         "; ".join(_named(record)),
     )
+
+
+def _cell(series: Series, value: float | None) -> str:
+    if series.unit == "share":
+        return percent(value, 1)
+    return "–" if value is None else f"{value:,.0f}" if series.unit == "samples" else number(value)
 
 
 def _named(record: RoundRecord) -> Iterator[str]:

@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Iterator
 
+from fedil_model.methods.interface import Series
 from ops.cli.view.ending import duration
 from ops.cli.view.rows import percent
 from ops.inspect.report.reading import Run
@@ -29,17 +30,17 @@ def cards(run: Run) -> Iterator[tuple[str, str, str]]:
         below = f"round {last.round}"
         if counted > 1:
             below += f"; mean of the last {counted} evaluations {percent(mean)} %"
-        yield "accuracy of θ′", _percent(last.accuracy["global"]), below
-        if "server" in last.accuracy:
-            yield "accuracy of θ₀", _percent(last.accuracy["server"]), "after the server’s own step"
-        if "ema" in last.accuracy:
-            yield "moving average of θ′", _percent(last.accuracy["ema"]), ""
+        for model in run.display.models:
+            if model.name in last.accuracy:
+                remark = below if model.name == "global" else model.help
+                yield f"accuracy of {model.title}", _percent(last.accuracy[model.name]), remark
     else:
-        yield "accuracy of θ′", "–", "not known" if run.rounds_lost else "not evaluated"
+        yield "accuracy", "–", "not known" if run.rounds_lost else "not evaluated"
     if run.baseline is not None:
         below = "the same network on the same labels"
         if evaluated:
-            below += f"; θ′ {points(evaluated[-1].accuracy['global'] - run.baseline)}"
+            gain = points(evaluated[-1].accuracy["global"] - run.baseline)
+            below += f"; {run.display.models[0].title} {gain}"
         yield "server-only baseline", _percent(run.baseline), below
     done = run.rounds_done or run.rounds_lost
     yield "rounds", f"{done:,} of {run.recipe.rounds:,}", _updates(run)
@@ -70,14 +71,14 @@ def _label_cards(run: Run) -> Iterator[tuple[str, str, str]]:
             f"and {unlabelled:,} samples without at {len(run.split.clients)} clients" if unlabelled else ""
         )
         yield "labels at the server", f"{len(run.split.labelled):,}", below
-    if not run.records:
-        return
-    last = run.records[-1]
-    yield "pseudo-labels", f"{last.pseudo_labels:,}", f"{last.credible:,} of them promoted (credible)"
-    pure = last.purity.get("pseudo_labels")
-    if pure is not None:
-        credible = last.purity.get("credible")
-        below = f"of the promoted {_percent(credible)}" if credible is not None else "none promoted yet"
-        yield "right pseudo-labels", _percent(pure), below
-    else:
-        yield "right pseudo-labels", "–", "the truth is not known, as in a real deployment"
+    for chart in run.display.charts if run.records else ():
+        for series in chart.series:
+            if series.source in ("client_total", "label_set"):
+                name = series.title if series.source == "client_total" else f"{chart.title}: {series.title}"
+                yield name, *_series_card(series, run.records[-1].series.get(series.name))
+
+
+def _series_card(series: Series, value: float | None) -> tuple[str, str]:
+    if value is None:
+        return "–", "the truth is not known" if series.source == "label_set" else "not known"
+    return _percent(value) if series.unit == "share" else f"{value:,.0f}", series.help

@@ -1,4 +1,4 @@
-"""Accuracy and mistakes of θ′ on the test set, by class."""
+"""Accuracy and mistakes of the global model on the test set, by class."""
 
 from ops.cli.view.rows import percent
 from ops.inspect.quality import CONFUSIONS_LISTED, Quality

@@ -1,4 +1,4 @@
-"""Promoted pseudo-labels: how many are right, by label, and pictures of some."""
+"""Labels that clients keep: how many are right, by label, and pictures of some."""
 
 import base64
 import io
@@ -8,55 +8,50 @@ import numpy as np
 
 from ops.cli.view.rows import percent
 from ops.inspect.report.evidence import Evidence, Missing
-from ops.inspect.report.pseudo_labels import Picture, Promoted
-from ops.inspect.report.reading import Run
+from ops.inspect.report.held_labels import HeldLabels, Picture
 
 LARGEST_SIDE = 96
 """Pixels. Larger pictures are scaled down, which keeps the file small."""
 MOST_CLASSES = 120
 
 
-def samples(run: Run, evidence: Evidence) -> dict[str, object]:
-    promoted, names = evidence.promoted, evidence.class_names
-    if isinstance(promoted, Missing):
-        return {"absent": f"Nothing to show: {promoted.why}."}
-    total, right = len(promoted.said_N), promoted.num_right
+def samples(evidence: Evidence) -> dict[str, object]:
+    held, names = evidence.held_labels, evidence.class_names
+    if isinstance(held, Missing):
+        return {"absent": f"Nothing to show: {held.why}."}
+    total, right = len(held.said_N), held.num_right
     if not total:
-        return {"absent": _none_yet(run, promoted)}
+        return {"absent": _none_yet(held)}
     return {
         "absent": "",
-        "text": _sentence(run, promoted),
-        "unreadable": ", ".join(map(str, promoted.unreadable[:10])),
-        "not_pictures": promoted.not_pictures,
+        "text": _sentence(held),
+        "unreadable": ", ".join(map(str, held.unreadable[:10])),
+        "not_pictures": held.not_pictures,
         "galleries": [
-            (f"Wrong ({total - right:,})", "wrong", [_shown(one, names) for one in promoted.wrong]),
-            (f"Right ({right:,})", "right", [_shown(one, names) for one in promoted.right]),
+            (f"Wrong ({total - right:,})", "wrong", [_shown(one, names) for one in held.wrong]),
+            (f"Right ({right:,})", "right", [_shown(one, names) for one in held.right]),
         ],
-        "by_label": list(_by_label(promoted, names)),
+        "by_label": list(_by_label(held, names)),
     }
 
 
-def _none_yet(run: Run, promoted: Promoted) -> str:
-    needed = run.recipe.method.credibility
+def _none_yet(held: HeldLabels) -> str:
+    more = f" {held.others:,} samples carry a label in another set." if held.others else ""
+    return f"No sample carries a label in the set {_words(held)} yet.{more}"
+
+
+def _sentence(held: HeldLabels) -> str:
+    total = len(held.said_N)
+    more = f" {held.others:,} more carry a label in another set only." if held.others else ""
     return (
-        f"No sample has been promoted yet: that takes {needed} activations of its client in a row that agree on its "
-        f"label. {promoted.waiting:,} samples carry a label and wait."
+        f"{total:,} samples carry a label in the set {_words(held)}; {percent(held.num_right / total)} % of those "
+        f"labels are right.{more} The truth is known here because the data are an experiment’s; neither server nor "
+        "clients saw it."
     )
 
 
-def _sentence(run: Run, promoted: Promoted) -> str:
-    total = len(promoted.said_N)
-    told = run.records[-1].credible if run.records else total
-    late = (
-        ""
-        if told == total
-        else f" (the server has been told of {told:,}: answers that came late do not count)"
-    )
-    return (
-        f"{total:,} samples were promoted and keep their label{late}; {percent(promoted.num_right / total)} % of those "
-        f"labels are right. {promoted.waiting:,} more carry a label and wait. The truth is known here because the "
-        "data are an experiment’s; neither server nor clients saw it."
-    )
+def _words(held: HeldLabels) -> str:
+    return f"“{held.name.replace('_', ' ')}”"
 
 
 def _shown(picture: Picture, names: Sequence[str]) -> dict[str, object]:
@@ -79,8 +74,8 @@ def _data_url(pixels: np.ndarray) -> str:
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-def _by_label(promoted: Promoted, names: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    right = promoted.said_N == promoted.truth_N
-    for label in np.unique(promoted.said_N)[:MOST_CLASSES]:
-        chosen = promoted.said_N == label
+def _by_label(held: HeldLabels, names: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    right = held.said_N == held.truth_N
+    for label in np.unique(held.said_N)[:MOST_CLASSES]:
+        chosen = held.said_N == label
         yield names[label], f"{chosen.sum():,}", percent(float(right[chosen].mean()), 1)
