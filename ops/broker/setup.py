@@ -21,7 +21,7 @@ from broker_config.brokers.definitions import (
 )
 from broker_config.process.durable import make_directory, write_atomically
 from broker_config.stores.redis.admin import AclUser, RedisAdmin, open_admin
-from broker_config.transports.rabbitmq.publisher import SETTLE_SECONDS
+from broker_config.transports.rabbitmq.queue_admin import SETTLE_SECONDS
 from ops.broker.accounts import Account, Addresses, read_accounts, write_environment
 from ops.broker.differences import differences
 from ops.broker.management import Management

@@ -16,7 +16,7 @@ import pika
 from pika.adapters.utils.io_services_utils import _AsyncTransportBase
 
 from broker_config.transports.interface import ModelAddress
-from broker_config.transports.rabbitmq.connection import READ_BYTES, READ_LIMITS
+from broker_config.transports.rabbitmq.pika_private import READ_BYTES, READ_LIMITS
 from broker_config.transports.rabbitmq.transport import RabbitTransport
 from ops.local.services import rabbitmq_service
 

@@ -12,7 +12,7 @@ from broker_config.transports import connect_transport
 from broker_config.transports.interface import Delivery, Transport
 from broker_config.transports.reconnecting import ReconnectingTransport
 from tests.integration.configured_brokers import Brokers, configured_brokers
-from tests.integration.rabbitmq_peeking import SOON, delete_queue
+from tests.integration.rabbitmq_direct import SOON, delete_queue
 
 UPDATES, NORTH = updates_queue("run"), tasks_queue("north")
 
