@@ -220,23 +220,17 @@ def rabbitmq_conf(deadline_seconds: float, tls: str | None = None) -> str:
     """`tls`: path in the broker's file system of a folder with ca.pem, server.pem and server.key."""
     from broker_config.transports.rabbitmq.url import HEARTBEAT_SECONDS  # imported here because it loads pika
 
-    return _render(
-        "rabbitmq/rabbitmq.conf",
-        "rabbitmq/tls.conf",
-        tls,
-        consumer_timeout_ms=round(1000 * consumer_timeout_seconds(deadline_seconds)),
-        heartbeat_seconds=HEARTBEAT_SECONDS,
-    )
+    timeout_ms = round(1000 * consumer_timeout_seconds(deadline_seconds))
+    return _render("rabbitmq", tls, consumer_timeout_ms=timeout_ms, heartbeat_seconds=HEARTBEAT_SECONDS)
 
 
 def redis_conf(tls: str | None = None) -> str:
-    return _render("redis/redis.conf", "redis/tls.conf", tls)
+    return _render("redis", tls)
 
 
-def _render(template: str, tls_template: str, tls: str | None, **values: object) -> str:
-    text = (_HERE / template).read_text(encoding="utf-8")
-    if tls is not None:
-        text += (_HERE / tls_template).read_text(encoding="utf-8")
+def _render(broker: str, tls: str | None, **values: object) -> str:
+    files = [f"{broker}.conf"] if tls is None else [f"{broker}.conf", "tls.conf"]
+    text = "".join((_HERE / broker / file).read_text(encoding="utf-8") for file in files)
     return Template(text).substitute(values, tls=tls)
 
 

@@ -6,7 +6,6 @@ Uses plain containers, because testcontainers' own RabbitMQ module emits a depre
 import gc
 import warnings
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from ops.local.services.process import ANSWER_SECONDS, ServiceFailed, free_ports, wait_until
@@ -56,9 +55,7 @@ class ContainedService:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._container.stop()
 
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import NoReturn, Protocol, Self
 
 from broker_config.protocol.errors import FedILError
@@ -59,9 +58,7 @@ class Service(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -86,16 +83,15 @@ class PrivateService(ABC):
         self.log = self.directory / "output.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: Guard | None = None
-        self.ports = free_ports(self.port_names)
         self._first_start(_ATTEMPTS)
 
     def _first_start(self, attempts: int) -> None:
+        self.ports = free_ports(self.port_names)
         try:
             self.start()
         except PortTaken:
             if attempts == 1:
                 raise
-            self.ports = free_ports(self.port_names)
             self._first_start(attempts - 1)
 
     @property
@@ -176,9 +172,7 @@ class PrivateService(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.kill()
 
 

@@ -13,7 +13,6 @@ _MISSING = "RabbitMQ is not installed: apt install rabbitmq-server"
 # Not /usr/sbin: Debian's wrapper there changes to the system's user and files.
 _SCRIPTS = "/usr/lib/rabbitmq/bin"
 _NODE = "fedil@localhost"
-_MANAGEMENT, _METRICS = "rabbitmq_management", "rabbitmq_prometheus"
 
 SETTINGS = {
     "log.console": "true",
@@ -30,15 +29,13 @@ SETTINGS = {
 
 class RabbitMQ(PrivateService):
     name = "RabbitMQ"
-    port_names = ("amqp", "amqps", "epmd", "distribution", "management", "metrics")
+    port_names = ("amqp", "amqps", "epmd", "distribution", "management", "prometheus")
 
     def __init__(
         self, directory: Path, settings: Mapping[str, str], plugins: Sequence[str], tls: Tls | None
     ) -> None:
         self._program = _script("rabbitmq-server")
-        self._epmd = find_broker_program(
-            "epmd", missing="Erlang's epmd is not installed: apt install erlang-base"
-        )
+        self._epmd = find_broker_program("epmd", missing="Erlang is not installed: apt install erlang-base")
         self._settings, self._plugins, self._tls = dict(settings), tuple(plugins), tls
         super().__init__(directory)
 
@@ -65,7 +62,7 @@ class RabbitMQ(PrivateService):
     @property
     def metrics_place(self) -> str:
         """host:port of the node's Prometheus metrics; of a node with `metrics`."""
-        return f"{LOOPBACK}:{self.ports['metrics']}"
+        return f"{LOOPBACK}:{self.ports['prometheus']}"
 
     def ctl(self, *arguments: str) -> str:
         """Runs rabbitmqctl and returns its output."""
@@ -84,17 +81,17 @@ class RabbitMQ(PrivateService):
             cookie.chmod(0o400)
         settings = self._listeners() | self._settings
         (self.directory / "rabbitmq.conf").write_text(write_settings(settings))
-        (self.directory / "enabled_plugins").write_text(f"[{','.join(self._plugins)}].\n")
+        (self.directory / "enabled_plugins").write_text(
+            f"[{','.join(f'rabbitmq_{plugin}' for plugin in self._plugins)}].\n"
+        )
         # One process group for both, so that they are killed together.
         script = f'"$1" -port {self.ports["epmd"]} -address {LOOPBACK} & exec "$2"'
         return broker_command("sh", "-c", script, "rabbitmq", self._epmd, self._program)
 
     def _listeners(self) -> dict[str, str]:
         settings: dict[str, str] = {}
-        if _MANAGEMENT in self._plugins:
-            settings |= {"management.tcp.ip": LOOPBACK, "management.tcp.port": str(self.ports["management"])}
-        if _METRICS in self._plugins:
-            settings |= {"prometheus.tcp.ip": LOOPBACK, "prometheus.tcp.port": str(self.ports["metrics"])}
+        for plugin in self._plugins:
+            settings |= {f"{plugin}.tcp.ip": LOOPBACK, f"{plugin}.tcp.port": str(self.ports[plugin])}
         if self._tls:
             settings |= {
                 "listeners.ssl.1": f"{LOOPBACK}:{self.ports['amqps']}",
@@ -166,8 +163,7 @@ def private_rabbitmq(
 ) -> RabbitMQ:
     """`config` is text for rabbitmq.conf, which overrides the default settings. With `definitions` there is no user
     guest, unless they contain it."""
-    wanted = {_MANAGEMENT: management, _METRICS: metrics}
-    plugins = [plugin for plugin, enabled in wanted.items() if enabled]
+    plugins = [plugin for plugin, wanted in (("management", management), ("prometheus", metrics)) if wanted]
     settings = SETTINGS | read_settings(config)
     if definitions:
         settings["load_definitions"] = str(definitions.resolve())

@@ -42,15 +42,14 @@ class Redis(PrivateService):
     def _tls_options(self) -> list[str]:
         if self._tls is None:
             return []
-        tls = self._tls
-        files = {"cert": tls.certificate, "key": tls.key, "ca-cert": tls.authority}
-        options = [
-            "--tls-port",
-            str(self.ports["tls"]),
-            "--tls-auth-clients",
-            "yes" if tls.ask_clients else "no",
-        ]
-        return options + [word for name, file in files.items() for word in (f"--tls-{name}-file", str(file))]
+        options = {
+            "port": self.ports["tls"],
+            "auth-clients": "yes" if self._tls.ask_clients else "no",
+            "cert-file": self._tls.certificate,
+            "key-file": self._tls.key,
+            "ca-cert-file": self._tls.authority,
+        }
+        return [word for name, value in options.items() for word in (f"--tls-{name}", str(value))]
 
     def _environment(self) -> Mapping[str, str]:
         return os.environ
