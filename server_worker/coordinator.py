@@ -193,7 +193,7 @@ class Coordinator:
         increments = (*progress.increments, Increment(folded.delta_norm, folded.effort, model_norm))
         rates = [learning_rate(self._recipe.client, t, self._recipe.rounds) for t in range(1, number + 1)]
         convergence = asdict(assess(increments, rates))
-        metrics = {**step.metrics, **folded.metrics}
+        metrics = {**step.metrics, **folded.metrics, **end.metrics}
         learned = {o.client: closed.asked[o.client] for o in outcomes if o.outcome not in NOT_LEARNED}
         return Progress(
             round=number,

@@ -1,19 +1,29 @@
-"""Building blocks that methods share: the network, seeds, training on labelled samples, static batch norm."""
+"""Building blocks that methods share: the network, seeds, training at the server and at a client, static batch norm."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedil_model.data.datasets.interface import Samples
-from fedil_model.errors import NumericError
-from fedil_model.methods.interface import MethodContext, State, Tensors
+from fedil_model.errors import NumericError, StateError
+from fedil_model.methods.interface import Activation, MethodContext, State, Tensors
 from fedil_model.networks import build_network
 from fedil_model.networks.normalisation import refresh_statistics
 from fedil_model.seeding import derive_seed
+from fedil_model.settings import ServerSettings
+from fedil_model.training.batches import shuffled_batches
 from fedil_model.training.flat_model import FlatModel, Weights, all_finite
-from fedil_model.training.precision import seeded
+from fedil_model.training.optimiser import FlatSGD, learning_rate
+from fedil_model.training.precision import autocast, seeded
 from fedil_model.training.supervised import Supervised, train_supervised
+
+_SHARED = {"epochs": 5, "batch_size": 10, "lr_schedule": "cosine", "clip_norm": 1.0}
+SHARED_OPTIMISERS: dict[str, Any] = {"client": _SHARED, "server": _SHARED}
+"""Of the FixMatch family: SemiFL, (FL)² and the baselines beside them. What is not named here is the same by default.
+With more than 1,000 labels they use server batches of 250."""
 
 
 class MethodBase:
@@ -41,22 +51,40 @@ class MethodBase:
         settings = self._learning.server
         self._student.load(self._network().take_weights())
         if settings.pretrain_epochs:
-            lr, strong_weight = settings.pretrain_lr or settings.lr, settings.pretrain_strong_weight
-            self._train_supervised(
-                labelled, settings.pretrain_epochs, lr, strong_weight, self._seed("pretrain")
-            )
+            lr, seed = settings.pretrain_lr or settings.lr, self._seed("pretrain")
+            weight = settings.pretrain_strong_weight
+            self._train_supervised(labelled, settings, settings.pretrain_epochs, lr, weight, seed)
         self._refresh(labelled)
         return self._student.take_weights()
 
+    def _train_on_labels(
+        self, labelled: Samples, round_number: int, settings: ServerSettings | None = None
+    ) -> tuple[Weights, Supervised]:
+        """Trains what the student holds on the labelled samples, as a round does, and takes it."""
+        settings = settings or self._learning.server
+        lr, seed = (
+            learning_rate(settings, round_number, self._learning.rounds),
+            self._seed("server", round_number),
+        )
+        done = self._train_supervised(labelled, settings, settings.epochs, lr, settings.strong_weight, seed)
+        self._refresh(labelled)
+        return self._student.take_weights(), done
+
     def _train_supervised(
-        self, labelled: Samples, epochs: int, lr: float, strong_weight: float, seed: int
+        self,
+        labelled: Samples,
+        settings: ServerSettings,
+        epochs: int,
+        lr: float,
+        strong_weight: float,
+        seed: int,
     ) -> Supervised:
         with seeded(seed, self.device):
             return train_supervised(
                 self._student,
                 labelled,
                 self._views,
-                self._learning.server,
+                settings,
                 epochs=epochs,
                 lr=lr,
                 strong_weight=strong_weight,
@@ -80,6 +108,45 @@ class MethodBase:
         self._refresh(labelled)
         return Weights(weights.params, self._student.take_weights().buffers)
 
+    @contextmanager
+    def _client_training(
+        self, activation: Activation, start: Weights
+    ) -> Iterator[tuple[FlatSGD, torch.Generator]]:
+        """The student with `start`, in training mode; an optimiser at the round's rate, and the task's random draws."""
+        client, round_number = activation.client, activation.round_number
+        if len(activation.inputs) == 0:
+            raise StateError(f"client {client} has no samples")
+        self._student.load(start)
+        self._student.module.train()
+        seed = self._seed("client", round_number, client)
+        lr = learning_rate(self._learning.client, round_number, self._learning.rounds)
+        with seeded(seed, self.device):
+            optimiser = FlatSGD(self._student, self._learning.client, lr)
+            yield optimiser, torch.Generator().manual_seed(seed)
+
+    def _client_batches(self, num_samples: int, generator: torch.Generator) -> Iterator[Tensor]:
+        settings = self._learning.client
+        for _ in range(settings.epochs):
+            yield from shuffled_batches(num_samples, settings.batch_size, generator, self.device)
+
+    def _logits(self, inputs: Tensor) -> Tensor:
+        """Of the student, in the mode that it is in."""
+        with autocast(self.device, self._learning.autocast):
+            logits_BC: Tensor = self._student.module(inputs).float()
+        return logits_BC
+
+    def _take_delta(self, activation: Activation, start: Weights, losses: Sequence[float]) -> Weights:
+        """What training added to `start`. Raises NumericError if it diverged."""
+        trained = self._student.take_weights()
+        check_finite(activation.client, trained.params, losses)
+        return Weights(trained.params.sub_(start.params), trained.buffers.sub_(start.buffers))
+
+    def _variances(self) -> Tensor:
+        """Marks the buffer values that are running variances."""
+        buffers = [(n, b) for n, b in self._student.module.named_buffers() if b.is_floating_point()]
+        marks = [torch.full((buffer.numel(),), name.endswith("running_var")) for name, buffer in buffers]
+        return torch.cat([torch.zeros(0, dtype=torch.bool), *marks])
+
     def extras_for(self, state: State, round_number: int, client: int) -> Sequence[str]:  # noqa: ARG002
         return ()
 
@@ -92,6 +159,12 @@ def make_view(
 ) -> Tensor:
     """A user's views need not accept empty batches."""
     return view(raw, generator) if len(raw) else raw
+
+
+def split_batch(size: int | None, *columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Parts of at most `size` rows of columns that have the same number of rows; None: the whole."""
+    count = 1 if size is None else max(-(-len(columns[0]) // size), 1)
+    return zip(*(column.tensor_split(count) for column in columns), strict=True)
 
 
 def check_finite(client: int, params: Tensor, losses: Sequence[float]) -> None:

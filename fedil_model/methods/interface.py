@@ -10,7 +10,7 @@ names it as `module:callable`. The contract suite is tests/contract/test_method_
 This module does not import torch, so that a recipe is validated before torch is loaded.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -100,6 +100,10 @@ class RoundEnd:
     state: State
     models: "Mapping[str, Weights]"
     """Models to evaluate and export, by the name of a declared `Model`; "global" is the one that ships."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """More numbers of the round, by the name of a declared series"""
+    delta_norm: float | None = None
+    """‖Δθ‖ where this step moved the model that ships; None: the fold's"""
 
 
 # ---- what a client does ---------------------------------------------------------------------------------------------
@@ -174,7 +178,7 @@ class Series:
     """One sentence: what it is"""
     source: Literal["server", "client_mean", "client_total", "client_gain", "label_set"] = "server"
     """Where the number comes from.
-    server: ServerStep.metrics or Folded.metrics
+    server: metrics of ServerStep, Folded or RoundEnd
     client_mean: mean of what the round's clients reported, if more than half of them did
     client_total: sum over all clients of the run of what each reported last
     client_gain: by how much `of`, a client_total, grew in this round
@@ -184,13 +188,13 @@ class Series:
     column: str = ""
     """Heading of its column in the terminal; empty: no column"""
     metric: str = ""
-    """Prometheus name; empty: fedil_<name>"""
+    """Prometheus name; empty: fedil_<name>, of a client_gain, which is a counter, fedil_<name>_total"""
     metric_label: tuple[str, str] | None = None
     """(label, value), for series that share a Prometheus name"""
 
     @property
     def metric_name(self) -> str:
-        return self.metric or f"fedil_{self.name}"
+        return self.metric or f"fedil_{self.name}{'_total' if self.source == 'client_gain' else ''}"
 
 
 @dataclass(frozen=True)
@@ -225,6 +229,7 @@ class Outcome:
     """What may become of an update, besides accepted, invalid, refused, missing and stale, which the engine knows."""
 
     name: str
+    """It begins with "rejected" if such updates do not count: Prometheus rules rely on that."""
     title: str
     help: str
 
@@ -240,6 +245,8 @@ class Model:
     fit: Literal["", "linear_probe", "fine_tune"] = ""
     """What is done to it on the labelled samples before its predictions count: nothing, a new linear head on frozen
     features, or training of the whole network"""
+    optional: bool = False
+    """Only some settings make it"""
 
 
 @dataclass(frozen=True)
@@ -251,6 +258,12 @@ class Display:
 
     def series(self) -> tuple[Series, ...]:
         return tuple(series for chart in self.charts for series in chart.series)
+
+    def metrics(self) -> Iterator[tuple[Series, str]]:
+        """Series with the help text of their Prometheus metric: the chart's, where series share one."""
+        for chart in self.charts:
+            for series in chart.series:
+                yield series, chart.help if series.metric_label else series.help
 
 
 @dataclass(frozen=True)

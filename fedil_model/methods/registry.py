@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 METHODS: dict[str, str] = {
     "fedil": "fedil_model.methods.fedil:spec",
+    "fedavg_fixmatch": "fedil_model.methods.fedavg_fixmatch:spec",
+    "semifl": "fedil_model.methods.semifl:spec",
 }
 """Name → `module:callable` of its MethodSpec. Imported when a recipe names it, since most of them import torch."""
 DEFAULT_METHOD = "fedil"

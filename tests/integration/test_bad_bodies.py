@@ -18,7 +18,7 @@ from broker_config.transports.rabbitmq.large_messages import BODY_HEADER
 from broker_config.transports.rabbitmq.publisher import CHUNK_BYTES, Publisher
 from broker_config.transports.rabbitmq.queue_admin import QueueAdmin
 from broker_config.transports.rabbitmq.url import parse_url
-from server_worker.round.inbox import MANY_LETTERS
+from server_worker.round.dead_letters import MANY_LETTERS
 from tests.federation import SOON, Federation, Hands, Over, blobs_recipe
 from tests.serving import Looks, until
 

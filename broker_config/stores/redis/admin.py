@@ -66,7 +66,8 @@ class RedisAdmin:
 @dataclass(frozen=True)
 class RedisReport:
     endpoint: str
-    version: str
+    product: str
+    """Name and version"""
     wrong: tuple[str, ...]
     """One sentence each, with the remedy"""
     unknown: tuple[str, ...]
@@ -81,7 +82,7 @@ def inspect_redis(url: str, own_key: str, foreign_key: str | None) -> RedisRepor
         wrong = [f"it {problem.text}" for problem in problems(info)]
         forgets, may_forget = _forgotten_users(connection, info)
         wrong += [*forgets, *_wrong_permissions(connection, own_key, foreign_key)]
-        return RedisReport(connection.endpoint, str(info["redis_version"]), tuple(wrong), tuple(may_forget))
+        return RedisReport(connection.endpoint, _product(info), tuple(wrong), tuple(may_forget))
 
 
 def accepts_anonymous(url: str) -> bool:
@@ -91,6 +92,12 @@ def accepts_anonymous(url: str) -> bool:
             return bool(connection.call(lambda redis: redis.ping()))
         except FedILError:
             return False
+
+
+def _product(info: Mapping[str, Any]) -> str:
+    """Valkey reports in `redis_version` the version of Redis that it is compatible with."""
+    valkey = info.get("valkey_version")
+    return f"Valkey {valkey}" if valkey else f"Redis {info['redis_version']}"
 
 
 def _forgotten_users(connection: RedisConnection, info: Mapping[str, Any]) -> tuple[list[str], list[str]]:

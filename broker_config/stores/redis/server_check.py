@@ -41,6 +41,10 @@ def problems(info: Mapping[str, Any]) -> Iterator[Problem]:
         yield Problem(
             f"is version {info['redis_version']}, and may lose ledgers when it restarts: use {MIN_VERSION} or later"
         )
+    if info.get("cluster_enabled"):
+        yield Problem(
+            "is a node of a cluster: FedIL needs a single primary (cluster-enabled no)", is_fatal=True
+        )
     if info.get("role") == "slave":
         primary = f"{info.get('master_host')}:{info.get('master_port')}"
         yield Problem(f"is a replica (replica-read-only): use its primary, {primary}", is_fatal=True)

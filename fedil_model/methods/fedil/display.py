@@ -47,7 +47,7 @@ DISPLAY = Display(
     models=(
         Model("global", "θ′", "the global model after the round"),
         Model("server", "θ₀", "the global model trained on the labelled samples at the start of the round"),
-        Model("ema", "average of θ′", "moving average of θ′ over rounds"),
+        Model("ema", "EMA", "moving average of θ′ over rounds", optional=True),
     ),
     charts=(
         Chart(
@@ -156,31 +156,29 @@ DISPLAY = Display(
 
 def view_ledger(arrays: Arrays) -> StateView:
     ledger = Ledger.from_arrays(arrays, arrays["streaks"].size if "streaks" in arrays else 0)
-    labelled_N = ledger.labels_N >= 0
-    labels, counts = np.unique(ledger.labels_N[labelled_N], return_counts=True)
-    credible = [int((ledger.credible_N & (ledger.labels_N == label)).sum()) for label in labels]
-    streaks, waiting = np.unique(ledger.streaks_N[~ledger.credible_N], return_counts=True)
+    sets = {"pseudo_labels": ledger.labels_N, "credible": np.where(ledger.credible_N, ledger.labels_N, -1)}
+    # By bincount, which is quick: the server views every ledger of a round.
+    most = int(ledger.labels_N.max(initial=0)) + 1
+    labels_C, credible_C = (np.bincount(of_N[of_N >= 0], minlength=most).tolist() for of_N in sets.values())
+    streaks = np.bincount(ledger.streaks_N[~ledger.credible_N]).tolist()
     return StateView(
         counts={
             "samples": len(ledger),
-            "pseudo_labels": int(labelled_N.sum()),
+            "pseudo_labels": sum(labels_C),
             "credible": int(ledger.credible_N.sum()),
         },
         tables=(
             Table(
                 "labels",
                 ("label", "samples", "credible"),
-                list(zip(labels.tolist(), counts.tolist(), credible, strict=True)),
+                [(label, count, credible_C[label]) for label, count in enumerate(labels_C) if count],
             ),
             Table(
                 "streaks",
                 ("agreed in a row", "samples"),
-                list(zip(streaks.tolist(), waiting.tolist(), strict=True)),
+                [(streak, count) for streak, count in enumerate(streaks) if count],
                 note="of the samples that are not credible yet",
             ),
         ),
-        label_sets={
-            "pseudo_labels": ledger.labels_N,
-            "credible": np.where(ledger.credible_N, ledger.labels_N, -1),
-        },
+        label_sets=sets,
     )

@@ -49,23 +49,19 @@ class FedIL(MethodBase):
         self._student.load(kept)
         self._refresh(labelled)
         global_ = Weights(kept.params, self._student.buffers())
+        server, done = self._train_on_labels(labelled, round_number)
+        # What decay alone does to θ₀; the cosine must not count it as agreement.
         settings = self._learning.server
         lr = learning_rate(settings, round_number, self._learning.rounds)
-        seed = self._seed("server", round_number)
-        done = self._train_supervised(labelled, settings.epochs, lr, settings.strong_weight, seed)
-        self._refresh(labelled)
-        tensors = global_.tensors("global") | self._student.take_weights().tensors("server")
-        # What decay alone does to θ₀; the cosine must not count it as agreement.
-        tensors["server_decay"] = torch.tensor(
-            decay_factor(settings, lr, done.num_steps), dtype=torch.float64
-        )
+        decay = torch.tensor(decay_factor(settings, lr, done.num_steps), dtype=torch.float64)
+        tensors = global_.tensors("global") | server.tensors("server") | {"server_decay": decay}
         return ServerStep(state, tensors, {"loss_server": done.loss})
 
     def client_step(self, activation: Activation) -> ClientResult:
-        return self._client_training.run(activation, self.micro_batch)
+        return self._algorithm_2.run(activation, self.micro_batch)
 
     @cached_property
-    def _client_training(self) -> ClientTraining:
+    def _algorithm_2(self) -> ClientTraining:
         return ClientTraining(self._context, self._student, self._network())
 
     def open_fold(self, state: State, bases: Mapping[int, Tensors], version: int) -> FedILFold:

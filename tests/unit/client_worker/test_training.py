@@ -18,7 +18,7 @@ from broker_config.transports.interface import ModelAddress
 from client_worker.device_cache import DeviceCache, cache_bytes
 from client_worker.training import DoesNotFit, OutOfMemory, Trainer
 from fedil_model.methods import make_method
-from fedil_model.methods.interface import ClientResult, Method
+from fedil_model.methods.interface import Activation, ClientResult, Method
 from fedil_model.training.flat_model import FlatModel, Weights, from_arrays, to_arrays
 from server_worker.run.inputs import network_of
 from tests.unit.client_worker.bench import CPU, TASKS, UPDATES, Bench, serve_one
@@ -277,7 +277,7 @@ def test_a_worker_that_has_trained_holds_what_it_received_once_and_lets_go_of_it
     arrays = decode_arrays(view, "model")[1]
     broadcast = from_arrays(arrays)
     assert all(tensor.data_ptr() % 64 == 0 for tensor in broadcast.values() if len(tensor))
-    result = method.client_step(broadcast, bench.federation.train.inputs[:40], None, 1, 0)
+    result = method.client_step(Activation(0, 1, broadcast, bench.federation.train.inputs[:40], None))
     assert result.num_steps > 0
     assert torch.equal(from_arrays(arrays)["server.params"], start.params + 0.01)  # nobody wrote into it
     del body, view, arrays, broadcast, tensors

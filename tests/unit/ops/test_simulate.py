@@ -25,6 +25,7 @@ from ops.local.workers import WorkerPool
 from server_worker.run.folder import RunDir
 from server_worker.run.name import known_run
 from server_worker.run.recipe import Recipe
+from server_worker.watch.notices import Notice
 
 test_set_read_in: list[threading.Thread] = []
 
@@ -102,7 +103,7 @@ def test_every_answer_counts_as_progress_of_the_workers(
 @pytest.mark.usefixtures("_dying_workers")
 def test_a_watcher_that_fails_beside_the_loop_is_the_error_of_the_run(tmp_path: Path) -> None:
     class Closed(QuietView):
-        def note(self, text: str) -> None:
+        def note(self, notice: Notice) -> None:
             raise BrokenPipeError(32, "Broken pipe")
 
     with pytest.raises(BrokenPipeError):

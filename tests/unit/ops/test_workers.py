@@ -14,6 +14,7 @@ import client_worker.pool
 from broker_config.protocol.errors import UsageError
 from ops.cli.view import QuietView
 from ops.local.workers import WorkerPool
+from server_worker.watch.notices import Notice
 
 PATIENCE = 60.0
 DIES = """#!/bin/sh
@@ -41,7 +42,7 @@ class Listener(QuietView):
         self.notes = 0
         self._on_note = on_note
 
-    def note(self, text: str) -> None:
+    def note(self, notice: Notice) -> None:
         self.notes += 1
         self._on_note(self.notes)
 

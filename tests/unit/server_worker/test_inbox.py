@@ -148,7 +148,7 @@ def test_letters_are_looked_through_only_when_there_are_others_than_before_or_af
         looks.append(federation.connect())
         return looks[-1]
 
-    federation.look = look
+    federation.connect_for_inspection = look
     inbox, transport = Inbox(RUN, federation.coordinator()._context), federation.connect()
 
     def looks_now() -> bool:

@@ -66,7 +66,8 @@ def test_a_round_whose_clients_have_all_vanished_asks_others(tmp_path: Path) -> 
     assert progress.activations == (1,) * 6
     assert progress.answered == tuple(int(client in learned) for client in range(6))
     assert any(
-        "0 of 3 have learned, where 3 are needed; asking 3 more" in note for note in federation.diary.notes
+        "0 of 3 clients have trained, the quorum is 3; asking 3 more" in note
+        for note in federation.diary.notes
     )
 
 

@@ -1,4 +1,4 @@
-"""Rounds as a long run would have them, for what no test has the time to play: hundreds of rounds, many clients."""
+"""Synthetic runs of hundreds of rounds and many clients, which take too long to train in a test."""
 
 import json
 import math
@@ -16,7 +16,7 @@ from server_worker.watch.survey import Survey
 from server_worker.watch.watching import Watching
 from tests.federation import blobs_recipe
 
-ANYWHERE_HERE = WebAddress(LOOPBACK, 0)
+ANY_PORT = WebAddress(LOOPBACK, 0)
 CLASSES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
@@ -32,23 +32,21 @@ def _recipe(rounds: int, clients: int, *, buffered: bool) -> Recipe:
 def watching_of(
     directory: Path, count: int, clients: int, *, buffered: bool = False, planned: int | None = None
 ) -> Watching:
-    """A run that has played so many rounds, as a server finds it in its folder."""
+    """The page of a run with `count` finished rounds, read from its folder."""
     where = RunDir(directory)
     recipe = _recipe(planned or max(count + 10, 30), clients, buffered=buffered)
-    lines = [
-        json.dumps(asdict(record)) + "\n" for record in made_up_rounds(count, clients, buffered=buffered)
-    ]
+    lines = [json.dumps(asdict(record)) + "\n" for record in round_records(count, clients, buffered=buffered)]
     where.history.write_text("".join(lines), encoding="utf-8")
     where.baseline.write_text(json.dumps({"accuracy": 0.8123}), encoding="utf-8")
     watch = Watching("digits-3fa2c1", recipe, where)
     watch.watcher.run_started(count + 1, recipe.rounds)
     watch.leading(CLASSES, lambda: ({}, {}))
-    watch.survey(made_up_survey(clients=recipe.split.clients))
+    watch.survey(healthy_survey(clients=recipe.split.clients))
     watch.watcher.phase(count + 1, "server_step")
     return watch
 
 
-def made_up_rounds(
+def round_records(
     count: int, clients: int, rounds: int | None = None, *, buffered: bool = False
 ) -> Iterator[RoundRecord]:
     chance = random.Random(7)
@@ -67,7 +65,6 @@ def made_up_rounds(
             accepted=sum(outcome.counts for outcome in outcomes),
             outcomes=outcomes,
             delta_norm=norms[-1],
-            reference_norm=0.8 * norms[-1],
             verdict="decaying, not summable" if number >= 8 else "too early to say",
             convergence={
                 "exponent": 0.45,
@@ -85,15 +82,19 @@ def made_up_rounds(
                 "server": share - abs(chance.gauss(0.02, 0.01)),
                 "ema": share + 0.004,
             },
-            losses={
+            series={
+                "reference_norm": 0.8 * norms[-1],
+                "pseudo_labels": labels,
+                "credible": max(0, int(0.7 * labels - 20)),
+                "promoted": clients,
+                "purity_pseudo_labels": 0.995 - 0.02 * chance.random(),
+                "purity_credible": 0.998,
+                "sure_share": 0.9 - 0.6 * math.exp(-number / 10),
                 "loss_server": 0.9 * math.exp(-number / 20) + 0.05,
                 "loss_pseudo": 0.5 * math.exp(-number / 40) + chance.random() * 0.04,
                 "loss_consistency": 0.2 + chance.random() * 0.03,
                 "loss_credible": 0.1 + chance.random() * 0.02,
             },
-            pseudo_labels=labels,
-            credible=max(0, int(0.7 * labels - 20)),
-            purity={"pseudo_labels": 0.995 - 0.02 * chance.random(), "credible": 0.998},
             seconds={
                 "server_step": 0.4,
                 "broadcast": 0.05,
@@ -104,7 +105,6 @@ def made_up_rounds(
                 "evaluate": 0.3,
             },
             refused={"late": 2, "duplicate": 1} if number % 5 == 0 else {},
-            promoted=clients,
             per_class=tuple(
                 min(1.0, max(0.0, share + chance.gauss(0, 0.02) - 0.02 * (index % 4)))
                 for index in range(len(CLASSES))
@@ -121,16 +121,17 @@ def _outcome(client: int, progress: float, chance: random.Random, buffered: bool
     if luck < 0.02:
         return ClientOutcome(client, "refused", detail="out_of_memory: 12 MiB more were needed")
     cosine = chance.gauss(0.34 - 0.2 * progress, 0.12)
-    if cosine >= 0:
-        return ClientOutcome(client, "accepted", cosine, staleness=staleness)
-    if luck < 0.4:
-        return ClientOutcome(client, "projected", cosine, staleness=staleness)
+    if cosine >= 0 or luck < 0.4:
+        name, why = ("accepted" if cosine >= 0 else "projected"), ""
+    else:
+        name, why = "rejected_cosine", f"cosine {cosine:.4f} is negative"
+    values = {"cosine": cosine}
     return ClientOutcome(
-        client, "rejected_cosine", cosine, f"cosine {cosine:.4f} is negative", staleness=staleness
+        client, name, why, counts=name != "rejected_cosine", values=values, staleness=staleness
     )
 
 
-def made_up_survey(workers: int = 4, clients: int = 50) -> Survey:
+def healthy_survey(workers: int = 4, clients: int = 50) -> Survey:
     return Survey(
         at=time.time(),
         workers=tuple(
@@ -154,11 +155,11 @@ def made_up_survey(workers: int = 4, clients: int = 50) -> Survey:
     )
 
 
-def troubled_survey(why: str) -> Survey:
-    return Survey(at=time.time(), trouble=why)
+def failed_survey(reason: str) -> Survey:
+    return Survey(at=time.time(), trouble=reason)
 
 
-def keep(history: Path, record: RoundRecord) -> None:
-    """As the server writes it, which it does before it tells anybody."""
+def append_record(history: Path, record: RoundRecord) -> None:
+    """Append a record to the history, as the server does before it notifies its watchers."""
     with history.open("a", encoding="utf-8") as file:
         file.write(json.dumps(asdict(record)) + "\n")

@@ -1,38 +1,40 @@
-"""What tests ask of a page as a person would: is it drawn, does anything overlap, can it be read?"""
+"""What a viewer would notice in a page: is it drawn, do labels overlap, is the contrast sufficient."""
 
 import json
 from typing import Any
 
-from tests.browser.chromium import Page
+from playwright.sync_api import Page
 
-DRAWN = "document.body.dataset.ready === 'true' && Number(document.body.dataset.drawn)"
+from tests.browser.chromium import wait_until
+
+ROUNDS_DRAWN = "document.body.dataset.ready === 'true' && Number(document.body.dataset.drawn)"
 
 _TEXTS = """
 [...document.querySelectorAll(".chart svg")].filter((svg) => svg.checkVisibility()).flatMap((svg, chart) =>
   [...svg.querySelectorAll("text")].map((text) => {
     const box = text.getBoundingClientRect();
     const around = svg.getBoundingClientRect();
-    return {chart, said: text.textContent, left: box.left, right: box.right, top: box.top, bottom: box.bottom,
+    return {chart, text: text.textContent, left: box.left, right: box.right, top: box.top, bottom: box.bottom,
             inside: box.left >= around.left - 0.5 && box.right <= around.right + 0.5
                     && box.top >= around.top - 0.5 && box.bottom <= around.bottom + 0.5};
   }))
 """
 
-# The colour of what is behind a text: the first ground that is not transparent, from the inside out.
+# WCAG contrast ratios. The background of a text is that of its nearest ancestor which is not transparent.
 _CONTRASTS = """
 (() => {
   const parse = (colour) => {
     const [r, g, b, a = 1] = colour.match(/[\\d.]+/g).map(Number);
     return {rgb: [r, g, b], a};
   };
-  const light = (rgb) => {
+  const luminance = (rgb) => {
     const [r, g, b] = rgb.map((value) => {
       const share = value / 255;
       return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
     });
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
-  const ground = (element) => {
+  const background = (element) => {
     for (let one = element; one; one = one.parentElement) {
       const {rgb, a} = parse(getComputedStyle(one).backgroundColor);
       if (a === 1) return rgb;
@@ -43,12 +45,12 @@ _CONTRASTS = """
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) {
     const element = walker.currentNode.parentElement;
-    const said = walker.currentNode.textContent.trim();
-    if (!said || !element.checkVisibility({visibilityProperty: true}) || element.closest(".unseen, option")) continue;
+    const text = walker.currentNode.textContent.trim();
+    if (!text || !element.checkVisibility({visibilityProperty: true}) || element.closest(".unseen, option")) continue;
     const style = getComputedStyle(element);
     const ink = parse(element instanceof SVGElement ? style.fill : style.color).rgb;
-    const [one, other] = [light(ink), light(ground(element))];
-    found.push({said: said.slice(0, 60), ratio: (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05)});
+    const [one, other] = [luminance(ink), luminance(background(element))];
+    found.push({text: text.slice(0, 60), ratio: (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05)});
   }
   return found;
 })()
@@ -56,12 +58,12 @@ _CONTRASTS = """
 
 
 def open_page(page: Page, url: str, rounds: int) -> None:
-    page.open(url)
-    see_rounds(page, rounds)
+    page.goto(url)
+    wait_for_rounds(page, rounds)
 
 
-def see_rounds(page: Page, rounds: int) -> None:
-    page.wait(f"{DRAWN} >= {rounds}")
+def wait_for_rounds(page: Page, rounds: int) -> None:
+    wait_until(page, f"{ROUNDS_DRAWN} >= {rounds}")
 
 
 def chart_texts(page: Page) -> list[dict[str, Any]]:
@@ -71,9 +73,9 @@ def chart_texts(page: Page) -> list[dict[str, Any]]:
 
 
 def overlapping(texts: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Pairs of labels in one chart whose boxes share more than a hair's breadth."""
+    """Pairs of labels in one chart whose boxes overlap by more than a pixel or two."""
     return [
-        (one["said"], other["said"])
+        (one["text"], other["text"])
         for index, one in enumerate(texts)
         for other in texts[index + 1 :]
         if one["chart"] == other["chart"]
@@ -82,7 +84,7 @@ def overlapping(texts: list[dict[str, Any]]) -> list[tuple[str, str]]:
     ]
 
 
-def faint_texts(page: Page, least: float = 4.5) -> list[dict[str, Any]]:
+def low_contrast_texts(page: Page, least: float = 4.5) -> list[dict[str, Any]]:
     found = page.evaluate(_CONTRASTS)
     assert len(found) > 20
     return [text for text in found if text["ratio"] < least]
@@ -93,7 +95,7 @@ def scrolls_sideways(page: Page) -> bool:
 
 
 def wider_than_the_window(page: Page) -> list[str]:
-    """Elements that stick out at the side, but for what scrolls in a box of its own."""
+    """Elements that extend beyond the window, except those inside a box that scrolls."""
     found = page.evaluate(
         """[...document.querySelectorAll("body *")].filter((element) => element.checkVisibility()
            && !element.closest(".scroll, .table-host, .unseen, .skip, svg")
@@ -104,17 +106,18 @@ def wider_than_the_window(page: Page) -> list[str]:
     return found
 
 
-def dots(page: Page, outcome: str) -> int:
+def count_dots(page: Page, outcome: str) -> int:
+    drawn = json.dumps(f"#value-cosine [data-outcome='{outcome}']:not(.unfinished)")
     return int(
         page.evaluate(
-            f"""[...document.querySelectorAll({json.dumps(f"#cosines .chart .mark-{outcome}:not(.unfinished)")})]
+            f"""[...document.querySelectorAll({drawn})]
                 .reduce((sum, path) => sum + (path.getAttribute("d").match(/M/g) ?? []).length, 0)"""
         )
     )
 
 
-def points(page: Page, panel: str, series: str) -> int:
-    """Of a line that is there to be seen"""
+def count_points(page: Page, panel: str, series: str) -> int:
+    """Points of a visible line; 0 if it is not visible."""
     return int(
         page.evaluate(
             f"""(() => {{
