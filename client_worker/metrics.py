@@ -1,72 +1,104 @@
-"""What a worker counts: every metric of it has its name here, and none has a label for a client or a run."""
+"""What a worker counts: every metric of it has its name here, and none has a label for a client or a run.
 
-from collections.abc import Callable
+A method's own numbers are those that it declares as means over clients: fedil_<name> is here fedil_worker_<name>."""
 
-from broker_config.process.metrics import Bytes, Metrics, Traffic
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client import Counter, Gauge, Histogram, Info, Metric
+from prometheus_client.registry import Collector
+
+from broker_config.process.metrics import SECONDS, Bytes, Registry, Traffic, gauge, gauges
 from broker_config.process.version import software_version
 from broker_config.protocol.messages import Update
+from fedil_model.methods import find_method
+from fedil_model.methods.interface import Display
 
 ANSWERED, REPEATED, REFUSED = "answered", "repeated", "refused"
 RETURNED, DROPPED, REJECTED, OUT_OF_MEMORY = "returned", "dropped", "rejected", "out_of_memory"
 OUTCOMES = (ANSWERED, REPEATED, REFUSED, RETURNED, DROPPED, REJECTED, OUT_OF_MEMORY)
 FETCH, TRAIN, PUBLISH = "fetch", "train", "publish"
-_SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10000.0)
-_LOSS = "loss_"
 
 
 class WorkerMetrics:
     def __init__(self, site: str, device: str) -> None:
-        metrics = self._metrics = Metrics()
-        about = metrics.gauge("fedil_worker_info", "Who trains where.", "site", "device", "version")
-        about.set(1, site, device, software_version())
-        self._tasks = metrics.counter("fedil_worker_tasks_total", "What became of tasks.", "outcome")
+        registry = self._registry = Registry()
+        info = Info("fedil_worker", "Site, device and version of the worker.", registry=registry)
+        info.info({"site": site, "device": device, "version": software_version()})
+        self._tasks = Counter("fedil_worker_tasks", "Tasks by outcome.", ["outcome"], registry=registry)
         for outcome in OUTCOMES:
-            self._tasks.add(0, outcome)
-        self._busy = metrics.gauge("fedil_worker_busy", "1 while there is a task at hand.")
-        self._busy.set(0)
-        self._seconds = metrics.histogram(
-            "fedil_worker_task_duration_seconds", "How long tasks take, by phase.", "phase", bounds=_SECONDS
+            self._tasks.labels(outcome)
+        self._busy = Gauge("fedil_worker_busy", "1 while the worker has a task.", registry=registry)
+        self._seconds = Histogram(
+            "fedil_worker_task_duration_seconds",
+            "Duration of tasks, by phase.",
+            ["phase"],
+            buckets=SECONDS,
+            registry=registry,
         )
-        self._images = metrics.counter("fedil_worker_images_total", "Images trained on, times epochs.")
-        self._speed = metrics.gauge("fedil_worker_images_per_second", "Speed of the last training.")
-        self._loss = metrics.gauge("fedil_worker_loss", "Mean loss of the last training, by term.", "term")
-        self._micro_batch = metrics.gauge(
-            "fedil_worker_micro_batch", "Samples at a time, where a whole batch does not fit on the device."
-        )
-        self._memory = metrics.gauge(
-            "fedil_worker_device_memory_bytes", "Memory of the GPU that this process holds."
-        )
-        self._traffic = Traffic(metrics)
+        self._images = Counter("fedil_worker_images", "Images trained on, times epochs.", registry=registry)
+        self._now, self._traffic = _Now(), Traffic()
+        registry.register(self._now)
+        registry.register(self._traffic)
 
     def render(self) -> bytes:
-        return self._metrics.render()
+        return self._registry.render()
 
     def watch_traffic(self, traffic: Bytes) -> None:
-        self._traffic.watch(traffic)
+        self._traffic.source = traffic
 
     def watch_memory(self, num_bytes: Callable[[], int]) -> None:
-        self._metrics.before_reading(lambda: self._memory.set(num_bytes()))
+        self._now.memory = num_bytes
 
     def began(self) -> None:
         self._busy.set(1)
 
     def ended(self, outcome: str | None) -> None:
-        """A task: None if nobody can tell what became of it."""
-        with self._metrics.at_once():
+        """None: the outcome of the task is not known."""
+        with self._registry.at_once:
             self._busy.set(0)
             if outcome is not None:
-                self._tasks.add(1, outcome)
+                self._tasks.labels(outcome).inc()
 
-    def trained(self, update: Update) -> None:
-        told = update.metrics
-        with self._metrics.at_once():
-            self._seconds.observe(told["seconds_fetch"], FETCH)
-            self._seconds.observe(told["seconds_train"], TRAIN)
-            self._images.add(round(told["images_per_second"] * told["seconds_train"]))
-            self._speed.set(told["images_per_second"])
-            self._micro_batch.set(told.get("micro_batch"))
-            losses = {name: value for name, value in told.items() if name.startswith(_LOSS)}
-            self._loss.show({name.removeprefix(_LOSS): loss for name, loss in losses.items()})
+    def trained(self, update: Update, method: str) -> None:
+        numbers = update.metrics
+        with self._registry.at_once:
+            self._seconds.labels(FETCH).observe(numbers["seconds_fetch"])
+            self._seconds.labels(TRAIN).observe(numbers["seconds_train"])
+            self._images.inc(round(numbers["images_per_second"] * numbers["seconds_train"]))
+            self._now.numbers, self._now.display = numbers, find_method(method).display
 
     def published(self, seconds: float) -> None:
-        self._seconds.observe(seconds, PUBLISH)
+        self._seconds.labels(PUBLISH).observe(seconds)
+
+
+class _Now(Collector):
+    """The last training and the device's memory, read at each scrape."""
+
+    def __init__(self) -> None:
+        self.numbers: Mapping[str, float] = {}
+        self.display: Display | None = None
+        self.memory: Callable[[], int | None] = lambda: None
+
+    def collect(self) -> Iterator[Metric]:
+        yield gauge(
+            "fedil_worker_images_per_second",
+            "Speed of the last training.",
+            self.numbers.get("images_per_second"),
+        )
+        yield gauge(
+            "fedil_worker_micro_batch",
+            "Samples at a time, where a whole batch does not fit on the device.",
+            self.numbers.get("micro_batch"),
+        )
+        memory = "Memory of the GPU that this process holds."
+        yield gauge("fedil_worker_device_memory_bytes", memory, self.memory())
+        yield from gauges(
+            (
+                f"fedil_worker_{series.metric_name.removeprefix('fedil_')}",
+                f"Last training: {text}",
+                series.metric_label,
+                self.numbers.get(series.name),
+            )
+            for series, text in (self.display.metrics() if self.display else ())
+            if series.source == "client_mean"
+        )

@@ -1,5 +1,6 @@
 """A worker's loop: take a task, train, publish, and only then acknowledge."""
 
+import json
 import logging
 import time
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from client_worker import metrics
 from client_worker.stopping import Interrupted, Stopping
 from client_worker.training import ModelRewritten, OutOfMemory, Trainer
 from fedil_model.errors import LearningError
+from fedil_model.methods.registry import method_named
 
 _log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2
@@ -187,20 +189,20 @@ class Participant:
             _log.exception("training failed")
             return _refusal(task, "error", f"{type(error).__name__}: {error}")
         self._answered = (_question(task), update)
-        self._report(update, time.monotonic() - began)
+        self._report(task, update, time.monotonic() - began)
         return update
 
-    def _report(self, update: Update, seconds: float) -> None:
-        self._counts.trained(update)
+    def _report(self, task: TrainTask, update: Update, seconds: float) -> None:
+        self._counts.trained(update, method_named(json.loads(task.learning)))
         speed = update.metrics["images_per_second"]
         self._tell(images_per_second=round(speed, 1))
         _log.info("trained %d samples in %.1f s, %.0f images/s", update.num_samples, seconds, speed)
 
 
 def _question(task: TrainTask) -> tuple[object, ...]:
-    """What an answer depends on. The model's place in the log is left out: a server that was restarted may have
-    written it again."""
-    return task.run, task.round, task.client, task.activation, task.model_digest, task.learning
+    """What an answer depends on. Addresses in the log are left out: a restarted server may have written it again."""
+    extras = tuple(sorted((name, entry.digest) for name, entry in task.extras.items()))
+    return task.run, task.round, task.client, task.activation, task.model.digest, task.learning, extras
 
 
 def _refusal(task: TrainTask, reason: str, detail: str) -> Refusal:

@@ -1,6 +1,7 @@
-"""From a task to an update: Algorithm 2 with what it needs fetched before and kept after."""
+"""From a task to an update: fetches what the method's client step needs, and commits what it keeps."""
 
 import gc
+import json
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -11,7 +12,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from broker_config.protocol.errors import LedgerMissing, MessageRejected, ModelMissing
-from broker_config.protocol.messages import LEDGER_KIND, MODEL_KIND, TrainTask, Update
+from broker_config.protocol.messages import LEDGER_KIND, MODEL_KIND, ModelEntry, TrainTask, Update
 from broker_config.protocol.wire import decode_arrays, digest, encode_arrays
 from broker_config.transports.interface import Transport
 from client_worker.device_cache import DeviceCache
@@ -19,9 +20,8 @@ from client_worker.ledgers import Ledgers
 from client_worker.shards import Shards
 from fedil_model.data.datasets import open_dataset
 from fedil_model.errors import LearningError, SettingError
-from fedil_model.methods import make_method
-from fedil_model.methods.interface import Method
-from fedil_model.plugins import is_plugin
+from fedil_model.methods import make_learning, make_method, plugins_named
+from fedil_model.methods.interface import Activation, Method
 from fedil_model.settings import Learning
 from fedil_model.training.flat_model import from_arrays, to_arrays
 from fedil_model.training.precision import is_out_of_memory
@@ -63,11 +63,12 @@ class Trainer:
         self._model: tuple[str, Mapping[str, np.ndarray]] | None = None
         self._broadcast: Mapping[str, Tensor] | None = None
         self._micro_batch: int | None = None
+        self._extras: dict[str, Mapping[str, np.ndarray]] = {}
 
     def train(self, task: TrainTask) -> Update:
         """Commits the client's new ledger. Doing a task again gives the same update and the same ledger; but for
         the last bits when the device's memory makes the batches come in parts."""
-        learning = _learning_of(task)
+        learning = self._learning_of(task)
         try:
             return self._train(task, learning)
         except Exception as error:
@@ -101,12 +102,13 @@ class Trainer:
         kept = self._ledgers.read(task.run, task.client, task.activation, at_least=task.ledger_at_least)
         ledger = _ledger_in(kept, task) if kept is not None else None
         inputs = self._cache.get(task.client, lambda: self._shards.inputs(task.client))
+        activation = Activation(task.client, task.round, broadcast, inputs, ledger, self._extras_for(task))
         fetched = time.perf_counter()
         with self._interruptible():
-            result = method.client_step(broadcast, inputs, ledger, task.round, task.client)
+            result = method.client_step(activation)
             tensors = to_arrays(result.update)
         trained = time.perf_counter()
-        body = b"".join(encode_arrays(LEDGER_KIND, {}, result.ledger))
+        body = b"".join(encode_arrays(LEDGER_KIND, {}, result.state))
         self._ledgers.commit(task.run, task.client, task.activation, body)
         metrics = {
             "seconds_train": trained - fetched,
@@ -120,7 +122,7 @@ class Trainer:
             round=task.round,
             client=task.client,
             activation=task.activation,
-            base_version=task.model.version,
+            base_version=task.model.address.version,
             num_samples=len(inputs),
             num_steps=result.num_steps,
             tensors=tensors,
@@ -129,33 +131,48 @@ class Trainer:
 
     def _method_for(self, task: TrainTask, learning: Learning) -> Method:
         if self._method is None or self._method[0] != task.learning:
-            self._check_plugins(learning)
             self._method = (task.learning, make_method(learning, open_dataset(learning.data), self._device))
         method = self._method[1]
         method.micro_batch = self._micro_batch
         return method
 
-    def _check_plugins(self, learning: Learning) -> None:
+    def _learning_of(self, task: TrainTask) -> Learning:
         """A task names code to run; only what the site's owner has allowed is imported."""
-        for name in (learning.data.name, learning.network.name):
-            if is_plugin(name) and name not in self._plugins:
+        try:
+            values = json.loads(task.learning)
+            refused = [name for name in plugins_named(values) if name not in self._plugins]
+            if refused:
                 raise SettingError(
-                    f"this worker does not run {name}: start it with --plugin {name} to allow it"
+                    f"this worker does not run {refused[0]}: start it with --plugin {refused[0]} to allow it"
                 )
+            return make_learning(values)
+        except (ValidationError, ValueError, AttributeError) as error:
+            raise MessageRejected("schema", f"settings: {error}") from error
 
     def _broadcast_for(self, task: TrainTask) -> Mapping[str, Tensor]:
-        if self._model is None or self._model[0] != task.model_digest:
+        if self._model is None or self._model[0] != task.model.digest:
             self._model = self._broadcast = None
-            self._model = (task.model_digest, self._read_model(task))
+            self._model = (task.model.digest, self._read(task.model))
         if self._broadcast is None:
             self._broadcast = from_arrays(self._model[1], self._device)
         return self._broadcast
 
-    def _read_model(self, task: TrainTask) -> Mapping[str, np.ndarray]:
-        body = self._transport.read_model(task.model)
+    def _extras_for(self, task: TrainTask) -> dict[str, Mapping[str, Tensor]]:
+        """Read once however many clients of this worker name them, as long as tasks go on naming them."""
+        wanted = {entry.digest for entry in task.extras.values()}
+        self._extras = {digest: arrays for digest, arrays in self._extras.items() if digest in wanted}
+        for entry in task.extras.values():
+            if entry.digest not in self._extras:
+                self._extras[entry.digest] = self._read(entry)
+        return {
+            name: from_arrays(self._extras[entry.digest], self._device) for name, entry in task.extras.items()
+        }
+
+    def _read(self, entry: ModelEntry) -> Mapping[str, np.ndarray]:
+        body = self._transport.read_model(entry.address)
         found = digest([body])
-        if found != task.model_digest:
-            raise ModelRewritten(f"model {task.model.version} is {found}, not {task.model_digest}")
+        if found != entry.digest:
+            raise ModelRewritten(f"model {entry.address.version} is {found}, not {entry.digest}")
         return decode_arrays(body, MODEL_KIND)[1]
 
 
@@ -167,10 +184,3 @@ def _ledger_in(kept: bytes, task: TrainTask) -> Mapping[str, np.ndarray]:
             f"run {task.run!r}, client {task.client}: what the store holds is no ledger ({error}): restore it, or "
             "start a new run"
         ) from error
-
-
-def _learning_of(task: TrainTask) -> Learning:
-    try:
-        return Learning.model_validate_json(task.learning)
-    except ValidationError as error:
-        raise MessageRejected("schema", f"hyperparameters: {error}") from error

@@ -1,13 +1,14 @@
 """Everything that a task's result depends on, besides the data: validated, frozen, free of torch.
 
-Field defaults are the paper's reading (profile "paper"); PROFILES["fedil"] lists, key by key,
-what our better default changes. A key written in a recipe wins over both.
+The [method] table is validated by the class that the method brings (see fedil_model/methods/registry.py), and the
+method's profile fills in what a recipe leaves out.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, SerializeAsAny, model_validator
 
 
 class Settings(BaseModel):
@@ -98,53 +99,18 @@ class ClientSettings(OptimiserSettings):
     pass
 
 
-class FedILSettings(Settings):
-    """Knobs of the method; the first lines name the paper's symbols."""
+class MethodSettings(Settings):
+    """Base of the settings that a method brings."""
 
-    name: Literal["fedil"] = "fedil"
-    threshold: float = Field(default=0.95, ge=0.0, le=1.0)
-    """τ"""
-    credibility: int = Field(default=7, ge=1, le=255)
-    """T: activations in a row with the same confident, agreed label before a sample is promoted."""
-    weight_pseudo: float = Field(default=1.0, ge=0.0)
-    """ξa"""
-    weight_pseudo_weak: float = Field(default=0.0, ge=0.0)
-    """The same labels on the weak view too, where they are known beforehand (`pseudo_source` not "live"): the
-    credible set, which does this in the paper, needs `credibility` activations to begin."""
-    weight_consistency: float = Field(default=1.0, ge=0.0)
-    """ξb"""
-    weight_credible: float = Field(default=1.0, ge=0.0)
-    """ξc"""
-    promote_lag: int = Field(default=1, ge=0, le=1)
-    """0: a promoted sample takes part in ξc from the same activation on; 1: from the next (eq. 20)."""
-    client_init: Literal["global", "server"] = "global"
-    """Clients start from θ′ (paper) or from θ₀."""
-    pseudo_source: Literal["live", "global", "server", "ensemble"] = "live"
-    """Pseudo-labels of ξa from the model being trained, or once per activation from what was received:
-    θ′, θ₀, or the mean of their predictions."""
-    cosine_filter: bool = True
-    cosine_reference: Literal["global", "start"] = "global"
-    """Cosine of θ* − θ′ (paper), or of θ* − (where the client started), against θ₀ − θ′."""
-    on_reject: Literal["drop", "project"] = "drop"
-    """Drop an update with a negative cosine (paper), or remove only its part against g₀."""
-    normalise: Literal["none", "reference"] = "none"
-    """"reference" rescales every update to ‖g₀‖ (FLTrust)."""
-    soft_cosine: bool = False
-    """Weight by the cosine instead of 1, but never below a thousandth: a sum of zeros would make eq. 25 0/0."""
-    server_momentum: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Momentum on Δθ."""
-    demote_after: int = Field(default=0, ge=0, le=255)
-    """Confident, agreed disagreements in a row after which a credible sample is unlabelled again; 0 = never."""
-    ema_decay: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Also evaluate a moving average of θ′; 0 = no."""
-    empty_rounds_before_fallback: int = Field(default=0, ge=0)
-    """After so many rounds in which nobody was accepted, θ′ takes the server's own step; 0 = never."""
+    name: str = "fedil"
+    """A registered method, or `module:callable` of your own."""
 
 
 class Learning(Settings):
-    """The part of a recipe that travels with every task."""
+    """The part of a recipe that travels with every task. Made by fedil_model.methods.make_learning."""
 
-    profile: Literal["paper", "fedil"] = "fedil"
+    profile: str = ""
+    """Which of the method's profiles fills in what the recipe leaves out; "paper" is the published algorithm."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     rounds: PositiveInt = 30
     autocast: Literal["off", "bf16"] = "off"
@@ -153,26 +119,10 @@ class Learning(Settings):
     network: NetworkSettings = NetworkSettings()
     client: ClientSettings = ClientSettings()
     server: ServerSettings = ServerSettings()
-    method: FedILSettings = FedILSettings()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _profile_fills_what_the_recipe_leaves_out(cls, values: Any) -> Any:
-        profile = values.get("profile", "fedil") if isinstance(values, dict) else None
-        return merge(PROFILES.get(profile, {}), values) if isinstance(profile, str) else values
+    method: SerializeAsAny[MethodSettings] = MethodSettings()
 
 
-PROFILES: dict[str, dict[str, dict[str, Any]]] = {
-    "paper": {},
-    "fedil": {
-        "network": {"norm": "gn"},
-        "server": {"pretrain_epochs": 30, "pretrain_strong_weight": 1.0, "strong_weight": 1.0},
-        "method": {"client_init": "server", "pseudo_source": "ensemble", "weight_pseudo_weak": 1.0},
-    },
-}
-
-
-def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """`over` on top of `base`, table by table."""
     merged = dict(base)
     for key, value in over.items():

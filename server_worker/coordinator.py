@@ -1,104 +1,249 @@
-"""The server's life: resume or begin, play rounds, checkpoint, acknowledge, report. How a round is played is
-`rounds.py`'s or `buffered.py`'s business; what is remembered, `progress.py`'s."""
+"""A run's server, from its first round or its last checkpoint to the end. `Coordinator._play_round` is the round; which
+clients are asked and when a round closes is the mode's business (round/loop.py, buffered/loop.py)."""
 
 import json
-from dataclasses import replace
-from typing import Protocol
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from typing import Any, Protocol, TypeVar
+
+import torch
 
 from broker_config.brokers.topology import DEAD_LETTERS, tasks_queue, updates_queue
+from broker_config.process.retry import RetriesExhausted
 from broker_config.protocol.errors import FedILError
 from broker_config.protocol.wire import digest
 from broker_config.stores.batches import newest_ledgers
-from broker_config.transports.reconnecting import GivenUp
+from broker_config.transports.interface import MAX_BODY_BYTES
 from fedil_model.data.datasets.interface import Samples
-from fedil_model.methods.interface import Method
-from server_worker.buffered.loop import BufferedLoop
+from fedil_model.methods import find_method
+from fedil_model.methods.interface import Fold, Folded, Method, ServerStep, Tensors
+from fedil_model.training.convergence import Increment, assess
+from fedil_model.training.flat_model import num_bytes
+from fedil_model.training.optimiser import learning_rate
+from server_worker.buffered.loop import BufferedMode
 from server_worker.errors import named
-from server_worker.round.context import Stopped, Surroundings
-from server_worker.round.dispatch import Asking
+from server_worker.round.answers import AnswerDesk, Open
+from server_worker.round.context import ServerContext, Stopped
+from server_worker.round.dispatch import TaskDispatcher
 from server_worker.round.inbox import Inbox
-from server_worker.round.loop import RoundsLoop
+from server_worker.round.loop import RoundsMode
 from server_worker.round.reporting import Reporter
-from server_worker.run.progress import Progress, from_checkpoint, is_marked, to_checkpoint
+from server_worker.round.series import add_to_totals, no_totals, round_series
+from server_worker.round.stopwatch import Stopwatch
+from server_worker.round.validation import MetricsFilter
+from server_worker.run.ledger_checks import LedgerChecks
+from server_worker.run.progress import Progress, from_checkpoint, latest, to_checkpoint
 from server_worker.run.recipe import Recipe, numbers_depend_on
+from server_worker.watch.events import NOT_LEARNED, ClosedRound
+from server_worker.watch.notices import RoundRemark
 
-__all__ = ["Coordinator", "Stopped", "Surroundings"]
+__all__ = ["Coordinator", "ServerContext", "Stopped"]
+
+_MOST_MODELS, _SPARE_BYTES = 4, 16 << 20
+"""An update may hold several sets of tensors, and text beside them."""
+
+_Open = TypeVar("_Open", bound=Open)
 
 
-class Loop(Protocol):
-    """One way of playing rounds. Whatever it changes is in the progress that it returns; what it has counted
-    stays unacknowledged until that is saved."""
+class Mode(Protocol[_Open]):
+    """Which clients are asked, and when a round closes."""
 
-    inbox: Inbox
+    def first_progress(self, progress: Progress) -> Progress:
+        """Before the first round of a run"""
 
-    def begin(self, progress: Progress) -> Progress:
-        """Before the very first round."""
+    def open(self, progress: Progress) -> _Open:
+        """The round that is played now; after a restart, with the clients that were asked before it"""
 
-    def play(self, progress: Progress) -> Progress: ...
+    def versions(self, opened: _Open) -> tuple[int, ...]:
+        """Model versions that clients may start from"""
+
+    def ask(self, opened: _Open, restarted: bool) -> _Open: ...
+
+    def collect(
+        self, opened: _Open, fold: Fold, rewrite_models: Callable[[], None], stopwatch: Stopwatch
+    ) -> _Open: ...
+
+    def next_progress(self, closed: _Open, after: Progress, bases: Mapping[int, Tensors]) -> Progress:
+        """With what this mode remembers for the next round"""
 
 
 class Coordinator:
     def __init__(
-        self, run: str, recipe: Recipe, method: Method, labelled: Samples, around: Surroundings
+        self, run: str, recipe: Recipe, method: Method, labelled: Samples, context: ServerContext
     ) -> None:
         self._run, self._recipe, self._method, self._labelled = run, recipe, method, labelled
-        self._around = around
-        method.check_stop = around.check_stop
-        self._reporter = Reporter(recipe, around)
-        self._asking = Asking(run, recipe, around)
-        parts = (run, recipe, method, labelled, around, self._reporter)
-        buffered = recipe.federation.mode == "buffered"
-        self._loop: Loop = BufferedLoop(*parts) if buffered else RoundsLoop(*parts)
+        self._context = context
+        method.check_stop = context.check_stop
+        self._display = find_method(recipe.method.name).display
+        self._reporter = Reporter(recipe, context)
+        self._dispatcher = TaskDispatcher(run, recipe, method, context)
+        self._inbox = Inbox(run, context)
+        self._ledgers = LedgerChecks(run, context.store)
+        self._answered: tuple[int, ...] = ()
+        self._desk = AnswerDesk(
+            recipe,
+            MetricsFilter(self._display),
+            self._inbox,
+            self._dispatcher,
+            context,
+            check_ledgers=lambda: self._ledgers.check(self._answered),
+            on_idle=lambda: self._reporter.flush(wait=False),
+        )
+        self._restarted = True
+        """This process has not finished a round yet: answers to an earlier life may be in the queue."""
+        self._mode = self._make_mode()
+
+    def _make_mode(self) -> Mode[Any]:
+        parts = (self._desk, self._dispatcher, self._context)
+        if self._recipe.federation.mode == "buffered":
+            return BufferedMode(self._run, self._recipe, *parts)
+        return RoundsMode(self._run, self._recipe, self._inbox, *parts)
 
     def run(self) -> Progress:
         try:
             return self._live()
         except Stopped:
-            self._reporter.report(wait=True)  # a round whose checkpoint is saved belongs into the history
+            self._reporter.flush(wait=True)  # a round that a checkpoint has belongs into the history
             raise
-        except GivenUp:
-            self._around.check_stop()  # who was asked to stop does not wait for a broker
+        except RetriesExhausted:
+            self._context.check_stop()  # a server that was asked to stop does not wait for a broker
             raise
 
     def _live(self) -> Progress:
-        queues = [tasks_queue(site) for site in sorted(self._around.sites.names())]
-        self._around.transport.declare(updates_queue(self._run), DEAD_LETTERS, *queues)
+        queues = [tasks_queue(site) for site in sorted(self._context.sites.names())]
+        self._context.transport.declare(updates_queue(self._run), DEAD_LETTERS, *queues)
         progress = self._resume() or self._begin()
-        self._around.watcher.run_started(progress.round + 1, self._recipe.rounds)
-        if progress.record:
+        self._context.watcher.run_started(progress.round + 1, self._recipe.rounds)
+        if progress.closed:
             self._reporter.announce(progress)
-            progress = _without_models(progress)
         while progress.round < self._recipe.rounds:
-            progress = self._loop.play(progress)
-            # What was learned beside a store that was emptied meanwhile does not go into a checkpoint.
-            self._around.store.check_begun(self._run)
-            # The checkpoint remembers one record; the one before it must be out by then.
-            self._reporter.report(wait=True)
-            began = self._around.clock()
-            self._save(progress)
-            saved = self._around.clock()
-            # Only now: an update that is not in a checkpoint must come back after a crash.
-            self._loop.inbox.settle()
-            self._reporter.announce(progress, checkpoint_seconds=saved - began)
-            progress = _without_models(progress)
-        self._reporter.report(wait=True)
+            # The models are saved and with the evaluator: here they would take memory for a whole round.
+            progress = replace(progress, models={})
+            progress = self._play_round(progress)
+        self._reporter.flush(wait=True)
         return progress
 
+    # ---- the round ---------------------------------------------------------------------------------------------
+
+    def _play_round(self, progress: Progress) -> Progress:
+        number, stopwatch = progress.round + 1, Stopwatch(self._context.clock)
+        self._answered = progress.answered
+
+        self._reporter.enter(number, "server_step")
+        step = self._server_step(progress, number)
+        stopwatch.lap("server_step")
+
+        self._reporter.enter(number, "broadcast")
+        bases = {**progress.bases, number: step.broadcast}
+        fold = self._method.open_fold(step.state, bases, number)
+        self._dispatcher.start_round(step.state, progress.answered)
+        opened = self._mode.open(progress)
+        if self._restarted:
+            opened = self._desk.take_leftovers(opened, fold)
+        self._dispatcher.broadcast(bases, self._mode.versions(opened))
+
+        opened = self._mode.ask(opened, self._restarted)
+        self._restarted = False
+        stopwatch.lap("broadcast")
+
+        self._reporter.enter(number, "wait")
+        closed = self._mode.collect(opened, fold, lambda: self._rewrite_models(bases, opened), stopwatch)
+        stopwatch.lap("wait")
+
+        self._reporter.enter(number, "close")
+        folded = self._fold(number, fold)
+        stopwatch.lap("fold")
+        after = self._close(progress, step, folded, closed, stopwatch)
+        after = self._mode.next_progress(closed, after, bases)
+
+        checkpoint_seconds = self._checkpoint(after)
+        self._reporter.announce(after, checkpoint_seconds)
+        return after
+
+    def _server_step(self, progress: Progress, number: int) -> ServerStep:
+        step = named(
+            "the server's step", lambda: self._method.server_step(progress.state, self._labelled, number)
+        )
+        # Before anything is received: a client that claims to send a terabyte gets no memory for it.
+        most = _MOST_MODELS * num_bytes(step.broadcast) + _SPARE_BYTES
+        self._context.transport.max_body_bytes = min(most, MAX_BODY_BYTES)
+        return step
+
+    def _rewrite_models(self, bases: Mapping[int, Tensors], opened: Open) -> None:
+        self._dispatcher.broadcast(bases, self._mode.versions(opened), again=True)
+
+    def _fold(self, number: int, fold: Fold) -> Folded:
+        folded = fold.close()
+        for words in folded.notes:
+            self._context.watcher.note(RoundRemark(number, words))
+        return folded
+
+    def _close(
+        self, progress: Progress, step: ServerStep, folded: Folded, closed: Open, stopwatch: Stopwatch
+    ) -> Progress:
+        """What the aggregation does to the run's progress"""
+        number, outcomes = progress.round + 1, closed.outcomes()
+        end = named(
+            "the end of the round",
+            lambda: self._method.end_round(folded.state, step.broadcast, self._labelled, number),
+        )
+        totals = add_to_totals(progress.totals, outcomes)
+        model_norm = float(torch.linalg.vector_norm(end.models["global"].params))
+        increments = (*progress.increments, Increment(folded.delta_norm, folded.effort, model_norm))
+        rates = [learning_rate(self._recipe.client, t, self._recipe.rounds) for t in range(1, number + 1)]
+        convergence = asdict(assess(increments, rates))
+        metrics = {**step.metrics, **folded.metrics, **end.metrics}
+        learned = {o.client: closed.asked[o.client] for o in outcomes if o.outcome not in NOT_LEARNED}
+        return Progress(
+            round=number,
+            state=end.state,
+            activations=latest(progress.activations, closed.asked),
+            answered=latest(progress.answered, learned),
+            totals=totals,
+            increments=increments,
+            models=end.models,
+            closed=ClosedRound(
+                round=number,
+                rounds=self._recipe.rounds,
+                selected=len(outcomes),
+                accepted=sum(outcome.counts for outcome in outcomes),
+                outcomes=outcomes,
+                delta_norm=folded.delta_norm,
+                verdict=convergence.pop("verdict"),
+                convergence=convergence,
+                series=round_series(self._display, metrics, outcomes, progress.totals, totals),
+                seconds=stopwatch.seconds(),
+                refused=self._inbox.take_refused(),
+                finished_at=time.time(),
+            ),
+        )
+
+    def _checkpoint(self, progress: Progress) -> float:
+        """Save, then acknowledge the updates: one that is not in a checkpoint must come back after a crash."""
+        # A store that was emptied meanwhile: what was learned beside it does not go into a checkpoint.
+        self._context.store.check_begun(self._run)
+        # The checkpoint holds one closed round; the one before must be reported by then.
+        self._reporter.flush(wait=True)
+        began = self._context.clock()
+        self._save(progress)
+        seconds = self._context.clock() - began
+        self._inbox.settle()
+        return seconds
+
+    # ---- the beginning -----------------------------------------------------------------------------------------
+
     def _resume(self) -> Progress | None:
-        checkpoint = self._around.checkpoints.latest()
+        checkpoint = self._context.checkpoints.latest()
         if checkpoint is None:
             return None
         progress = from_checkpoint(checkpoint, self._recipe_digest())
-        if not is_marked(checkpoint):
-            # Begun by an earlier version: a ledger that is left is all that can tell of it.
-            self._asking.check_any_is_left(progress.answered)
-            self._around.store.begin(self._run)
         # A store that was emptied meanwhile is noticed here and not after a wasted round.
-        self._asking.check_ledgers(progress.answered)
+        self._ledgers.check(progress.answered)
         return progress
 
     def _begin(self) -> Progress:
-        if any(newest_ledgers(self._around.store, self._run)):
+        if any(newest_ledgers(self._context.store, self._run)):
             raise FedILError(
                 f"run {self._run} has begun elsewhere, and here is no checkpoint of it: --run-dir must be its folder, "
                 "or --run another name"
@@ -110,25 +255,16 @@ class Coordinator:
             round=0,
             state=named("pre-training", lambda: self._method.initial_state(self._labelled)),
             activations=(0,) * clients,
-            selection=self._asking.select(1),
-            labelled=((0, 0),) * clients,
-            increments=(),
-            models={},
-            record=None,
             answered=(0,) * clients,
+            totals=no_totals(self._display, clients),
         )
-        progress = self._loop.begin(progress)
-        self._around.store.begin(self._run)
+        progress = self._mode.first_progress(progress)
+        self._context.store.begin(self._run)
         self._save(progress)
         return progress
 
     def _save(self, progress: Progress) -> None:
-        self._around.checkpoints.save(to_checkpoint(progress, self._recipe_digest()))
+        self._context.checkpoints.save(to_checkpoint(progress, self._recipe_digest()))
 
     def _recipe_digest(self) -> str:
         return digest([json.dumps(numbers_depend_on(self._recipe), sort_keys=True).encode()])
-
-
-def _without_models(progress: Progress) -> Progress:
-    """They are saved, and with the evaluator: a θ₀ that nobody else needs would be there for a whole round more."""
-    return replace(progress, models={})

@@ -14,29 +14,32 @@ from urllib.parse import unquote, urlsplit
 
 from broker_config.brokers.topology import RUNS_TOPIC
 from broker_config.process.addresses import WebAddress
+from broker_config.process.retry import RetryPolicy
 from broker_config.protocol.errors import BrokerUnavailable, LedgerMissing
 from broker_config.stores import connect_store
 from broker_config.stores.interface import Store
 from broker_config.stores.presence import Presence
 from broker_config.transports import connect_transport
 from broker_config.transports.interface import Transport
-from broker_config.transports.reconnecting import Patience, PatientTransport
-from fedil_model.methods import make_method
+from broker_config.transports.reconnecting import ReconnectingTransport
+from fedil_model.methods import find_method, make_method
+from fedil_model.methods.interface import MethodSpec
 from fedil_model.training.precision import choose_device, repeatable_on
 from server_worker.coordinator import Coordinator
 from server_worker.errors import Superseded
-from server_worker.round.context import Purity, Stopped, Surroundings
+from server_worker.round.context import LabelTruth, ServerContext, Stopped
 from server_worker.round.sites import WatchedSites
 from server_worker.run.checkpoint import CheckpointFolder
 from server_worker.run.digests import ledger_digest, model_digest
 from server_worker.run.environment import record_environment
 from server_worker.run.folder import RunDir
 from server_worker.run.history import HistoryWriter
-from server_worker.run.inputs import Materials, gather
+from server_worker.run.inputs import RunInputs, read_inputs
 from server_worker.run.lock import FolderInUse, sole_use
 from server_worker.run.name import run_id
 from server_worker.run.recipe import Recipe
 from server_worker.watch.events import Watcher, Watchers
+from server_worker.watch.notices import AnotherServerLeads, LedgersUnreadable, Notice, PageServed, Remark
 from server_worker.watch.status import StatusTeller
 from server_worker.watch.survey import Surveyor
 from server_worker.watch.tensorboard import TensorBoardWatcher, check_installed
@@ -73,11 +76,14 @@ class Outcome:
     """These two are empty where they are not known."""
 
 
-MakePurity = Callable[[Store, str, Materials], Purity]
+MakeLabelTruth = Callable[[Store, str, MethodSpec, RunInputs], LabelTruth]
 
 
 def serve(
-    deployment: Deployment, watcher: Watcher, stop: threading.Event, purity: MakePurity | None = None
+    deployment: Deployment,
+    watcher: Watcher,
+    stop: threading.Event,
+    label_truth: MakeLabelTruth | None = None,
 ) -> Outcome:
     """Blocks until the run is done or `stop` is set. The same call goes on where a killed one was."""
     where = RunDir(deployment.run_dir)
@@ -86,7 +92,7 @@ def serve(
         check_installed()
     with watching(run, deployment.recipe, where, deployment.web, stop) as watch:
         try:
-            outcome = _serve(deployment, where, run, watcher, stop, purity, watch)
+            outcome = _serve(deployment, where, run, watcher, stop, label_truth, watch)
         except (BrokerUnavailable, Stopped):
             # Nobody waits for a broker, or for another server to go, once asked to stop.
             if not stop.is_set():
@@ -102,7 +108,7 @@ def _serve(
     run: str,
     watcher: Watcher,
     stop: threading.Event,
-    purity: MakePurity | None,
+    label_truth: MakeLabelTruth | None,
     watch: Watching,
 ) -> Outcome:
     recipe = deployment.recipe
@@ -112,27 +118,28 @@ def _serve(
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     repeatable_on(device)
     with ExitStack() as stack:
-        patience = Patience(stop=stop.is_set, tell=watch.waiting_for)
-        store = connect_store(deployment.store, site_of=recipe.site_of, patience=patience)
+        patience = RetryPolicy(stop=stop.is_set, on_wait=watch.waiting_for)
+        store = connect_store(deployment.store, site_of=recipe.site_of, retry=patience)
         stack.callback(store.close)
         transport = _take_charge(deployment, run, patience, watch, watcher.note, stack)
         presence = stack.enter_context(_presence(deployment, run, watch.url))
         if watch.url:
-            watcher.note(f"watch it at {watch.url}")
-        watcher = Watchers(watch.watcher, StatusTeller(presence.tell, recipe.federation.expected), watcher)
+            watcher.note(PageServed(watch.url))
+        watcher = Watchers(watch.watcher, StatusTeller(presence.update, recipe.federation.expected), watcher)
         if deployment.tensorboard:
             watcher = Watchers(
                 stack.enter_context(TensorBoardWatcher(where.tensorboard, watcher.note)), watcher
             )
-        for concern in transport.concerns(recipe.federation.deadline_seconds):
-            watcher.note(concern)
+        for concern in transport.timeout_warnings(recipe.federation.deadline_seconds):
+            watcher.note(Remark(concern))
         watcher.phase(0, "load_data")
         checkpoints = CheckpointFolder(where.checkpoints)
-        materials = gather(where, recipe, device, resume=True)
+        inputs = read_inputs(where, recipe, device, resume=True)
         record_environment(where, device)
-        evaluator = materials.evaluator(recipe)
+        evaluator = inputs.evaluator(recipe)
         stack.callback(evaluator.close)
-        around = Surroundings(
+        spec = find_method(recipe.method.name)
+        context = ServerContext(
             transport=transport,
             store=store,
             checkpoints=checkpoints,
@@ -148,24 +155,24 @@ def _serve(
                 _user(deployment.broker),
                 watcher.note,
             ),
-            purity=purity(store, run, materials) if purity else lambda _: {},
-            held=materials.split.held,
-            away=lambda: transport.away_seconds + store.away_seconds,
-            look=lambda: connect_transport(deployment.broker),
+            label_truth=label_truth(store, run, spec, inputs) if label_truth else lambda _: {},
+            shard_sizes=inputs.split.held,
+            away=lambda: transport.outage_seconds + store.outage_seconds,
+            connect_for_inspection=lambda: connect_transport(deployment.broker),
         )
         stack.enter_context(Surveyor(run, recipe.sites, lambda: _for_the_survey(deployment), watch.survey))
-        watch.leading(materials.dataset.class_names, lambda: (transport.bytes_sent, transport.bytes_received))
-        method = make_method(recipe.learning(), materials.dataset, device)
+        watch.leading(inputs.dataset.class_names, lambda: (transport.bytes_sent, transport.bytes_received))
+        method = make_method(recipe.learning(), inputs.dataset, device)
         stopped = False
         try:
-            Coordinator(run, recipe, method, materials.labelled, around).run()
+            Coordinator(run, recipe, method, inputs.labelled, context).run()
             transport.retire(run)
         except Stopped:
             stopped = True
         return replace(
             _outcome(where, run, stopped),
             ledger_digest=_ledger_digest(store, run, watcher),
-            split_digest=materials.split.digest,
+            split_digest=inputs.split.digest,
         )
 
 
@@ -179,7 +186,7 @@ def _ledger_digest(store: Store, run: str, watcher: Watcher) -> str:
     try:
         return ledger_digest(store, run)
     except LedgerMissing as error:
-        watcher.note(f"no digest of the ledgers: {error}")
+        watcher.note(LedgersUnreadable(str(error)))
         return ""
 
 
@@ -195,23 +202,23 @@ def _give_memory_back() -> None:
 def _take_charge(
     deployment: Deployment,
     run: str,
-    patience: Patience,
+    patience: RetryPolicy,
     watch: Watching,
-    note: Callable[[str], None],
+    note: Callable[[Notice], None],
     stack: ExitStack,
-) -> PatientTransport:
+) -> ReconnectingTransport:
     """The lead first, then the folder, which a standby server shares with the one that it waits for. The other may
     have lost its connection and not its life: then the lead goes back to it."""
 
     def waiting() -> None:
         watch.standing_by()
-        note(f"another server leads run {run}: waiting")
+        note(AnotherServerLeads(run))
         if watch.url:
-            note(f"watch it at {watch.url}")
+            note(PageServed(watch.url))
 
     ways = (waiting, watch.leading_again)
     while True:
-        transport = PatientTransport(partial(_lead, deployment, run, patience.stop, *ways), patience)
+        transport = ReconnectingTransport(partial(_lead, deployment, run, patience.stop, *ways), patience)
         try:
             stack.enter_context(sole_use(deployment.run_dir))
         except FolderInUse:
@@ -241,7 +248,7 @@ def _lead(
     try:
         deadline = time.monotonic() + LEAD_SECONDS
         waiting = False
-        while not transport.take_lead(run, _STANDBY_SECONDS):
+        while not transport.acquire_leadership(run, _STANDBY_SECONDS):
             if stop():
                 raise Stopped
             if not waiting:
@@ -259,8 +266,8 @@ def _lead(
 
 
 def _for_the_survey(deployment: Deployment) -> tuple[Transport, Store]:
-    brief = Patience(seconds=1.0)
-    store = connect_store(deployment.store, site_of=deployment.recipe.site_of, patience=brief)
+    brief = RetryPolicy(seconds=1.0)
+    store = connect_store(deployment.store, site_of=deployment.recipe.site_of, retry=brief)
     try:
         return connect_transport(deployment.broker), store
     except BaseException:
@@ -275,15 +282,16 @@ def _presence(deployment: Deployment, run: str, page: str | None) -> Presence:
         "recipe": recipe.name,
         "mode": recipe.federation.mode,
         "rounds": recipe.rounds,
+        "models": {model.name: model.title for model in find_method(recipe.method.name).display.models},
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "sites": {site: len(clients) for site, clients in recipe.sites.items()},
         "started": time.time(),
         "page": page,
     }
-    brief = Patience(seconds=1.0)
+    brief = RetryPolicy(seconds=1.0)
     return Presence(
-        lambda: connect_store(deployment.store, site_of=recipe.site_of, patience=brief),
+        lambda: connect_store(deployment.store, site_of=recipe.site_of, retry=brief),
         RUNS_TOPIC,
         run,
         facts,

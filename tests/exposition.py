@@ -1,4 +1,4 @@
-"""What Prometheus would read, for tests."""
+"""Reads metrics as Prometheus does, for tests."""
 
 import subprocess
 from collections import Counter
@@ -12,7 +12,7 @@ Labels = frozenset[tuple[str, str]]
 
 
 def values(text: bytes, name: str) -> dict[Labels, float]:
-    """Of the series with this name, by their labels."""
+    """Series of this name → value, by labels"""
     return {
         frozenset(sample.labels.items()): sample.value
         for family in text_string_to_metric_families(text.decode())
@@ -22,7 +22,7 @@ def values(text: bytes, name: str) -> dict[Labels, float]:
 
 
 def value(text: bytes, name: str, **labels: str) -> float | None:
-    """Of the one series that has these labels, whatever else it has; None if there is none."""
+    """Of the one series that has at least these labels; None if there is none"""
     found = [number for held, number in values(text, name).items() if held >= labels.items()]
     assert len(found) <= 1, f"{name} with {labels}: {len(found)} series"
     return found[0] if found else None
@@ -37,18 +37,18 @@ def num_series(text: bytes) -> int:
 
 
 def types(text: bytes) -> dict[str, str]:
-    """Metric → type, each told once and with a help text."""
+    """Metric → type; each stands once and has a help text."""
     lines = text.decode().splitlines()
-    told = [line.split(" ", 3)[2:] for line in lines if line.startswith("# TYPE ")]
+    shown = [line.split(" ", 3)[2:] for line in lines if line.startswith("# TYPE ")]
     helped = [line.split(" ", 3)[2:] for line in lines if line.startswith("# HELP ")]
-    assert max(Counter(name for name, _ in told).values()) == 1
-    assert [name for name, _ in told] == [name for name, _ in helped]
+    assert max(Counter(name for name, _ in shown).values()) == 1
+    assert [name for name, _ in shown] == [name for name, _ in helped]
     assert all(help_text.strip() for _, help_text in helped)
-    return dict(told)
+    return dict(shown)
 
 
 def promtool_complaints(text: bytes) -> str:
-    """Of the linter that comes with Prometheus."""
+    """Of the linter that comes with Prometheus"""
     program = needed(
         lambda: find_program("promtool", missing="promtool is not installed: apt install prometheus")
     )

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from broker_config.brokers.topology import DEAD_LETTERS, tasks_queue, updates_queue
+from broker_config.process.retry import RetryPolicy
 from broker_config.protocol.messages import Message, Refusal, TrainTask, Update
 from broker_config.protocol.wire import decode_message, encode_message
 from broker_config.stores import connect_store
@@ -22,18 +23,19 @@ from broker_config.stores.interface import Store
 from broker_config.stores.memory.store import MemoryStore
 from broker_config.transports import connect_transport
 from broker_config.transports.interface import Buffers, Delivery, Transport
-from broker_config.transports.memory.transport import EmbeddedBroker, MemoryTransport
-from broker_config.transports.reconnecting import Patience, PatientTransport
+from broker_config.transports.memory.broker import EmbeddedBroker
+from broker_config.transports.memory.transport import MemoryTransport
+from broker_config.transports.reconnecting import ReconnectingTransport
 from client_worker.participant import Participant
 from client_worker.training import Trainer
 from fedil_model.data.augment import TensorViews
 from fedil_model.data.datasets import open_dataset
 from fedil_model.data.datasets.interface import Dataset, Samples
 from fedil_model.data.split import make_split
-from fedil_model.methods import make_method
+from fedil_model.methods import make_method, plugins_named
 from fedil_model.settings import merge
 from fedil_model.training.flat_model import Weights
-from server_worker.coordinator import Coordinator, Stopped, Surroundings
+from server_worker.coordinator import Coordinator, ServerContext, Stopped
 from server_worker.deployment import Deployment, Outcome, serve
 from server_worker.round.evaluation import Evaluation
 from server_worker.round.sites import OneSite, Sites
@@ -42,6 +44,7 @@ from server_worker.run.digests import ledger_digest, model_digest
 from server_worker.run.progress import Progress
 from server_worker.run.recipe import Recipe, make_recipe
 from server_worker.watch.events import ClientOutcome, RoundRecord
+from server_worker.watch.notices import Notice
 
 RUN = "blobs"
 SITE = "here"
@@ -109,8 +112,8 @@ class Diary:
     def round_closed(self, record: RoundRecord) -> None:
         self.records.append(record)
 
-    def note(self, text: str) -> None:
-        self.notes.append(text)
+    def note(self, notice: Notice) -> None:
+        self.notes.append(str(notice))
 
 
 class ArrayShards:
@@ -134,7 +137,7 @@ class Federation:
     sites: Sites = field(default_factory=lambda: OneSite(SITE))
     site: str = SITE
     away: Callable[[], float] = lambda: 0.0
-    look: Callable[[], Transport] | None = None
+    connect_for_inspection: Callable[[], Transport] | None = None
 
     def __post_init__(self) -> None:
         self.dataset = open_dataset(self.recipe.data)
@@ -152,7 +155,7 @@ class Federation:
 
     def trainer(self, transport: Transport) -> Trainer:
         shards = ArrayShards(self.train.inputs, self.split.clients)
-        plugins = [self.recipe.data.name, self.recipe.network.name]
+        plugins = plugins_named(self.recipe.model_dump())
         return Trainer(transport, self.ledgers, shards, torch.device("cpu"), plugins)
 
     def participant(self) -> Participant:
@@ -161,7 +164,7 @@ class Federation:
 
     def coordinator(self, transport: Transport | None = None) -> Coordinator:
         chosen = torch.from_numpy(self.split.labelled)
-        around = Surroundings(
+        context = ServerContext(
             transport=transport or self.connect(),
             store=self.ledgers,
             checkpoints=CheckpointFolder(self.directory / "checkpoints"),
@@ -170,13 +173,13 @@ class Federation:
             clock=self.clock,
             stop=self.stop,
             sites=self.sites,
-            held=self.split.held,
+            shard_sizes=self.split.held,
             away=self.away,
-            look=self.look,
+            connect_for_inspection=self.connect_for_inspection,
         )
         labelled = Samples(self.train.inputs[chosen], self.train.labels[chosen])
         method = make_method(self.recipe.learning(), self.dataset, torch.device("cpu"))
-        return Coordinator(self.recipe.name, self.recipe, method, labelled, around)
+        return Coordinator(self.recipe.name, self.recipe, method, labelled, context)
 
     def play(self) -> Progress | None:
         """The whole run (None if stopped), with one worker beside it."""
@@ -193,7 +196,7 @@ class Federation:
         """θ′ and all ledgers, to the bit."""
         checkpoint = CheckpointFolder(self.directory / "checkpoints").latest()
         assert checkpoint is not None
-        params, buffers = (checkpoint.arrays[f"state/global.{part}"] for part in ("params", "buffers"))
+        params, buffers = (checkpoint.arrays[key] for key in checkpoint.meta["models"]["global"])
         return params.tobytes(), buffers.tobytes(), self.ledgers.latest(self.recipe.name)
 
     def digests(self) -> tuple[str, str]:
@@ -214,12 +217,12 @@ class OverBrokers(Federation):
         self.site = next(iter(self.recipe.sites))
         self.sites = OneSite(self.site)
         self._stack = ExitStack()
-        self._patience = Patience(stop=self.stop.is_set)
+        self._patience = RetryPolicy(stop=self.stop.is_set)
         self._ledgers: Store | None = None
-        self.look = lambda: connect_transport(self.broker_url)
+        self.connect_for_inspection = lambda: connect_transport(self.broker_url)
 
     def connect(self) -> Transport:
-        transport = PatientTransport(lambda: connect_transport(self.broker_url), self._patience)
+        transport = ReconnectingTransport(lambda: connect_transport(self.broker_url), self._patience)
         self._stack.callback(transport.close)
         return transport
 

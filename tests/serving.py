@@ -85,10 +85,10 @@ class Looks:
     """How often servers have looked through the dead letters, which they do at every pause now."""
 
     def __init__(self, patch: "pytest.MonkeyPatch") -> None:
-        for module in ("rounds", "buffered"):
-            patch.setattr(f"server_worker.{module}.DEAD_TASK_SECONDS", 0.0)
-        patch.setattr("server_worker.round.inbox._LOOKING_SHARE", 1.0)
-        patch.setattr("server_worker.round.inbox._LOOK_ANYWAY_SECONDS", 0.0)
+        for module in ("round", "buffered"):
+            patch.setattr(f"server_worker.{module}.loop.QUIET_SECONDS", 0.0)
+        patch.setattr("server_worker.round.dead_letters._LOOKING_SHARE", 1.0)
+        patch.setattr("server_worker.round.dead_letters._LOOK_ANYWAY_SECONDS", 0.0)
         self._done, look = threading.Semaphore(0), Inbox.dead_tasks
 
         def counted(inbox: Inbox, on_task: Callable[[TrainTask, str], None]) -> None:
@@ -117,8 +117,8 @@ class TwoSites:
     def site_of(self, client: int) -> str:
         return SITE if client < self._half else THERE
 
-    def may_speak(self, sender: str | None, client: int) -> bool:
-        return True
+    def wrong_sender(self, sender: str | None, client: int) -> str:
+        return ""
 
     def present(self) -> tuple[str, ...]:
         return tuple(site for site in self.names() if site != self.gone)

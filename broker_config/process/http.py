@@ -1,4 +1,4 @@
-"""A small web server beside a process's work: metrics, health, and pages. It only answers questions."""
+"""A small, read-only web server inside a process: metrics, health, pages."""
 
 import gzip
 import logging
@@ -7,7 +7,7 @@ import socket
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from http import HTTPStatus
@@ -20,17 +20,18 @@ from broker_config.process.addresses import WebAddress
 from broker_config.protocol.errors import PortTaken
 
 _log = logging.getLogger(__name__)
-_ANYWHERE = ("0.0.0.0", "::", "")
-_WORTH_PACKING_BYTES = 1000
-_PATIENCE_SECONDS = 30.0
+_ALL_INTERFACES = ("0.0.0.0", "::", "")
+_COMPRESS_FROM_BYTES = 1000
+_TIMEOUT_SECONDS = 30.0
 _MOST_PARAMETERS = 20
+_IP_ADDRESS = re.compile(r"[0-9.]+|[0-9a-f:.]*:[0-9a-f:.]*")
 MOST_CONNECTIONS = 64
-_TAKES_GZIP = re.compile(r"(^|[,\s])gzip(?!\s*;\s*q=0(\.0*)?\s*(,|$))", re.IGNORECASE)
+_ACCEPTS_GZIP = re.compile(r"(^|[,\s])gzip(?!\s*;\s*q=0(\.0*)?\s*(,|$))", re.IGNORECASE)
 _HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    # Whatever a name or a detail holds, it is text: no script but our own files, and nothing from elsewhere.
+    # Only our own files run as scripts, whatever names and details contain.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
 }
@@ -44,13 +45,12 @@ class Reply:
 
 
 Route = Callable[[Mapping[str, str]], Reply]
-"""From the query's parameters to an answer; called in threads of the web server. Raises ValueError for a question
-that makes no sense."""
+"""From the query's parameters to a reply; called in threads of the web server. Raises ValueError for bad parameters."""
 
 
 class WebServer:
-    """Serves from the moment it is made. A path that ends with / in `routes` stands for all that begins with it; the
-    rest comes as the parameter "rest"."""
+    """Serves as soon as it is constructed. A path in `routes` that ends with / stands for all paths below it; the rest
+    of the path is the parameter "rest"."""
 
     def __init__(self, address: WebAddress, routes: Mapping[str, Route]) -> None:
         self._server = _listen(address, routes)
@@ -64,8 +64,8 @@ class WebServer:
 
     @property
     def place(self) -> str:
-        """HOST:PORT as others may reach it"""
-        host = socket.gethostname() if self._host in _ANYWHERE else self._host
+        """HOST:PORT for other machines"""
+        host = socket.gethostname() if self._host in _ALL_INTERFACES else self._host
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
     @property
@@ -73,13 +73,13 @@ class WebServer:
         return f"http://{self.place}/"
 
     def close(self) -> None:
-        """Also to those who keep a connection: else they would go on talking to who is gone."""
+        """Closes open connections too: clients that keep one would otherwise still get replies."""
         self._server.closing = True
         with suppress(OSError):
-            self._server.socket.shutdown(socket.SHUT_RDWR)  # wakes it up
+            self._server.socket.shutdown(socket.SHUT_RDWR)  # ends accept()
         self._thread.join()
         self._server.server_close()
-        self._server.hang_up_on_all()
+        self._server.close_connections()
 
     def __enter__(self) -> "WebServer":
         return self
@@ -91,15 +91,15 @@ class WebServer:
 
 
 def check_free(address: WebAddress) -> None:
-    """Raises PortTaken, early, where it would take a while to come to serving. Somebody may still be faster."""
+    """Raises PortTaken early, before a long start. Another process may still take the port afterwards."""
     if address.fixed and address.port:
         _listen(address, {}).server_close()
 
 
 def _listen(address: WebAddress, routes: Mapping[str, Route]) -> "_Server":
     try:
-        return _Server((address.host, address.port), _handler(routes))
-    except (OSError, UnicodeError, TypeError) as error:  # the latter for names that no host can have
+        return _Server((address.host, address.port), _handler(routes, _names_of(address.host)))
+    except (OSError, UnicodeError, TypeError) as error:  # the last two for impossible host names
         if not address.fixed and address.port:
             return _listen(replace(address, port=0), routes)
         reason = getattr(error, "strerror", None) or error
@@ -109,8 +109,8 @@ def _listen(address: WebAddress, routes: Mapping[str, Route]) -> "_Server":
 
 
 class _Server(ThreadingHTTPServer):
-    """At most so many connections. For new ones those make room that have asked nothing yet, or not for longest: so
-    whoever opens many and says little keeps nobody out."""
+    """At most MOST_CONNECTIONS connections. A new one replaces the one that has not asked anything yet, or not for the
+    longest time, so that idle connections keep no client out."""
 
     daemon_threads = True
     block_on_close = False  # a browser may keep its connection for as long as it likes
@@ -121,17 +121,17 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, place: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self.address_family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
         self._open: OrderedDict[socket.socket, bool] = OrderedDict()
-        """Connection → has it ever been answered; who was answered last comes last"""
+        """Connection → has had a reply; the last one that had comes last"""
         self._lock = threading.Lock()
         super().__init__(place, handler)
 
     def serve_until_closed(self) -> None:
-        """Unlike `serve_forever` it does not look many times a second whether it should stop."""
+        """Unlike `serve_forever`, without polling many times a second."""
         while not self.closing:
             self.handle_request()
 
     def server_bind(self) -> None:
-        # Not HTTPServer's, which looks up our own name: that may take seconds where DNS is slow.
+        # HTTPServer's own looks up the host name, which takes seconds where DNS is slow.
         socket.socket.setsockopt(self.socket, socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
@@ -141,7 +141,7 @@ class _Server(ThreadingHTTPServer):
         connection, address = super().get_request()
         with self._lock:
             if len(self._open) >= MOST_CONNECTIONS:
-                self._hang_up(min(self._open, key=lambda other: self._open[other]))
+                self._disconnect(min(self._open, key=lambda other: self._open[other]))
             self._open[connection] = False
         return connection, address
 
@@ -150,15 +150,15 @@ class _Server(ThreadingHTTPServer):
             if self._open.pop(connection, None) is not None:
                 self._open[connection] = True
 
-    def hang_up_on_all(self) -> None:
+    def close_connections(self) -> None:
         with self._lock:
             for connection in list(self._open):
-                self._hang_up(connection)
+                self._disconnect(connection)
 
-    def _hang_up(self, connection: socket.socket) -> None:
+    def _disconnect(self, connection: socket.socket) -> None:
         del self._open[connection]
         with suppress(OSError):
-            connection.shutdown(socket.SHUT_RDWR)  # its thread wakes up, and closes it
+            connection.shutdown(socket.SHUT_RDWR)  # its thread ends, and closes it
 
     def shutdown_request(self, request: Any) -> None:
         with self._lock:
@@ -166,47 +166,64 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, *_: object) -> None:
-        """That whoever asked has gone away need nobody read of."""
+        """A client that has disconnected is not worth a log line."""
         if not isinstance(sys.exception(), OSError):
-            _log.warning("a question was not answered", exc_info=True)
+            _log.warning("a request got no reply", exc_info=True)
 
 
-def _handler(routes: Mapping[str, Route]) -> type[BaseHTTPRequestHandler]:
+def _names_of(host: str) -> Collection[str]:
+    """Host names of a server that only its own machine can reach; empty: any name"""
+    is_loopback = host == "localhost" or host.startswith("127.") or host == "::1"
+    return {host, "localhost"} if is_loopback else ()
+
+
+def _is_misdirected(host: str, names: Collection[str]) -> bool:
+    """DNS rebinding: a web page from elsewhere whose name now resolves to a loopback address."""
+    name = urlsplit(f"//{host}").hostname or ""
+    return bool(names) and bool(name) and name not in names and not _IP_ADDRESS.fullmatch(name)
+
+
+def _handler(routes: Mapping[str, Route], names: Collection[str]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         server: _Server
         protocol_version = "HTTP/1.1"
-        timeout = _PATIENCE_SECONDS
-        disable_nagle_algorithm = (
-            True  # headers and body are written apart: the second would wait for an answer
-        )
+        timeout = _TIMEOUT_SECONDS
+        # Headers and body are written separately: the second packet would wait for an acknowledgement.
+        disable_nagle_algorithm = True
         server_version = "fedil"
         sys_version = ""
 
         def do_GET(self) -> None:
-            try:
-                asked = urlsplit(self.path)
-                query = dict(parse_qsl(asked.query, max_num_fields=_MOST_PARAMETERS))
-            except ValueError as error:
-                reply = _no_question(error)
-            else:
-                reply = _answer_whatever_happens(routes, asked.path, query)
-            self._send(reply)
+            self._send(self._reply())
             self.server.answered(self.connection)
 
         do_HEAD = do_GET
 
+        def _reply(self) -> Reply:
+            try:
+                host, asked = self.headers.get("Host", ""), urlsplit(self.path)
+                if _is_misdirected(host, names):
+                    said = f"not served as {host!r:.100}, only as {' or '.join(sorted(names))}\n"
+                    return Reply(said.encode(errors="replace"), status=HTTPStatus.MISDIRECTED_REQUEST)
+                query = dict(parse_qsl(asked.query, max_num_fields=_MOST_PARAMETERS))
+            except ValueError as error:
+                return _bad_request(error)
+            return _reply_or_error(routes, asked.path, query)
+
         def _send(self, reply: Reply) -> None:
-            body, packed = reply.body, False
+            body, compressed = reply.body, False
             accepted = self.headers.get("Accept-Encoding", "")
-            if len(body) >= _WORTH_PACKING_BYTES and _TAKES_GZIP.search(accepted):
-                body, packed = gzip.compress(body, 1), True
+            if len(body) >= _COMPRESS_FROM_BYTES and _ACCEPTS_GZIP.search(accepted):
+                body, compressed = gzip.compress(body, 1), True
             self.send_response(reply.status)
             for name, value in _HEADERS.items():
                 self.send_header(name, value)
-            if packed:
+            if compressed:
                 self.send_header("Content-Encoding", "gzip")
             if "Content-Length" in self.headers or "Transfer-Encoding" in self.headers:
-                self.send_header("Connection", "close")  # nobody reads a body, and it is no next question
+                self.send_header(
+                    "Connection", "close"
+                )  # the body is not read, and must not be taken for the next request
             self.send_header("Content-Type", reply.kind)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -214,28 +231,28 @@ def _handler(routes: Mapping[str, Route]) -> type[BaseHTTPRequestHandler]:
                 self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Prometheus asks every few seconds."""
+            """No log line per request: Prometheus asks every few seconds."""
 
     return Handler
 
 
-def _answer_whatever_happens(routes: Mapping[str, Route], path: str, query: dict[str, str]) -> Reply:
-    """A question must never hurt the run, nor end without an answer."""
+def _reply_or_error(routes: Mapping[str, Route], path: str, query: dict[str, str]) -> Reply:
+    """A request must not disturb the run, and always gets a reply."""
     try:
-        return _answer(routes, path, query)
+        return _call_route(routes, path, query)
     except ValueError as error:
-        return _no_question(error)
+        return _bad_request(error)
     except Exception as error:
-        _log.warning("%.200r cannot be answered", path, exc_info=True)
+        _log.warning("no reply to %.200r", path, exc_info=True)
         said = f"{type(error).__name__}: {error}\n"
         return Reply(said.encode(errors="replace"), status=HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
-def _no_question(error: ValueError) -> Reply:
+def _bad_request(error: ValueError) -> Reply:
     return Reply(f"{error}\n".encode(errors="replace"), status=HTTPStatus.BAD_REQUEST)
 
 
-def _answer(routes: Mapping[str, Route], path: str, query: dict[str, str]) -> Reply:
+def _call_route(routes: Mapping[str, Route], path: str, query: dict[str, str]) -> Reply:
     folder = path[: path.rfind("/") + 1]
     if path in routes and (path == "/" or path != folder):
         return routes[path](query)

@@ -1,19 +1,21 @@
-"""Federated methods by the name that a recipe gives them."""
+"""Federated methods: interface.py is the contract, registry.py finds them by name."""
 
-from collections.abc import Callable
+from fedil_model.methods.registry import (
+    METHODS,
+    find_method,
+    make_learning,
+    make_method,
+    plugins_named,
+    settings_class,
+    validate,
+)
 
-import torch
-
-from fedil_model.data.datasets.interface import Dataset, Views
-from fedil_model.methods.fedil.method import FedIL
-from fedil_model.methods.interface import Method
-from fedil_model.settings import Learning
-
-METHODS: dict[str, Callable[[Learning, tuple[int, ...], int, Views, torch.device], Method]] = {
-    "fedil": FedIL,
-}
-
-
-def make_method(learning: Learning, dataset: Dataset, device: torch.device) -> Method:
-    make = METHODS[learning.method.name]
-    return make(learning, dataset.input_shape, len(dataset.class_names), dataset.views, device)
+__all__ = [
+    "METHODS",
+    "find_method",
+    "make_learning",
+    "make_method",
+    "plugins_named",
+    "settings_class",
+    "validate",
+]

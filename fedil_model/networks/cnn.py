@@ -29,8 +29,12 @@ class Cnn(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
         nn.init.zeros_(self.fc.bias)
 
+    def embed(self, x_BCHW: Tensor) -> Tensor:
+        features_BF: Tensor = self.features(x_BCHW)
+        return features_BF
+
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        logits_BK: Tensor = self.fc(self.features(x_BCHW))
+        logits_BK: Tensor = self.fc(self.embed(x_BCHW))
         return logits_BK
 
 

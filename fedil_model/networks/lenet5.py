@@ -41,8 +41,14 @@ class LeNet5(nn.Module):
             nn.Linear(last, num_classes),
         )
 
+    def embed(self, x_BCHW: Tensor) -> Tensor:
+        features_BF: Tensor = self.features(x_BCHW)
+        for layer in list(self.fc)[:-1]:
+            features_BF = layer(features_BF)
+        return features_BF
+
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        logits_BK: Tensor = self.fc(self.features(x_BCHW))
+        logits_BK: Tensor = self.fc[-1](self.embed(x_BCHW))
         return logits_BK
 
 

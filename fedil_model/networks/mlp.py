@@ -23,8 +23,12 @@ class Mlp(nn.Module):
             self.hidden.append(nn.ReLU(inplace=True))
         self.fc = nn.Linear(sizes[-1], num_classes)
 
+    def embed(self, x: Tensor) -> Tensor:
+        features_BF: Tensor = self.hidden(x)
+        return features_BF
+
     def forward(self, x: Tensor) -> Tensor:
-        logits_BK: Tensor = self.fc(self.hidden(x))
+        logits_BK: Tensor = self.fc(self.embed(x))
         return logits_BK
 
 

@@ -57,12 +57,14 @@ class ResNet9(nn.Module):
         if self.fc.bias is not None:
             nn.init.zeros_(self.fc.bias)
 
-    def forward(self, x_BCHW: Tensor) -> Tensor:
+    def embed(self, x_BCHW: Tensor) -> Tensor:
         features = self.features(x_BCHW)
         # Over the whole map: the layout's "maxpool 4" for 32×32 inputs, and right for others: padding 28×28
         # digits to 32×32 first would cost three tenths more time.
-        pooled_BC = functional.max_pool2d(features, features.shape[-2:]).flatten(1)
-        logits_BK: Tensor = self.fc(pooled_BC)
+        return functional.max_pool2d(features, features.shape[-2:]).flatten(1)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        logits_BK: Tensor = self.fc(self.embed(x_BCHW))
         return logits_BK
 
 

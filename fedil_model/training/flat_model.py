@@ -45,7 +45,7 @@ class FlatModel:
     clip or an upload is one operation instead of one per layer.
 
     Large networks: the vectors are there while they are needed. Gradients come with the first `grads`, and after
-    `hand_over` or `let_go` nothing is there until something is loaded."""
+    `take_weights` or `release` nothing is there until something is loaded."""
 
     def __init__(self, module: nn.Module, device: torch.device | None = None) -> None:
         self.device = device or torch.device("cpu")
@@ -115,23 +115,23 @@ class FlatModel:
         flat = [b.detach().reshape(-1) for b in self._buffers]
         return torch.cat(flat) if flat else torch.zeros(0, device=self.device)
 
-    def hand_over(self) -> Weights:
+    def take_weights(self) -> Weights:
         """What the network holds now, and then holds no more."""
         weights = Weights(self.params, self.buffers())
-        self.let_go()
+        self.release()
         return weights
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         self._drop_grads()
         self._hold(None)
 
     @contextmanager
-    def for_now(self) -> Iterator[None]:
+    def temporarily_loaded(self) -> Iterator[None]:
         """Lets go at the end, whatever happens: what it has borrowed by then is not its own to keep."""
         try:
             yield
         finally:
-            self.let_go()
+            self.release()
 
     def load(self, weights: Weights) -> None:
         self._check_fit(weights)
@@ -140,7 +140,7 @@ class FlatModel:
         self.params.copy_(weights.params)
         self._load_buffers(weights.buffers)
 
-    def borrow(self, weights: Weights) -> None:
+    def load_view(self, weights: Weights) -> None:
         """For looking only: the parameters stay where they are, if that is a place that a vector of one's own could
         have. Elsewhere arithmetic may have other last bits, so that they are copied."""
         if weights.params.device != self.params.device or weights.params.data_ptr() % ALIGNMENT:

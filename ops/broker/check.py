@@ -19,13 +19,14 @@ from broker_config.brokers.definitions import (
 )
 from broker_config.brokers.topology import DEAD_LETTERS, site_user, tasks_queue, updates_queue
 from broker_config.protocol.errors import BrokerRefused, FedILError, ModelMissing, QueueMissing
-from broker_config.stores.redis.admin import examine, lets_anybody_in
+from broker_config.stores.redis.admin import accepts_anonymous, inspect_redis
 from broker_config.stores.redis.keys import ledger_key
 from broker_config.transports.interface import ModelAddress, Transport
-from broker_config.transports.rabbitmq.connection import Line
-from broker_config.transports.rabbitmq.publisher import CHUNK_BYTES, Outlet
+from broker_config.transports.rabbitmq.connection import Connection
+from broker_config.transports.rabbitmq.publisher import CHUNK_BYTES
+from broker_config.transports.rabbitmq.queue_admin import QueueAdmin
 from broker_config.transports.rabbitmq.transport import RabbitTransport
-from broker_config.transports.rabbitmq.url import Account, account_of
+from broker_config.transports.rabbitmq.url import BrokerAddress, parse_url
 from ops.broker.accounts import Addresses
 from ops.broker.differences import differences
 from ops.broker.management import Management
@@ -83,15 +84,15 @@ def _run(check: Callable[[str], Iterator[Finding]], url: str) -> Iterator[Findin
 def _check_broker(url: str) -> Iterator[Finding]:
     if urlsplit(url).scheme not in ("amqp", "amqps"):
         raise FedILError("only RabbitMQ can be checked: write amqp://user:password@host, or amqps:// for TLS")
-    account = account_of(url)
-    with closing(Line(account, "checking", heals=True)) as line:
-        version = line.version
-        where = f"RabbitMQ {'.'.join(map(str, version))} at {account.place}"
+    account = parse_url(url)
+    with closing(Connection(account, "checking", reconnects=True)) as connection:
+        version = connection.broker_version
+        where = f"RabbitMQ {'.'.join(map(str, version))} at {account.endpoint}"
         if version < _OLDEST_RABBITMQ:
             yield Finding("wrong", f"{where} is too old: use 3.10 or later")
             return
         site = _site_of(account.user)
-        if site is not None and not Outlet(line).exists(tasks_queue(site)):
+        if site is not None and not QueueAdmin(connection).exists(tasks_queue(site)):
             yield Finding("wrong", f"{where} has no queue for site {site!r}: run fedil broker init")
     with closing(RabbitTransport(url, blocked_seconds=_BLOCKED_SECONDS)) as transport:
         problems = list(_permission_problems(transport, site))
@@ -117,11 +118,11 @@ def _permission_problems(transport: Transport, site: str | None) -> Iterator[str
     if site is None:
         attempts += [
             lambda: transport.declare(DEAD_LETTERS),
-            lambda: transport.take_lead(run, 0.0),
+            lambda: transport.acquire_leadership(run, 0.0),
             lambda: transport.retire(run),
         ]
     yield from filter(None, map(_refusal, attempts))
-    if site is not None and _refusal(lambda: transport.take_lead(run, 0.0)) is None:
+    if site is not None and _refusal(lambda: transport.acquire_leadership(run, 0.0)) is None:
         transport.retire(run)
         yield f"the user of site {site!r} may lead runs: run fedil broker init for this site"
 
@@ -136,14 +137,14 @@ def _refusal(attempt: Callable[[], object]) -> str | None:
     return None
 
 
-def _accepts_guest(url: str, account: Account) -> bool:
+def _accepts_guest(url: str, account: BrokerAddress) -> bool:
     if account.user == "guest":
         return True
     parts = urlsplit(url)
     guest = parts._replace(netloc=f"guest:guest@{parts.netloc.rpartition('@')[2]}").geturl()
-    with closing(Line(account_of(guest), "checking", heals=True)) as line:
+    with closing(Connection(parse_url(guest), "checking", reconnects=True)) as connection:
         try:
-            with line.talk():
+            with connection.exclusive():
                 return True
         except FedILError:
             return False
@@ -248,15 +249,15 @@ def _check_store(url: str) -> Iterator[Finding]:
     parts = urlsplit(url)
     site = _site_of(unquote(parts.username or ""))
     own, foreign = ledger_key(site or _PROBE, _PROBE, 0), ledger_key(_PROBE, _PROBE, 0)
-    found = examine(url, own, foreign if site is not None else None)
-    where = f"{found.product} at {found.where}"
+    found = inspect_redis(url, own, foreign if site is not None else None)
+    where = f"{found.product} at {found.endpoint}"
     yield from (Finding("wrong", f"{where}: {problem}") for problem in found.wrong)
     yield from (Finding("unknown", f"{where}: {problem}") for problem in found.unknown)
     if not found.wrong:
         yield Finding(
             "ok", f"{where} keeps what it confirms, and has the rights of {'a site' if site else 'a server'}"
         )
-    if lets_anybody_in(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()):
+    if accepts_anonymous(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()):
         yield Finding("wrong", f"{where} accepts clients without a password: ACL SETUSER default off")
 
 

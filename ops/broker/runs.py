@@ -14,16 +14,16 @@ from broker_config.brokers.topology import (
     run_of,
     updates_queue,
 )
+from broker_config.process.retry import RetryPolicy
 from broker_config.protocol.errors import FedILError
-from broker_config.protocol.schema import check_asked_run
-from broker_config.stores.redis.runs import looking_at_runs
+from broker_config.protocol.schema import check_run_argument
+from broker_config.stores.redis.runs import open_runs
 from broker_config.stores.redis.store import RedisStore
 from broker_config.transports import connect_transport
-from broker_config.transports.reconnecting import Patience
 from ops.broker.management import Management
 
 _LEAD_SECONDS = 3.0
-_PATIENCE = Patience(seconds=5.0)
+_PATIENCE = RetryPolicy(seconds=5.0)
 _COLUMNS = "name,consumers,messages,idle_since"
 
 
@@ -54,7 +54,7 @@ def known_runs(management_url: str | None, vhost: str, store_url: str | None) ->
     notices: Mapping[str, Mapping[str, Any]] = {}
     ledgers: Mapping[str, int] | None = None
     if store_url:
-        with closing(RedisStore(store_url, patience=_PATIENCE)) as store, looking_at_runs(store_url) as runs:
+        with closing(RedisStore(store_url, retry=_PATIENCE)) as store, open_runs(store_url) as runs:
             notices, ledgers = store.notices(RUNS_TOPIC), runs.ledgers()
     names = {*filter(None, map(run_of, queues or ())), *notices, *(ledgers or ())}
     return [_describe(name, queues, notices.get(name), ledgers) for name in sorted(names)]
@@ -92,17 +92,17 @@ def retire(
     run: str, broker_url: str, store_url: str | None, output: Callable[[str], None], *, ledgers: bool
 ) -> None:
     """Removes a run's queues and, with `ledgers`, its ledgers. Leads the run meanwhile, so that no server can."""
-    check_asked_run(run)
+    check_run_argument(run)
     with ExitStack() as opened:
         # Both connections first: a run of which only a part is removed is harder to explain.
-        runs = opened.enter_context(looking_at_runs(store_url)) if ledgers and store_url else None
+        runs = opened.enter_context(open_runs(store_url)) if ledgers and store_url else None
         kept = runs is not None and run in runs.ledgers()
         transport = opened.enter_context(closing(connect_transport(broker_url)))
         waiting = transport.depth(updates_queue(run))
         there = [kind for kind in RUN_KINDS if transport.depth(kind.prefix + run) is not None]
         if not there and not kept:
             raise FedILError(f"the brokers know of no run {run!r} (see: fedil broker runs)")
-        if not transport.take_lead(run, _LEAD_SECONDS):
+        if not transport.acquire_leadership(run, _LEAD_SECONDS):
             raise FedILError(
                 f"a server leads run {run}: stop it first. One that was cut off is noticed after a minute"
             )

@@ -20,8 +20,8 @@ from broker_config.brokers.definitions import (
     users_of,
 )
 from broker_config.process.durable import make_directory, write_atomically
-from broker_config.stores.redis.admin import AclUser, RedisAdmin, administering
-from broker_config.transports.rabbitmq.publisher import SETTLE_SECONDS
+from broker_config.stores.redis.admin import AclUser, RedisAdmin, open_admin
+from broker_config.transports.rabbitmq.queue_admin import SETTLE_SECONDS
 from ops.broker.accounts import Account, Addresses, read_accounts, write_environment
 from ops.broker.differences import differences
 from ops.broker.management import Management
@@ -66,7 +66,7 @@ def apply(options: SetupOptions, management: Management, store_url: str, output:
     passwords are printed or written first: the brokers keep only their hashes."""
     overview = management.get("overview")
     at_broker = {user["name"] for user in management.get("users")}
-    with administering(store_url) as redis:
+    with open_admin(store_url) as redis:
         at_store = redis.users()
         known = read_accounts(users_of(options.sites), None if options.rotate else options.out)
         accounts = {
@@ -108,7 +108,7 @@ def _apply_to_redis(redis: RedisAdmin, accounts: Mapping[str, Account], warn: Pr
     )
     if not redis.save_users():
         warn(
-            f"Redis at {redis.where} forgets these users when it restarts: give it an aclfile, then run this again"
+            f"Redis at {redis.endpoint} forgets these users when it restarts: give it an aclfile, then run this again"
         )
 
 

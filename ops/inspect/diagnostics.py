@@ -1,4 +1,5 @@
-"""How right the pseudo-labels are, where the truth is known. Offline only: neither server nor clients see it."""
+"""How right the labels are that clients give their samples, where the truth is known. Offline only: neither server nor
+clients see it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -12,33 +13,41 @@ from broker_config.protocol.messages import LEDGER_KIND
 from broker_config.protocol.wire import decode_arrays
 from broker_config.stores.batches import CLIENTS_AT_ONCE, in_batches
 from broker_config.stores.interface import Store
-from fedil_model.errors import LearningError
-from fedil_model.methods.fedil.ledger import Ledger
+from fedil_model.errors import LearningError, StateError
+from fedil_model.methods.interface import MethodSpec, StateView
 
 if TYPE_CHECKING:
-    from server_worker.round.context import Purity
-    from server_worker.run.inputs import Materials
+    from server_worker.round.context import LabelTruth
+    from server_worker.run.inputs import RunInputs
 
-_SETS = ("pseudo_labels", "credible")
 _AT_ONCE = 80
 """In every round, so that it costs few round trips"""
 _Ledgers = dict[int, tuple[int, bytes]]
 """Client → activation, and its ledger"""
 
 
-class LedgerDiagnostics:
-    """Decoration: a ledger that cannot be read is passed over, and is for the client whose it is to refuse."""
+class LabelSetTruth:
+    """Share of right labels in each label set that a series declares. A ledger that cannot be read is left out: its
+    client will refuse it."""
 
-    def __init__(self, store: Store, run: str, labels: np.ndarray, clients: Sequence[np.ndarray]) -> None:
+    def __init__(
+        self, store: Store, run: str, spec: MethodSpec, labels: np.ndarray, clients: Sequence[np.ndarray]
+    ) -> None:
         self._store, self._run, self._labels, self._clients = store, run, labels, clients
+        self._view_state = spec.view_state or (lambda _: StateView({}))
+        sets = {one.name: one.of for one in spec.display.series() if one.source == "label_set"}
+        self._sets = sets if spec.view_state else {}
+        """Series → label set"""
         self._began = False
         self._counted: dict[int, tuple[int, np.ndarray]] = {}
         """Client → activation, and what its ledger held then"""
-        self._total = np.zeros(2 * len(_SETS), np.int64)
+        self._total = np.zeros((len(self._sets), 2), np.int64)
 
-    def purity(self, answered: Mapping[int, int]) -> Mapping[str, float | None]:
-        """Share of right labels among all pseudo-labelled samples, and among the credible ones. Only the ledgers of
-        those who have `answered` (client → activation) since are read again; the first time, all of them."""
+    def shares(self, answered: Mapping[int, int]) -> Mapping[str, float | None]:
+        """By the name of the series; None where a set is empty or the store cannot be read. Reads the ledgers of the
+        clients that have `answered` (client → activation) since the last call; the first time, all of them."""
+        if not self._sets:
+            return {}
         clients = self._since(answered) if self._began else range(len(self._clients))
         ask = partial(self._of_answers, answered) if self._began else partial(self._store.latest, self._run)
         try:
@@ -46,18 +55,18 @@ class LedgerDiagnostics:
                 for client, (activation, body) in _readable(ask, batch).items():
                     self._hold(client, activation, self._count(client, body))
         except FedILError:
-            return dict.fromkeys(_SETS)
+            return dict.fromkeys(self._sets)
         self._began = True
-        held, right = self._total[: len(_SETS)].tolist(), self._total[len(_SETS) :].tolist()
-        return {name: right[i] / held[i] if held[i] else None for i, name in enumerate(_SETS)}
+        counts = zip(self._sets, self._total.tolist(), strict=True)
+        return {name: right / held if held else None for name, (held, right) in counts}
 
     def _of_answers(self, answered: Mapping[int, int], clients: Sequence[int]) -> _Ledgers:
-        """Who is at work again, or died in it, may have a later one."""
+        """Of these activations: a client that trains again, or died in it, may have a later ledger."""
         kept = self._store.ledgers(self._run, {client: answered[client] for client in clients})
         return {client: (answered[client], ledger) for client, ledger in kept.items()}
 
     def _since(self, answered: Mapping[int, int]) -> list[int]:
-        """Without those who were asked and have not trained"""
+        """Without clients that were asked and have not trained"""
         never = (0, None)
         return [client for client, last in answered.items() if self._counted.get(client, never)[0] < last]
 
@@ -68,15 +77,20 @@ class LedgerDiagnostics:
         self._counted[client] = (activation, counts)
 
     def _count(self, client: int, body: bytes) -> np.ndarray:
-        """How many are in each of the sets, and how many right ones"""
+        """For each set: samples in it, and those with the right label"""
         truth_N = self._labels[self._clients[client]]
         try:
-            ledger = Ledger.from_arrays(decode_arrays(body, LEDGER_KIND)[1], len(truth_N))
-        except (FedILError, LearningError):
+            sets = self._view_state(decode_arrays(body, LEDGER_KIND)[1]).label_sets
+            return np.array([_held_and_right(sets[name], truth_N) for name in self._sets.values()])
+        except (FedILError, LearningError, KeyError):
             return np.zeros_like(self._total)
-        right_N = ledger.labels_N == truth_N
-        sets = (ledger.labels_N >= 0, ledger.credible_N)
-        return np.array([np.count_nonzero(of) for of in (*sets, *(held_N & right_N for held_N in sets))])
+
+
+def _held_and_right(labels_N: np.ndarray, truth_N: np.ndarray) -> tuple[int, int]:
+    if labels_N.shape != truth_N.shape:
+        raise StateError(f"a ledger of {labels_N.size} samples does not fit a shard of {truth_N.size}")
+    held_N = labels_N >= 0
+    return int(held_N.sum()), int((held_N & (labels_N == truth_N)).sum())
 
 
 def _readable(ask: Callable[[Sequence[int]], _Ledgers], clients: Sequence[int]) -> _Ledgers:
@@ -84,15 +98,15 @@ def _readable(ask: Callable[[Sequence[int]], _Ledgers], clients: Sequence[int]) 
         return ask(clients)
     except LedgerMissing:
         found: _Ledgers = {}
-        # One by one: who has spoilt a ledger hides no other.
+        # One by one: a damaged ledger hides no other.
         for client in clients:
             with suppress(LedgerMissing):
                 found |= ask([client])
         return found
 
 
-def purity_where_known(store: Store, run: str, materials: "Materials") -> "Purity":
-    """A server that has the whole dataset, as in an experiment, can tell; one with labelled data only cannot."""
-    if not any(len(held) for held in materials.split.clients):
+def shares_where_known(store: Store, run: str, spec: MethodSpec, inputs: "RunInputs") -> "LabelTruth":
+    """For a server that has the whole dataset, as in an experiment; one with labelled data only does not know."""
+    if not any(len(held) for held in inputs.split.clients):
         return lambda _: {}
-    return LedgerDiagnostics(store, run, materials.train.labels.numpy(), materials.split.clients).purity
+    return LabelSetTruth(store, run, spec, inputs.train.labels.numpy(), inputs.split.clients).shares

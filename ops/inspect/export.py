@@ -48,7 +48,7 @@ class Package:
 
     program: WithPreprocessing
     example: Tensor
-    """Two raw samples: zeros, or where those will not do, of the data."""
+    """Two raw samples: zeros, or of the data where the view refuses zeros"""
     metadata: dict[str, Any]
 
     def texts(self) -> dict[str, str]:
@@ -60,7 +60,7 @@ class Package:
 
 
 def make_package(network: nn.Module, dataset: Dataset, about: dict[str, Any]) -> Package:
-    """`about`: what the caller knows of where the weights come from; goes into the metadata."""
+    """`about`: where the weights come from; becomes part of the metadata."""
     example = raw_example(dataset)
     metadata = {
         **about,
@@ -76,8 +76,8 @@ def make_package(network: nn.Module, dataset: Dataset, about: dict[str, Any]) ->
 
 
 def raw_example(dataset: Dataset) -> Tensor:
-    """Without reading data where possible: pictures are stored as bytes, anything else as floats. Only samples show
-    what a plain view makes another shape of, such as a spectrogram of sound."""
+    """Without reading data where possible: pictures are stored as bytes, anything else as floats. A plain view that
+    changes the shape, such as a spectrogram of sound, needs samples of the data."""
     shape = (2, *dataset.input_shape)
     for dtype in (
         (torch.uint8, torch.float32) if len(dataset.input_shape) == 3 else (torch.float32, torch.uint8)
@@ -99,7 +99,7 @@ def raw_example(dataset: Dataset) -> Tensor:
 
 
 def describe(views: Views, example: Tensor) -> dict[str, Any]:
-    """Most plain views are x·scale + offset per channel; those numbers are found by asking, and checked."""
+    """Most plain views are x·scale + offset per channel. Finds these numbers by calling the view, and checks them."""
     if views.plain(example).shape != example.shape:
         return _NOT_AFFINE
     channels = example.shape[1]
@@ -128,7 +128,7 @@ def digest_of(network: nn.Module) -> str:
 
 
 def some_samples(example: Tensor, count: int) -> Tensor:
-    if bool(example.any()):  # of the data: what else the view would take is not known
+    if bool(example.any()):  # of the data: the view may refuse other values
         return example[torch.arange(count) % len(example)]
     generator = torch.Generator().manual_seed(count)
     shape = (count, *example.shape[1:])
@@ -206,7 +206,7 @@ def export(package: Package, format_name: str, output: Path) -> None:
 
 
 def prove(package: Package, run: Callable[[Tensor], Tensor]) -> None:
-    """The exported program must answer as the original does, also for other batch sizes than the traced."""
+    """The exported program must give the network's answers, also for batch sizes other than the traced one."""
     for count in (1, 3):
         raw = some_samples(package.example, count)
         with torch.no_grad():
@@ -216,7 +216,7 @@ def prove(package: Package, run: Callable[[Tensor], Tensor]) -> None:
             found, expected, atol=TOLERANCE, rtol=TOLERANCE
         ):
             raise NetworkError(
-                f"the exported program answers otherwise than the network for {count} sample(s): does its "
+                f"the exported program and the network give different answers for {count} sample(s): does its "
                 "forward() depend on the batch size or on the values of its input?"
             )
 

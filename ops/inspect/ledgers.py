@@ -1,4 +1,4 @@
-"""What is remembered of clients, for people: read from Redis or from a run's folder, counted and printed."""
+"""What clients keep between activations, for people: read from Redis or from a run's folder, counted and printed."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -6,36 +6,37 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from broker_config.process.retry import RetryPolicy
 from broker_config.protocol.errors import FedILError
 from broker_config.protocol.messages import LEDGER_KIND
 from broker_config.protocol.wire import decode_arrays
-from broker_config.stores.memory.shelves import DirectoryShelf, Record
+from broker_config.stores.memory.ledger_files import LedgerFiles
+from broker_config.stores.record import LedgerRecord
 from broker_config.stores.redis.store import RedisStore
-from broker_config.transports.reconnecting import Patience
 from fedil_model.errors import LearningError
-from fedil_model.methods.fedil.ledger import Ledger
+from fedil_model.methods.interface import MethodSpec, StateView
+from fedil_model.methods.interface import Table as CountTable
 
-_PATIENCE = Patience(seconds=0.0)
-"""A person would rather know."""
+_PATIENCE = RetryPolicy(seconds=0.0)
+"""A person wants to know at once that Redis is away."""
 _BAR_WIDTH = 30
 
 
 class Shelf(Protocol):
-    """The reading half of a store's shelf."""
+    """The reading half of a store's shelf"""
 
     def clients(self, run: str) -> Iterable[int]: ...
 
-    def record(self, run: str, client: int) -> Record: ...
+    def record(self, run: str, client: int) -> LedgerRecord: ...
 
     def ledger(self, run: str, client: int, activation: int) -> bytes: ...
 
 
 class RedisShelf:
-    """One site's part of a Redis."""
+    """One site's part of a Redis"""
 
     def __init__(self, store: RedisStore) -> None:
         self._store = store
@@ -51,12 +52,12 @@ Shelves = Mapping[str, Shelf]
 
 @contextmanager
 def shelves_in_folder(ledgers: Path) -> Iterator[Shelves]:
-    yield {"": DirectoryShelf(ledgers)}  # a simulation has no sites
+    yield {"": LedgerFiles(ledgers)}  # a simulation has no sites
 
 
 @contextmanager
 def shelves_in_redis(url: str, run: str, site: str | None) -> Iterator[Shelves]:
-    """All sites that have ledgers of the run, if none is named."""
+    """Of all sites that have ledgers of the run, if none is named"""
     with ExitStack() as opened:
 
         def open_store(site: str) -> RedisStore:
@@ -69,23 +70,18 @@ def shelves_in_redis(url: str, run: str, site: str | None) -> Iterator[Shelves]:
 
 
 @dataclass(frozen=True)
-class Remembered:
-    """The newest generation of one client's ledger, counted."""
+class ClientState:
+    """The newest generation of what one client keeps."""
 
     site: str
     client: int
-    record: Record
-    samples: int = 0
-    pseudo_labels: int = 0
-    """Samples that carry a label now."""
-    credible: int = 0
-    """Those of them whose label is fixed."""
-    labels: Sequence[tuple[int, int, int]] = ()
-    """(label, samples that carry it, credible ones)"""
-    streaks: Sequence[tuple[int, int]] = ()
-    """(activations in a row that agreed, samples not credible yet)"""
+    record: LedgerRecord
+    size: int = 0
+    """Bytes"""
+    view: StateView | None = None
+    """None without a generation, or without a method that can view it"""
     trouble: str = ""
-    """Why the ledger cannot be read."""
+    """Why it cannot be read"""
 
     @property
     def generation(self) -> int | None:
@@ -93,26 +89,28 @@ class Remembered:
 
     @property
     def open_activation(self) -> int | None:
-        """The one that is not answered yet."""
+        """The one that is not answered yet"""
         return None if self.record.opened == (self.generation or 0) else self.record.opened
 
 
-def remembered_of(shelves: Shelves, run: str, client: int) -> Remembered:
+def state_of(shelves: Shelves, run: str, client: int, spec: MethodSpec) -> ClientState:
     found = [
-        (site, record) for site, shelf in shelves.items() if (record := shelf.record(run, client)) != Record()
+        (site, record)
+        for site, shelf in shelves.items()
+        if (record := shelf.record(run, client)) != LedgerRecord()
     ]
     if not found:
-        raise FedILError(f"run {run!r} remembers nothing of client {client} (see: fedil ledger list)")
+        raise FedILError(f"run {run!r} has nothing of client {client} (see: fedil ledger list)")
     if len(found) > 1:
         sites = ", ".join(site for site, _ in found)
         raise FedILError(f"client {client} has ledgers at {sites}: choose one with --site")
     ((site, record),) = found
-    return count(site, client, record, newest(shelves[site], run, client, record))
+    return _read(site, shelves[site], run, client, record, spec)
 
 
-def all_remembered(shelves: Shelves, run: str) -> list[Remembered]:
+def all_states(shelves: Shelves, run: str, spec: MethodSpec) -> list[ClientState]:
     found = [
-        remembered_or_trouble(site, shelf, run, client)
+        _read_or_trouble(site, shelf, run, client, spec)
         for site, shelf in shelves.items()
         for client in sorted(shelf.clients(run))
     ]
@@ -123,41 +121,28 @@ def all_remembered(shelves: Shelves, run: str) -> list[Remembered]:
     return found
 
 
-def remembered_or_trouble(site: str, shelf: Shelf, run: str, client: int) -> Remembered:
-    """One that cannot be read does not hide the others."""
-    record = Record()
+def _read_or_trouble(site: str, shelf: Shelf, run: str, client: int, spec: MethodSpec) -> ClientState:
+    """A ledger that cannot be read does not hide the others."""
+    record = LedgerRecord()
     try:
         record = shelf.record(run, client)
-        return count(site, client, record, newest(shelf, run, client, record))
+        return _read(site, shelf, run, client, record, spec)
     except (FedILError, LearningError) as error:
-        return Remembered(site, client, record, trouble=str(error))
+        return ClientState(site, client, record, trouble=str(error))
 
 
-def newest(shelf: Shelf, run: str, client: int, record: Record) -> Ledger:
+def _read(
+    site: str, shelf: Shelf, run: str, client: int, record: LedgerRecord, spec: MethodSpec
+) -> ClientState:
     if not record.kept:
-        return Ledger.empty(0)
-    _, arrays = decode_arrays(shelf.ledger(run, client, record.kept[-1]), LEDGER_KIND)
-    return Ledger.from_arrays(arrays, arrays["streaks"].size if "streaks" in arrays else 0)
+        return ClientState(site, client, record)
+    body = shelf.ledger(run, client, record.kept[-1])
+    _, arrays = decode_arrays(body, LEDGER_KIND)
+    view = spec.view_state(arrays) if spec.view_state else None
+    return ClientState(site, client, record, len(body), view)
 
 
-def count(site: str, client: int, record: Record, ledger: Ledger) -> Remembered:
-    labelled_N = ledger.labels_N >= 0
-    labels, counts = np.unique(ledger.labels_N[labelled_N], return_counts=True)
-    credible = [int((ledger.credible_N & (ledger.labels_N == label)).sum()) for label in labels]
-    streaks, waiting = np.unique(ledger.streaks_N[~ledger.credible_N], return_counts=True)
-    return Remembered(
-        site,
-        client,
-        record,
-        samples=len(ledger),
-        pseudo_labels=int(labelled_N.sum()),
-        credible=int(ledger.credible_N.sum()),
-        labels=list(zip(labels.tolist(), counts.tolist(), credible, strict=True)),
-        streaks=list(zip(streaks.tolist(), waiting.tolist(), strict=True)),
-    )
-
-
-def as_json(run: str, one: Remembered) -> dict[str, object]:
+def as_json(run: str, one: ClientState) -> dict[str, object]:
     facts: dict[str, object] = {
         "run": run,
         "site": one.site or None,
@@ -168,16 +153,20 @@ def as_json(run: str, one: Remembered) -> dict[str, object]:
     }
     if one.trouble:
         return facts | {"trouble": one.trouble}
-    return facts | {
-        "samples": one.samples,
-        "pseudo_labels": one.pseudo_labels,
-        "credible": one.credible,
-        "labels": {str(label): {"samples": total, "credible": sure} for label, total, sure in one.labels},
-        "streaks": {str(streak): total for streak, total in one.streaks},
-    }
+    if one.view is None:
+        return facts | {"bytes": one.size}
+    return facts | dict(one.view.counts) | {table.name: _table_as_json(table) for table in one.view.tables}
 
 
-def print_one(run: str, one: Remembered) -> None:
+def _table_as_json(table: CountTable) -> dict[str, object]:
+    """Key → count, or heading → count where there are several."""
+    _, *headings = table.headings
+    if len(headings) == 1:
+        return {str(key): count for key, count in table.rows}
+    return {str(key): dict(zip(headings, counts, strict=True)) for key, *counts in table.rows}
+
+
+def print_one(run: str, one: ClientState, spec: MethodSpec) -> None:
     console = Console(highlight=False, markup=False)
     place = f" at {one.site}" if one.site else ""
     console.print(f"{run}, client {one.client}{place}", style="bold")
@@ -185,57 +174,55 @@ def print_one(run: str, one: Remembered) -> None:
         f"generation {text_of(one.generation)} (kept: {', '.join(map(str, one.record.kept)) or 'none'}), "
         f"open activation {text_of(one.open_activation)}"
     )
-    console.print(
-        f"{one.samples} samples, {one.pseudo_labels} with a pseudo-label, {one.credible} of them credible\n"
-    )
-    if one.labels:
-        rows = [[str(label), str(total), str(sure)] for label, total, sure in one.labels]
-        console.print(histogram(["label", "samples", "credible"], rows, [row[1] for row in one.labels]))
-    if one.streaks:
-        console.print()
-        rows = [[str(streak), str(total)] for streak, total in one.streaks]
-        console.print(histogram(["agreed in a row", "samples"], rows, [row[1] for row in one.streaks]))
-        console.print("of the samples that are not credible yet", style="dim")
+    console.print(summary([one], spec))
+    for table in one.view.tables if one.view else ():
+        if table.rows:
+            console.print()
+            console.print(histogram(table))
+            if table.note:
+                console.print(table.note, style="dim")
 
 
-def print_all(run: str, everybody: Sequence[Remembered]) -> None:
+def summary(states: Sequence[ClientState], spec: MethodSpec) -> str:
+    """Counts of all of them, in the words of the series of the same names"""
+    titles = {series.name: series.title for series in spec.display.series()}
+    totals = totals_of(states)
+    words = (f"{total} {titles.get(name, name.replace('_', ' '))}" for name, total in totals.items())
+    return ", ".join(words) or f"{sum(one.size for one in states)} bytes"
+
+
+def totals_of(states: Sequence[ClientState]) -> dict[str, int]:
+    names = dict.fromkeys(name for one in states if one.view for name in one.view.counts)
+    return {name: sum(one.view.counts.get(name, 0) for one in states if one.view) for name in names}
+
+
+def print_all(run: str, states: Sequence[ClientState], spec: MethodSpec) -> None:
     console = Console(highlight=False, markup=False)
     table = plain_table()
-    sites = any(one.site for one in everybody)
-    headings = [
-        "client",
-        *(["site"] if sites else []),
-        "generation",
-        "open",
-        "samples",
-        "labelled",
-        "credible",
-    ]
-    for heading in headings:
+    with_sites = any(one.site for one in states)
+    columns = {series.name: series.column for series in spec.display.series() if series.column}
+    counts = list(totals_of(states))
+    headings = [columns.get(name, name.replace("_", " ")) for name in counts] or ["bytes"]
+    for heading in ("client", *(["site"] if with_sites else []), "generation", "open", *headings):
         table.add_column(heading, justify="left" if heading == "site" else "right")
     table.add_column("")
-    for one in everybody:
-        row = [str(one.client), *([one.site] if sites else []), text_of(one.generation)]
-        counts = ["–"] * 3 if one.trouble else map(str, (one.samples, one.pseudo_labels, one.credible))
-        table.add_row(*row, text_of(one.open_activation), *counts, one.trouble)
+    for one in states:
+        place = [str(one.client), *([one.site] if with_sites else [])]
+        known = [one.view.counts.get(name) if one.view else None for name in counts] or [one.size]
+        numbers = map(text_of, (one.generation, one.open_activation, *known))
+        table.add_row(*place, *numbers, one.trouble)
     console.print(table)
-    samples, labelled, credible = (
-        sum(getattr(one, name) for one in everybody) for name in ("samples", "pseudo_labels", "credible")
-    )
-    console.print(
-        f"{run}: {len(everybody)} clients, {samples} samples, {labelled} with a pseudo-label, "
-        f"{credible} of them credible",
-        style="bold",
-    )
+    console.print(f"{run}: {len(states)} clients, {summary(states, spec)}", style="bold")
 
 
-def histogram(headings: Sequence[str], rows: Sequence[list[str]], totals: Sequence[int]) -> Table:
+def histogram(counted: CountTable) -> Table:
     table = plain_table()
-    for heading in headings:
+    for heading in counted.headings:
         table.add_column(heading, justify="right")
     table.add_column("")
-    for row, total in zip(rows, totals, strict=True):
-        table.add_row(*row, "█" * round(_BAR_WIDTH * total / max(totals)))
+    most = max(row[1] for row in counted.rows)
+    for row in counted.rows:
+        table.add_row(*map(str, row), "█" * round(_BAR_WIDTH * row[1] / max(most, 1)))
     return table
 
 

@@ -1,4 +1,4 @@
-"""The pictures in a folder, and which of a site's clients they belong to; without anything heavy."""
+"""The pictures in a folder, and the clients of a site that they belong to. Imports nothing heavy."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from fedil_model.errors import DataError, SettingError
 
 
 def files_in(folder: Path) -> list[Path]:
-    """With its subfolders. Sorted, so that a place means the same picture on every machine."""
+    """With its subfolders. Sorted, so that an index means the same picture on every machine."""
     _check_folder(folder)
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not _hidden(path, folder))
     if not files:
@@ -15,7 +15,7 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def pictures_of_clients(folder: Path, site: str, clients: range) -> dict[int, list[Path]]:
-    """From a folder for each client, or dealt out one by one from a folder that knows of no clients."""
+    """From a folder for each client, or dealt out one by one from a folder without subfolders."""
     _check_folder(folder)
     visible = sorted(path for path in folder.iterdir() if not _hidden(path, folder))
     folders = [path for path in visible if path.is_dir()]

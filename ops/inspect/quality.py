@@ -1,4 +1,4 @@
-"""How good a trained network is on the test set. confusion[t][p]: samples of class t that it took for p."""
+"""Accuracy of a trained network on the test set. confusion[t][p]: samples of class t that it labels p."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Quality:
 
     @property
     def per_class(self) -> list[float | None]:
-        """None for a class of which the test set has no sample."""
+        """None for a class without test samples"""
         return [row[index] / sum(row) if sum(row) else None for index, row in enumerate(self.confusion)]
 
 

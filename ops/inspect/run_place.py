@@ -1,4 +1,4 @@
-"""The folder of a run: is it free, is it ours, and how to replace it without losing the old one too early."""
+"""Checks of a run's folder, and its replacement without losing the old run too early."""
 
 import shutil
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ def has_checkpoint(run_dir: Path) -> bool:
 
 
 def was_killed_early(run_dir: Path) -> bool:
-    """Before it had written down what it was to do. A lock that was not taken away tells of it."""
+    """Before its recipe was written: only its lock is left."""
     return lock_file(run_dir.resolve()).exists()
 
 
@@ -41,7 +41,7 @@ def refuse_if_taken(run_dir: Path, *, resume: bool, overwrite: bool) -> None:
 
 
 def only_beginnings_of_a_run(run_dir: Path) -> bool:
-    """A run that was killed in its first moments leaves files that are half written, under such names."""
+    """A run that was killed in its first moments leaves half-written files with such names."""
     return all(name.lstrip(".").startswith(OURS) for name in entries(run_dir))
 
 
@@ -51,8 +51,8 @@ def entries(run_dir: Path) -> set[str]:
 
 @contextmanager
 def replacing(run_dir: Path) -> Iterator[None]:
-    """Moves the old run aside; it is deleted when the new one has something to go on from, and comes back when
-    the new one ends before that (a missing dataset or an early Ctrl-C, say)."""
+    """Moves the old run aside. It is deleted once the new run has a checkpoint, and moved back if the new run ends
+    before that, as after an early Ctrl-C."""
     place = run_dir.resolve()
     aside = place.with_name(place.name + ".replaced")
     keep_one(place, aside)  # a kill -9 may have left both

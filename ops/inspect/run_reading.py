@@ -1,11 +1,14 @@
 """How to read back what a run keeps."""
 
 import json
+import shlex
+from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from broker_config.protocol.errors import FedILError
 from fedil_model.errors import SettingError
+from fedil_model.methods import find_method, plugins_named
 from ops.cli.recipe_files import with_data_root
 from server_worker.run.folder import RunDir
 
@@ -16,23 +19,46 @@ if TYPE_CHECKING:
     from server_worker.run.recipe import Recipe
 
 
-def load_run(run_dir: Path) -> "Recipe":
-    """The recipe that a run was started with."""
+ALLOW_BY_NAME = "if you trust it, add --plugin {name}"
+NAME_THE_RECIPE = "name the recipe that the run was started with"
+
+
+def load_run(run_dir: Path, plugins: Collection[str] = (), remedy: str = ALLOW_BY_NAME) -> "Recipe":
+    """The recipe that a run was started with. `plugins`: code that it may name."""
+    values = recipe_values(run_dir)
+    refuse_other_plugins(run_dir, values, plugins, remedy)
     from server_worker.run.recipe import make_recipe
 
+    return make_recipe(values, source=str(RunDir(run_dir).recipe))
+
+
+def recipe_values(run_dir: Path) -> dict[str, Any]:
+    """As recipe.json has them: nothing is validated or imported."""
     path = RunDir(run_dir).recipe
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(values, dict):
-            raise ValueError("it holds no settings")
-        return make_recipe(values, source=str(path))
-    except FileNotFoundError as error:
-        raise FedILError(f"{run_dir} is not a run: there is no {path.name} in it") from error
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise SettingError(f"{run_dir} is not the folder of a run (it has no {path.name})") from error
     except ValueError as error:
         raise FedILError(f"{path} is not readable as JSON ({error})") from error
+    if not isinstance(values, dict):
+        raise FedILError(f"{path} is not a recipe: it holds a {type(values).__name__}")
+    return values
 
 
-def load_weights(run_dir: Path, which: str = "global", dataset: "Dataset | None" = None) -> "nn.Module":
+def refuse_other_plugins(
+    run_dir: Path, values: dict[str, Any], plugins: Collection[str], remedy: str = ALLOW_BY_NAME
+) -> None:
+    """The folder may come from elsewhere: code that its recipe names runs only if it is allowed by name."""
+    for name in plugins_named(values):
+        if name not in plugins:
+            how = remedy.format(name=shlex.quote(name))
+            raise SettingError(f"{RunDir(run_dir).recipe} names code that would run here, {name}: {how}")
+
+
+def load_weights(
+    run_dir: Path, recipe: "Recipe", which: str = "global", dataset: "Dataset | None" = None
+) -> "nn.Module":
     """The trained network in eval mode, from the last checkpoint. Opens the run's dataset if it is not given."""
     import torch
 
@@ -41,12 +67,14 @@ def load_weights(run_dir: Path, which: str = "global", dataset: "Dataset | None"
     from server_worker.run.checkpoint import CheckpointFolder
     from server_worker.run.inputs import network_of
 
-    recipe, checkpoint = load_run(run_dir), CheckpointFolder(RunDir(run_dir).checkpoints).latest()
+    checkpoint = CheckpointFolder(RunDir(run_dir).checkpoints).latest()
     models = checkpoint.meta.get("models", {}) if checkpoint else {}
     if checkpoint is None or not models:
         raise FedILError(f"{run_dir} has no finished round yet: continue it with --resume")
     if which not in models:
-        raise SettingError(f"{run_dir} has no model {which!r}; it has {', '.join(sorted(models))}")
+        declared = find_method(recipe.method.name).display.models
+        known = "; ".join(f"{model.name} ({model.help})" for model in declared if model.name in models)
+        raise SettingError(f"{run_dir} has no model {which!r}; it has {known}")
     module = network_of(recipe, dataset or open_dataset(with_data_root(recipe.data)))
     tensors = from_arrays(checkpoint.arrays)
     params, buffers = (tensors[key] for key in models[which])

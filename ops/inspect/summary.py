@@ -16,11 +16,11 @@ class Summary:
     rounds_done: int
     rounds: int
     accuracy: Mapping[str, float]
-    """Last known, by model: "global" (θ′), "server" (θ₀) …"""
+    """Last known, by the name of the model"""
     baseline_accuracy: float | None
     """Server-only training on the same labels."""
     model_digest: str
-    """Of θ′."""
+    """Of the model that ships"""
     ledger_digest: str
     split_digest: str
     verdict: str

@@ -14,32 +14,33 @@ import torch
 from broker_config.embedded.server import serve
 from broker_config.process.addresses import WebAddress
 from broker_config.process.durable import write_atomically
-from broker_config.transports.memory.transport import EmbeddedBroker, MemoryTransport
+from broker_config.transports.memory.broker import EmbeddedBroker
+from broker_config.transports.memory.transport import MemoryTransport
 from client_worker.shards import ShardFolder, has_shards, write_shards
-from fedil_model.methods import make_method
+from fedil_model.methods import find_method, make_method, plugins_named
 from fedil_model.networks.normalisation import refresh_statistics
-from fedil_model.plugins import is_plugin
 from fedil_model.seeding import derive_seed
 from fedil_model.training.evaluate import accuracy
 from fedil_model.training.flat_model import FlatModel
 from fedil_model.training.precision import choose_device, repeatable_on, seeded
 from fedil_model.training.supervised import train_supervised
-from ops.inspect.diagnostics import LedgerDiagnostics
+from ops.inspect.diagnostics import LabelSetTruth
 from ops.inspect.summary import Summary, summarise
 from ops.local.store_on_disk import StoreOnDisk
 from ops.local.workers import WorkerPool
-from server_worker.coordinator import Coordinator, Stopped, Surroundings
+from server_worker.coordinator import Coordinator, ServerContext, Stopped
 from server_worker.round.sites import OneSite
 from server_worker.run.checkpoint import CheckpointFolder
 from server_worker.run.digests import ledger_digest
 from server_worker.run.environment import record_environment
 from server_worker.run.folder import RunDir
 from server_worker.run.history import HistoryWriter
-from server_worker.run.inputs import Materials, gather, network_of
+from server_worker.run.inputs import RunInputs, network_of, read_inputs
 from server_worker.run.name import run_id, simulation_id
 from server_worker.run.progress import Progress
 from server_worker.run.recipe import Recipe
 from server_worker.watch.events import Watcher, Watchers
+from server_worker.watch.notices import PageServed
 from server_worker.watch.survey import Surveyor
 from server_worker.watch.tensorboard import TensorBoardWatcher
 from server_worker.watch.watching import watching
@@ -69,30 +70,31 @@ def simulate(
     with ExitStack() as stack:
         watch = stack.enter_context(watching(run, recipe, where, web, stop))
         if watch.url:
-            watcher.note(f"watch it at {watch.url}")
+            watcher.note(PageServed(watch.url))
         watcher = Watchers(watch.watcher, watcher)
         if tensorboard:
             watcher = Watchers(
                 stack.enter_context(TensorBoardWatcher(where.tensorboard, watcher.note)), watcher
             )
         watcher.phase(0, "load_data")
-        materials = gather(where, recipe, chosen, resume=resume)
+        inputs = read_inputs(where, recipe, chosen, resume=resume)
         run_id(where, recipe, run)
         record_environment(where, chosen, workers=workers)
-        split = materials.split
-        _write_missing_shards(where, materials)
+        split = inputs.split
+        _write_missing_shards(where, inputs)
         store, broker = StoreOnDisk(where.ledgers, stop), EmbeddedBroker()
         # A socket's path may have about 100 characters; a run's folder may have more.
         short = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedil-")))
         url = stack.enter_context(serve(broker, store, short / "broker")).url
         arguments = _worker_arguments(recipe, url, where, chosen)
         pool = stack.enter_context(WorkerPool(arguments, workers, where.logs, watcher, stop))
-        baseline = _baseline(where, recipe, materials, watcher, stop)
+        baseline = _baseline(where, recipe, inputs, watcher, stop)
         watch.live.tell(baseline=baseline)
-        evaluator = materials.evaluator(recipe)
+        evaluator = inputs.evaluator(recipe)
         stack.callback(evaluator.close)
         transport = MemoryTransport(broker)
-        around = Surroundings(
+        spec = find_method(recipe.method.name)
+        context = ServerContext(
             transport=transport,
             store=store,
             checkpoints=CheckpointFolder(where.checkpoints),
@@ -101,14 +103,14 @@ def simulate(
             clock=time.monotonic,
             stop=stop,
             sites=OneSite(_SITE),
-            purity=LedgerDiagnostics(store, run, materials.train.labels.numpy(), split.clients).purity,
-            held=split.held,
+            label_truth=LabelSetTruth(store, run, spec, inputs.train.labels.numpy(), split.clients).shares,
+            shard_sizes=split.held,
         )
         everybody = {_SITE: range(recipe.split.clients)}
         stack.enter_context(Surveyor(run, everybody, lambda: (MemoryTransport(broker), store), watch.survey))
-        watch.leading(materials.dataset.class_names, lambda: (transport.bytes_sent, transport.bytes_received))
-        method = make_method(recipe.learning(), materials.dataset, chosen)
-        progress = _run(Coordinator(run, recipe, method, materials.labelled, around))
+        watch.leading(inputs.dataset.class_names, lambda: (transport.bytes_sent, transport.bytes_received))
+        method = make_method(recipe.learning(), inputs.dataset, chosen)
+        progress = _run(Coordinator(run, recipe, method, inputs.labelled, context))
         if failure := pool.failure or store.failure:
             raise failure
         watch.ended("done" if progress else "stopped")
@@ -123,20 +125,20 @@ def simulate(
     )
 
 
-def _write_missing_shards(where: RunDir, materials: Materials) -> None:
+def _write_missing_shards(where: RunDir, inputs: RunInputs) -> None:
     if has_shards(where.shards):
         ShardFolder(where.shards, remedy="delete that folder, and --resume makes it anew")
         return
-    inputs, clients = materials.train.inputs, materials.split.clients
+    samples, clients = inputs.train.inputs, inputs.split.clients
     write_shards(
-        where.shards, {client: inputs[torch.from_numpy(rows)] for client, rows in enumerate(clients)}
+        where.shards, {client: samples[torch.from_numpy(rows)] for client, rows in enumerate(clients)}
     )
 
 
 def _worker_arguments(recipe: Recipe, url: str, where: RunDir, device: torch.device) -> list[str]:
     arguments = ["--broker", url, "--store", url, "--site", _SITE, "--web", "off"]
     arguments += ["--shards", str(where.shards), "--device", str(device)]
-    for name in filter(is_plugin, (recipe.data.name, recipe.network.name)):
+    for name in plugins_named(recipe.model_dump()):
         arguments += ["--plugin", name]
     return arguments
 
@@ -149,7 +151,7 @@ def _run(coordinator: Coordinator) -> Progress | None:
 
 
 def _baseline(
-    where: RunDir, recipe: Recipe, materials: Materials, watcher: Watcher, stop: threading.Event
+    where: RunDir, recipe: Recipe, inputs: RunInputs, watcher: Watcher, stop: threading.Event
 ) -> float | None:
     """The floor: the same network trained on the same labels and nothing else. None if it was left out, or asked to
     stop before it was known: the next life measures it."""
@@ -160,20 +162,20 @@ def _baseline(
         return known
     watcher.phase(0, "baseline")
     try:
-        found = _measure_baseline(recipe, materials, stop)
+        found = _measure_baseline(recipe, inputs, stop)
     except Stopped:
         return None
-    fields = {"accuracy": found, "epochs": recipe.baseline_epochs, "labels": len(materials.labelled.labels)}
+    fields = {"accuracy": found, "epochs": recipe.baseline_epochs, "labels": len(inputs.labelled.labels)}
     write_atomically(where.baseline, [json.dumps(fields).encode()])
     return found
 
 
-def _measure_baseline(recipe: Recipe, materials: Materials, stop: threading.Event) -> float:
+def _measure_baseline(recipe: Recipe, inputs: RunInputs, stop: threading.Event) -> float:
     def check_stop() -> None:
         if stop.is_set():
             raise Stopped
 
-    dataset, labelled, device = materials.dataset, materials.labelled, materials.device
+    dataset, labelled, device = inputs.dataset, inputs.labelled, inputs.device
     seed = derive_seed(recipe.seed, "baseline")
     model = FlatModel(network_of(recipe, dataset), device)
     with seeded(seed, device):
@@ -193,7 +195,7 @@ def _measure_baseline(recipe: Recipe, materials: Materials, stop: threading.Even
     refresh_statistics(
         model.module, (dataset.views.plain(part) for part in torch.split(labelled.inputs, 500))
     )
-    return accuracy(model.module, materials.test, dataset.views)
+    return accuracy(model.module, inputs.test, dataset.views)
 
 
 def _known_baseline(where: RunDir, epochs: int) -> float | None:

@@ -1,4 +1,4 @@
-"""The workers of a run on this machine: their output in the run's folder, their deaths told to who watches."""
+"""The workers of a run on this machine: output goes to the run's folder, deaths to its watchers."""
 
 import threading
 from collections.abc import Sequence
@@ -6,6 +6,7 @@ from pathlib import Path
 
 from client_worker import pool
 from server_worker.watch.events import Watcher
+from server_worker.watch.notices import Remark
 
 
 class WorkerPool(pool.WorkerPool):
@@ -17,7 +18,7 @@ class WorkerPool(pool.WorkerPool):
             arguments,
             count,
             open_log=lambda number: (logs / f"worker-{number}.log").open("ab", buffering=0),
-            note=watcher.note,
+            note=lambda text: watcher.note(Remark(text)),
             gave_up=stop.set,
             see=f" (see {logs})",
         )

@@ -1,5 +1,4 @@
-"""The files that Prometheus and Grafana read, with a deployment's addresses in them. They are ours as they stand, but
-for these addresses and how often to look."""
+"""The files that Prometheus and Grafana read, with a deployment's addresses and scrape interval in them."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -12,7 +11,7 @@ from ops.monitoring.grafana import PROVISIONING
 from ops.monitoring.prometheus import PROMETHEUS
 
 MOST_SECONDS = 15
-"""A server shows its end for 20 s: whoever looks less often may miss it, and take it for a death."""
+"""A server shows its end for 20 s: a Prometheus that scrapes less often may miss it, and take it for a crash."""
 
 
 class FileInTheWay(FedILError):
@@ -64,7 +63,7 @@ def grafana_files(places: Places) -> dict[str, str]:
 
 
 def write_monitoring(out: Path, files: Mapping[str, str], overwrite: bool = False) -> Iterator[Path]:
-    """Nothing is written if something else would be lost."""
+    """Writes nothing if a file that differs would be lost."""
     for path, text in files.items():
         if not overwrite and _is_another(out / path, text):
             raise FileInTheWay(f"{out / path} is there and differs: give --overwrite, or another folder")

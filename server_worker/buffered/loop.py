@@ -1,149 +1,115 @@
-"""Buffered mode: always some clients at work, an aggregation whenever enough have answered, nobody waits for the
-slowest. What is decided is in `buffer.py`.
+"""Buffered mode: a fixed number of clients at work, an aggregation whenever enough have answered. What is decided is in
+state.py.
 
-A task is written down before it is sent, and an answer is held until a checkpoint has it: a server that dies
-knows on its return whom it has asked, and counts what they answered once.
+A task is written to the journal before it is sent, and an answer is held until a checkpoint has it: a restarted server
+knows which clients were asked, and counts their answers once.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
-from types import MappingProxyType
-
-from torch import Tensor
 
 from broker_config.protocol.errors import FedILError
-from fedil_model.methods.interface import Fold
+from fedil_model.methods.interface import INVALID, Fold, Tensors
 from server_worker.buffered.state import OpenBuffer, Rules
-from server_worker.round.collecting import DEAD_TASK_SECONDS, POLL_SECONDS, Collecting
-from server_worker.round.dispatch import Broadcast
-from server_worker.round.reporting import Stopwatch
+from server_worker.round.answers import AnswerDesk
+from server_worker.round.context import ServerContext
+from server_worker.round.dispatch import TaskDispatcher
+from server_worker.round.loop import POLL_SECONDS, QUIET_SECONDS
+from server_worker.round.stopwatch import Stopwatch
 from server_worker.run.progress import Progress
+from server_worker.run.recipe import Recipe
+from server_worker.watch.events import REFUSED
 
 
-class BufferedLoop(Collecting):
-    _open: OpenBuffer | None = None
-    """None until this life's first aggregation"""
-    _models: Mapping[int, Broadcast] = MappingProxyType({})
-    """Versions that this life has put into the log"""
-
-    @cached_property
-    def _rules(self) -> Rules:
-        federation = self._recipe.federation
-        return Rules(
-            run=self._run,
-            seed=self._recipe.seed,
+class BufferedMode:
+    def __init__(
+        self, run: str, recipe: Recipe, desk: AnswerDesk, dispatcher: TaskDispatcher, context: ServerContext
+    ) -> None:
+        federation = recipe.federation
+        self._desk, self._dispatcher, self._context = desk, dispatcher, context
+        self._rules = Rules(
+            run=run,
+            seed=recipe.seed,
             in_flight=federation.in_flight,
             size=federation.buffer_size,
             max_staleness=federation.max_staleness,
             deadline_seconds=federation.deadline_seconds,
         )
+        self._open: OpenBuffer | None = None
+        """None until this process's first aggregation"""
 
-    def begin(self, progress: Progress) -> Progress:
+    def first_progress(self, progress: Progress) -> Progress:
         fields = OpenBuffer(self._rules, 1, progress.activations).to_fields()
-        # An earlier run in this folder may have left its own.
-        self._around.checkpoints.save_asked(fields)
-        return replace(progress, selection=(), buffer=fields)
+        # An earlier run in this folder may have left its own journal.
+        self._context.checkpoints.save_journal(fields)
+        return replace(progress, buffer=fields)
 
-    def play(self, progress: Progress) -> Progress:
-        number, stamps = progress.round + 1, Stopwatch(self._around.clock)
-        step = self._server_step(progress, stamps)
-        self._reporter.enter(number, "broadcast")
-        bases = {**progress.bases, number: step.broadcast}
-        fold = self._method.open_fold(progress.state, bases, number)
-        buffer = self._open
-        if buffer is None:
-            buffer = self._restore(progress)
-            for arrival in self.inbox.leftovers():
-                buffer = self._take(arrival, buffer, fold)
-            self._broadcast(buffer, bases)
-            self._send(buffer, buffer.awaited, progress)
-        else:
-            self._broadcast(buffer, bases)
-        stamps.lap("broadcast")
-        self._reporter.enter(number, "wait")
-        closed = self._collect(buffer, progress, bases, fold, stamps)
-        after = self._aggregate(progress, step, fold, closed, stamps)
+    def open(self, progress: Progress) -> OpenBuffer:
+        """After a restart: as of the last task that was sent, or else of the checkpoint."""
+        if self._open is not None:
+            return self._open
+        fields, journal = progress.buffer, self._context.checkpoints.journal()
+        if journal is not None and journal["version"] == progress.round + 1:
+            fields = journal
+        assert fields is not None
+        return OpenBuffer.from_fields(fields, self._rules, progress.activations, self._context.now())
+
+    def versions(self, buffer: OpenBuffer) -> tuple[int, ...]:
+        return buffer.bases()
+
+    def ask(self, buffer: OpenBuffer, restarted: bool) -> OpenBuffer:
+        if restarted:
+            self._send(buffer, buffer.awaited)
+        return buffer
+
+    def collect(
+        self, buffer: OpenBuffer, fold: Fold, rewrite_models: Callable[[], None], stopwatch: Stopwatch
+    ) -> OpenBuffer:
+        """Take answers, and keep enough clients at work, until there is enough to aggregate."""
+        now = self._context.now
+        heard = looked = now()
+        while not buffer.may_aggregate(candidates := self._dispatcher.candidates()):
+            self._context.check_stop()
+            self._check_hope(buffer, now() - heard)
+            buffer = self._desk.give_up(buffer, buffer.overdue(now()))
+            buffer = self._desk.give_up_on_absent_sites(buffer)
+            buffer = self._fill(buffer, candidates)
+            before, buffer = buffer, self._desk.receive(buffer, fold, POLL_SECONDS, stopwatch)
+            if buffer is not before:
+                heard = looked = now()
+            elif now() - looked >= QUIET_SECONDS:
+                self._send(buffer, self._desk.lost(buffer, rewrite_models))
+                buffer = self._desk.give_up_on_dead_tasks(buffer)
+                looked = now()
+        return buffer
+
+    def next_progress(self, closed: OpenBuffer, after: Progress, bases: Mapping[int, Tensors]) -> Progress:
         self._open = closed.aggregated()
         kept = {version: bases[version] for version in self._open.bases() if version in bases}
         return replace(after, buffer=self._open.to_fields(), bases=kept)
 
-    # ---- asking ----------------------------------------------------------------------------------------------
-
-    def _restore(self, progress: Progress) -> OpenBuffer:
-        """What was written down when the last task was sent, or else with the checkpoint."""
-        fields, asked = progress.buffer, self._around.checkpoints.asked()
-        if asked is not None and asked["version"] == progress.round + 1:
-            fields = asked
-        assert fields is not None
-        return OpenBuffer.from_fields(fields, self._rules, progress.activations, self._around.now())
-
-    def _broadcast(self, buffer: OpenBuffer, bases: Mapping[int, Mapping[str, Tensor]]) -> None:
-        """Oldest first: the log lets go of what was written first."""
-        kept = self._rules.max_staleness + 1
-        self._models = {
-            version: self._models.get(version) or self._asking.broadcast(version, bases[version], kept)
-            for version in buffer.bases()
-        }
-
-    def _broadcast_anew(self, buffer: OpenBuffer, bases: Mapping[int, Mapping[str, Tensor]]) -> None:
-        self._models = {}
-        self._broadcast(buffer, bases)
-
-    def _fill(self, buffer: OpenBuffer, candidates: Sequence[int], progress: Progress) -> OpenBuffer:
+    def _fill(self, buffer: OpenBuffer, candidates: Sequence[int]) -> OpenBuffer:
         chosen = buffer.replacements(candidates)
         if not chosen:
             return buffer
-        buffer = buffer.ask(chosen, self._around.now())
-        self._around.checkpoints.save_asked(buffer.to_fields())
-        self._send(buffer, chosen, progress)
+        buffer = buffer.ask(chosen, self._context.now())
+        self._context.checkpoints.save_journal(buffer.to_fields())
+        self._send(buffer, chosen)
         return buffer
 
-    def _send(self, buffer: OpenBuffer, clients: Sequence[int], progress: Progress) -> None:
+    def _send(self, buffer: OpenBuffer, clients: Sequence[int]) -> None:
         for client in clients:
             flight = buffer.flights[client]
-            model = self._models[flight.base_version]
-            self._asking.ask(model, {client: flight.activation}, progress.answered)
+            self._dispatcher.ask(flight.base_version, {client: flight.activation})
 
-    # ---- what arrives ----------------------------------------------------------------------------------------
-
-    def _collect(
-        self,
-        buffer: OpenBuffer,
-        progress: Progress,
-        bases: Mapping[int, Mapping[str, Tensor]],
-        fold: Fold,
-        stamps: Stopwatch,
-    ) -> OpenBuffer:
-        now = self._around.now
-        heard = looked = now()
-        while not buffer.may_aggregate(candidates := self._asking.candidates()):
-            self._around.check_stop()
-            self._check_hope(buffer, candidates, now() - heard)
-            buffer = self._fill(self._give_up(buffer), candidates, progress)
-            buffer, counted = self._receive(POLL_SECONDS, buffer, progress, fold, stamps)
-            if counted:
-                heard = looked = now()
-            elif now() - looked >= DEAD_TASK_SECONDS:
-                self._send(buffer, self._lost(buffer, partial(self._broadcast_anew, buffer, bases)), progress)
-                buffer = self._give_up_on_dead_tasks(buffer)
-                looked = now()
-        stamps.lap("wait")
-        return buffer
-
-    def _check_hope(self, buffer: OpenBuffer, candidates: Sequence[int], silent_seconds: float) -> None:
-        refusals = [o.detail for o in buffer.outcomes() if o.outcome == "refused"]
-        nonsense = any(o.outcome == "invalid" for o in buffer.outcomes())
-        if refusals and not nonsense and self._is_hopeless(buffer, candidates, self._rules.in_flight):
+    def _check_hope(self, buffer: OpenBuffer, silent_seconds: float) -> None:
+        outcomes = buffer.outcomes()
+        refusals = [outcome.detail for outcome in outcomes if outcome.outcome == REFUSED]
+        any_invalid = any(outcome.outcome == INVALID for outcome in outcomes)
+        if refusals and not any_invalid and self._desk.is_hopeless(buffer, self._rules.in_flight):
             raise FedILError(f"round {buffer.version}: every client refused; the first says {refusals[0]}")
         if silent_seconds >= self._rules.deadline_seconds:
             raise FedILError(
                 f"round {buffer.version}: no client has answered for {self._rules.deadline_seconds:g} s: start "
-                f"workers or raise federation.deadline_seconds, then resume{self._what_is_wrong(buffer)}"
+                f"workers or raise federation.deadline_seconds, then resume{self._desk.example_of_failure(buffer)}"
             )
-
-    def _give_up(self, buffer: OpenBuffer) -> OpenBuffer:
-        """On clients whose time is over, and on those of sites without a worker."""
-        for outcome in buffer.overdue(self._around.now()):
-            buffer = self._record(buffer, outcome)
-        return self._give_up_on_absent_sites(buffer, self._around.sites.present())

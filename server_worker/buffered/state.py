@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from broker_config.protocol.messages import Refusal, Update
+from fedil_model.methods.interface import INVALID
 from server_worker.round.selection import select_clients
-from server_worker.round.state import MISSING
-from server_worker.watch.events import NOT_LEARNED, ClientOutcome
+from server_worker.watch.events import MISSING, NOT_LEARNED, STALE, ClientOutcome
 
 
 @dataclass(frozen=True)
@@ -101,9 +101,7 @@ class OpenBuffer:
         """Who has had its time. Its slot is free then; its next activation fences off what it may still do."""
         limit = self.rules.deadline_seconds
         late = [client for client in self.awaited if now - self.flights[client].since >= limit]
-        return tuple(
-            ClientOutcome(client, MISSING, detail=f"no answer within {limit:g} s") for client in late
-        )
+        return tuple(ClientOutcome(client, MISSING, f"no answer within {limit:g} s") for client in late)
 
     # ---- what to do next -------------------------------------------------------------------------------------
 
@@ -116,7 +114,7 @@ class OpenBuffer:
     def answered(self) -> int:
         """Only updates fill a buffer: a site that dies, refuses or sends nonsense would else make an aggregation of
         little or nothing."""
-        return self._count(NOT_LEARNED | {"invalid"})
+        return self._count(NOT_LEARNED | {INVALID})
 
     @property
     def expected(self) -> int:
@@ -169,7 +167,7 @@ class OpenBuffer:
     def _stale_outcome(self, client: int, flight: Flight) -> ClientOutcome:
         staleness = self.version - flight.base_version
         detail = f"started {staleness} versions ago, max_staleness is {self.rules.max_staleness}"
-        return ClientOutcome(client, "stale", detail=detail, staleness=staleness)
+        return ClientOutcome(client, STALE, detail, staleness=staleness)
 
     def aggregated(self) -> "OpenBuffer":
         """What is left once the next version is made."""

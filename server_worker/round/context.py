@@ -1,4 +1,4 @@
-"""What a coordinator works with, handed in: brokers, disk, clock, people who watch."""
+"""What a run's server works with, handed in: brokers, disk, clock, watchers."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -11,16 +11,17 @@ from server_worker.round.sites import Sites
 from server_worker.run.checkpoint import CheckpointFolder
 from server_worker.watch.events import Watcher
 
-Purity = Callable[[Mapping[int, int]], Mapping[str, float | None]]
-"""Is told which clients have answered since it was last asked, and with which activation."""
+LabelTruth = Callable[[Mapping[int, int]], Mapping[str, float | None]]
+"""Clients that have answered since the last call, with their activations → the method's series that need the truth
+about labels"""
 
 
 class Stopped(Exception):
-    """Asked to stop; everything up to the last checkpoint is kept."""
+    """The process was asked to stop; everything up to the last checkpoint is kept."""
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class ServerContext:
     transport: Transport
     store: Store
     checkpoints: CheckpointFolder
@@ -29,19 +30,19 @@ class Surroundings:
     clock: Callable[[], float]
     stop: threading.Event
     sites: Sites
-    purity: Purity = lambda _: {}
-    """Share of right pseudo-labels, where somebody offline knows the truth."""
+    label_truth: LabelTruth = lambda _: {}
+    """For diagnostics where the truth is known offline, as in an experiment"""
 
-    held: Sequence[int] = ()
-    """How many samples each client has; empty where only their sites know"""
+    shard_sizes: Sequence[int] = ()
+    """Samples of each client; empty where only the sites know"""
     away: Callable[[], float] = lambda: 0.0
-    """For how many seconds the broker could not be reached, in all; nobody could answer then"""
-    look: Callable[[], Transport] | None = None
-    """A new connection to look through dead letters; closing it puts them back at once. A RabbitMQ that gets some
-    thousands back one by one is busy for many seconds. None: there are never so many."""
+    """Seconds in total during which the brokers could not be reached; no client could answer then"""
+    connect_for_inspection: Callable[[], Transport] | None = None
+    """A new connection to look through dead letters: closing it puts all of them back at once, where RabbitMQ needs
+    many seconds to take thousands back one by one. None: use `transport`."""
 
     def now(self) -> float:
-        """The clock for deadlines: it stands still while the broker is away."""
+        """The clock for deadlines: it stands still while the brokers are away."""
         return self.clock() - self.away()
 
     def check_stop(self) -> None:

@@ -1,157 +1,145 @@
-"""How the server asks: a model version into the log once, a small task for each client."""
+"""Asks clients to train: a model version into the log once, a small task for each client."""
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-
-from torch import Tensor
 
 from broker_config.brokers.topology import DEAD_LETTERS, models_queue, tasks_queue, updates_queue
 from broker_config.protocol.errors import FedILError, LedgerFenced, LedgerMissing, QueueMissing
-from broker_config.protocol.messages import MODEL_KIND, Refusal, TrainTask, Update
+from broker_config.protocol.messages import MODEL_KIND, ModelEntry, Refusal, TrainTask
 from broker_config.protocol.wire import digest, encode_arrays, encode_message
-from broker_config.transports.interface import ModelAddress
+from fedil_model.methods import find_method
+from fedil_model.methods.interface import Method, State, Tensors
 from fedil_model.training.flat_model import to_arrays
-from server_worker.round.context import Surroundings
+from server_worker.round.context import ServerContext
 from server_worker.round.selection import select_clients
 from server_worker.run.recipe import Recipe
-
-_EVER = 2**62
-"""An activation that no client reaches"""
+from server_worker.watch.notices import QueueRecreated
 
 
-@dataclass(frozen=True)
-class Broadcast:
-    """Where a model version lies, and what it is."""
-
-    address: ModelAddress
-    digest: str
-
-
-class Asking:
-    def __init__(self, run: str, recipe: Recipe, around: Surroundings) -> None:
-        self._run, self._recipe, self._around = run, recipe, around
+class TaskDispatcher:
+    def __init__(self, run: str, recipe: Recipe, method: Method, context: ServerContext) -> None:
+        self._run, self._recipe, self._method, self._context = run, recipe, method, context
         self._learning = recipe.learning().model_dump_json()
-        self._written: list[ModelAddress] = []
+        asked_at_once = recipe.federation.most_asked
+        self._entries_per_version = 1 + asked_at_once * find_method(recipe.method.name).extras_per_client
+        self._kept = recipe.federation.versions_kept
+        self._models: dict[int, ModelEntry] = {}
+        """Versions that this process has written, the last `kept`"""
+        self._extras: dict[tuple[int, str], ModelEntry] = {}
+        self._state: State = {}
+        self._answered: tuple[int, ...] = ()
 
-    def broadcast(self, version: int, tensors: Mapping[str, Tensor], kept: int = 2) -> Broadcast:
+    def start_round(self, state: State, answered: tuple[int, ...]) -> None:
+        """`state`: what extras are made from; `answered`: each client's last answered activation."""
+        self._state, self._answered = state, answered
+
+    # ---- models ------------------------------------------------------------------------------------------------
+
+    def broadcast(self, bases: Mapping[int, Tensors], versions: Iterable[int], again: bool = False) -> None:
+        """Write those versions that this process has not written yet, oldest first: the log drops what was written
+        first. `again`: all of them, after the log was deleted."""
+        if again:
+            self._models, self._extras = {}, {}
+        for version in versions:
+            if version not in self._models:
+                self._models[version] = self._append(version, bases[version])
+        kept = sorted(self._models)[-self._kept :]
+        self._models = {version: self._models[version] for version in kept}
+        self._extras = {key: entry for key, entry in self._extras.items() if key[0] in self._models}
+
+    def _append(self, version: int, tensors: Tensors, name: str = "") -> ModelEntry:
         body = encode_arrays(MODEL_KIND, {"run": self._run, "version": version}, to_arrays(tensors))
-        address = self._around.transport.append_model(self._run, version, body, kept)
-        self._written = [*self._written, address][-kept:]
-        return Broadcast(address, digest(body))
+        address = self._context.transport.append_model(
+            self._run, version, body, self._kept, name, self._entries_per_version
+        )
+        return ModelEntry(address, digest(body))
 
-    def has_sent(self, task: TrainTask) -> bool:
-        """In this life: every server writes its models anew, so no two have tasks with the same address."""
-        return task.model in self._written
+    def _extras_for(self, version: int, client: int) -> dict[str, ModelEntry]:
+        names = self._method.extras_for(self._state, version, client)
+        for name in names:
+            if (version, name) not in self._extras:
+                self._extras[version, name] = self._append(
+                    version, self._method.extra(self._state, name), name
+                )
+        return {name: self._extras[version, name] for name in names}
 
-    def ask(self, model: Broadcast, activations: Mapping[int, int], answered: tuple[int, ...]) -> None:
-        """`activations`: client → which time this is; `answered`: what each client has answered before."""
+    # ---- tasks -------------------------------------------------------------------------------------------------
+
+    def ask(self, version: int, activations: Mapping[int, int]) -> None:
+        """`activations`: client → the number of this activation"""
+        model = self._models[version]
         for client, activation in activations.items():
             try:
-                self._around.store.open_activation(self._run, client, activation)
+                self._context.store.open_activation(self._run, client, activation)
             except (LedgerFenced, LedgerMissing) as error:
-                # A site may spoil its own clients' ledgers. That is their trouble: answer in their place.
-                self._refuse(model.address.version, client, activation, error)
+                # A site can spoil only its own clients' ledgers: answer in their place.
+                self._refuse(version, client, activation, error)
                 continue
             task = TrainTask(
                 run=self._run,
-                round=model.address.version,
+                round=version,
                 client=client,
                 activation=activation,
-                model=model.address,
-                model_digest=model.digest,
+                model=model,
+                extras=self._extras_for(version, client),
                 learning=self._learning,
-                ledger_at_least=min(answered[client], activation - 1),
+                ledger_at_least=min(self._answered[client], activation - 1),
             )
-            # Somebody may have deleted a queue: `lost` will name this client, with those who were asked before.
+            # A deleted queue: `lost` declares it again and names this client.
             with suppress(QueueMissing):
-                queue = tasks_queue(self._around.sites.site_of(client))
-                self._around.transport.publish(queue, encode_message(task))
+                queue = tasks_queue(self._context.sites.site_of(client))
+                self._context.transport.publish(queue, encode_message(task))
 
-    def lost(self, clients: Iterable[int], write_models: Callable[[], object]) -> list[int]:
-        """Those whose tasks, models or answers went with a queue that somebody has deleted. It is there again, and they
-        must be asked again: else all would wait in vain until the deadline. Who is at it already answers twice, which
-        counts once. `write_models` puts all that clients are asked with into the log again."""
-        site_of = self._around.sites.site_of
-        sites = sorted({site_of(client) for client in clients})
-        self._made_again(DEAD_LETTERS)
-        gone = {
-            site for site in sites if self._made_again(tasks_queue(site), ", and its clients are asked again")
-        }
-        everybody = ", and all who have not answered are asked again"
-        if self._made_again(updates_queue(self._run), everybody):
-            gone = set(sites)
-        if self._around.transport.depth(models_queue(self._run)) is None:
-            self._around.watcher.note(
-                f"{models_queue(self._run)} was deleted: it is written again{everybody}"
-            )
-            write_models()
-            gone = set(sites)
-        return [client for client in clients if site_of(client) in gone]
-
-    def _made_again(self, queue: str, then: str = "") -> bool:
-        if self._around.transport.depth(queue) is not None:
-            return False
-        self._around.watcher.note(f"{queue} was deleted: it is made again{then}")
-        self._around.transport.declare(queue)
-        return True
-
-    def check_store(self, answer: Update | Refusal, answered: tuple[int, ...]) -> None:
-        """One client's ledger may be its site's own fault. All of them are the store's, and the run's end."""
-        if isinstance(answer, Refusal) and answer.reason == LedgerMissing.__name__:
-            self.check_ledgers(answered)
-
-    def check_ledgers(self, answered: tuple[int, ...]) -> None:
-        """Raises an error if the store has lost the run, or the ledgers of all clients that have answered, or is ahead
-        of us."""
-        # First: clients that trained while a store was emptied have put ledgers into it since.
-        self._around.store.check_begun(self._run)
-        self.check_any_is_left(answered)
-
-    def check_any_is_left(self, answered: tuple[int, ...]) -> None:
-        lost: LedgerMissing | None = None
-        for client, activation in enumerate(answered):
-            if activation:
-                try:
-                    self._around.store.read(self._run, client, activation + 1, at_least=activation)
-                except LedgerMissing as error:
-                    lost = lost or error
-                else:
-                    return
-        if lost is not None and any(self._has_made_room(*each) for each in enumerate(answered)):
-            raise FedILError(
-                f"the ledgers of run {self._run} are ahead of its newest checkpoint: restore the run's folder and the "
-                "store together, or start a new run"
-            ) from lost
-        if lost is not None:
-            raise lost
-
-    def _has_made_room(self, client: int, activation: int) -> bool:
-        """For later ones, which are there. Into a store that was restored from an older copy a task that was under way
-        may have put a later one too, but nothing had to go for it."""
-        store = self._around.store
-        try:
-            store.read(self._run, client, activation + 1)
-        except LedgerMissing:
-            with suppress(LedgerMissing):
-                return store.read(self._run, client, _EVER, at_least=activation + 1) is not None
-        return False
+    def has_sent(self, task: TrainTask) -> bool:
+        """In this process's life: every server writes its models anew, so no two servers' tasks share an address."""
+        return any(task.model == model for model in self._models.values())
 
     def _refuse(self, version: int, client: int, activation: int, error: FedILError) -> None:
         refusal = Refusal(self._run, version, client, activation, type(error).__name__, str(error)[:1000])
         with suppress(QueueMissing):
-            self._around.transport.publish(updates_queue(self._run), encode_message(refusal))
+            self._context.transport.publish(updates_queue(self._run), encode_message(refusal))
+
+    # ---- deleted queues ----------------------------------------------------------------------------------------
+
+    def lost(self, clients: Iterable[int], rewrite_models: Callable[[], None]) -> set[int]:
+        """Clients whose tasks, models or answers were deleted with a queue. The queue is declared again; the clients
+        must be asked again. A client that is training already answers twice, which counts once."""
+        clients, site_of = list(clients), self._context.sites.site_of
+        sites = {site_of(client) for client in clients}
+        self._redeclare(DEAD_LETTERS)
+        lost = {
+            site
+            for site in sorted(sites)
+            if self._redeclare(tasks_queue(site), "its clients are asked again")
+        }
+        awaited = "all clients that have not answered are asked again"
+        if self._redeclare(updates_queue(self._run), awaited):
+            lost = sites
+        if self._context.transport.depth(models_queue(self._run)) is None:
+            self._context.watcher.note(QueueRecreated(models_queue(self._run), awaited))
+            rewrite_models()
+            lost = sites
+        return {client for client in clients if site_of(client) in lost}
+
+    def _redeclare(self, queue: str, consequence: str = "") -> bool:
+        if self._context.transport.depth(queue) is not None:
+            return False
+        self._context.watcher.note(QueueRecreated(queue, consequence))
+        self._context.transport.declare(queue)
+        return True
+
+    # ---- which clients -----------------------------------------------------------------------------------------
 
     def candidates(self) -> list[int]:
-        """Clients of sites that are there; everybody when nobody is, since tasks wait in their queues."""
-        everybody = range(self._recipe.split.clients)
-        sites = set(self._around.sites.present())
-        if sites == set(self._around.sites.names()):
-            return list(everybody)
-        there = [client for client in everybody if self._around.sites.site_of(client) in sites]
-        return there or list(everybody)
+        """Clients of sites that have a worker; all clients while no site has one, since tasks wait in their queues."""
+        everyone = range(self._recipe.split.clients)
+        present = set(self._context.sites.present())
+        if present == set(self._context.sites.names()):
+            return list(everyone)
+        return [client for client in everyone if self._context.sites.site_of(client) in present] or list(
+            everyone
+        )
 
     def select(self, round_number: int) -> tuple[int, ...]:
-        federation = self._recipe.federation
-        count = federation.clients_per_round + federation.over_select
+        count = self._recipe.federation.asked_per_round
         return select_clients(self._recipe.seed, round_number, self.candidates(), count)

@@ -1,7 +1,7 @@
-"""Accuracy of a round's models, measured in the background: it decides nothing, so nothing waits for it."""
+"""Accuracy of a round's models, measured in the background: it decides nothing, so no step waits for it."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -12,6 +12,9 @@ from torch import Tensor
 from fedil_model.data.datasets.interface import Samples, Views
 from fedil_model.training.evaluate import predict_logits
 from fedil_model.training.flat_model import FlatModel, Weights
+
+Fit = Callable[[FlatModel, Weights], Weights]
+"""What is done to a model on the labelled samples before its predictions count"""
 
 
 @dataclass(frozen=True)
@@ -29,12 +32,20 @@ class Evaluator(Protocol):
 
 
 class BackgroundEvaluator:
-    """One thread with a network of its own. The test data is handed in, since reading it may run a user's code,
-    which has no business beside training."""
+    """One thread with a network of its own. The test data is handed in: reading it may run a user's code, which must
+    not run beside training."""
 
-    def __init__(self, model: FlatModel, test: Samples, views: Views, classes: int) -> None:
-        self._model, self._views, self._classes = model, views, classes
-        model.let_go()
+    def __init__(
+        self,
+        model: FlatModel,
+        test: Samples,
+        views: Views,
+        classes: int,
+        fits: Mapping[str, Fit] | None = None,
+    ) -> None:
+        """`fits`: for models whose declaration names one"""
+        self._model, self._views, self._classes, self._fits = model, views, classes, fits or {}
+        model.release()
         self._test = Samples(test.inputs.to(model.device), test.labels.to(model.device))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="fedil-evaluate")
 
@@ -44,17 +55,22 @@ class BackgroundEvaluator:
     def _evaluate(self, models: dict[str, Weights]) -> Evaluation:
         began = time.perf_counter()
         names = list(models)
-        # A model goes when it is measured. "global" comes last: the run goes on with it, so it is there anyway.
-        right_N = {name: self._right(models.pop(name)) for name in sorted(names, key=lambda n: n == "global")}
+        # Each model is dropped once it is measured. "global" comes last: the run keeps it anyway.
+        right_N = {
+            name: self._right(name, models.pop(name)) for name in sorted(names, key=lambda n: n == "global")
+        }
         return Evaluation(
             accuracy={name: float(right_N[name].double().mean()) for name in names},
             per_class=self._per_class(right_N["global"]),
             seconds=time.perf_counter() - began,
         )
 
-    def _right(self, weights: Weights) -> Tensor:
-        with self._model.for_now():
-            self._model.borrow(weights.to(self._model.device))
+    def _right(self, name: str, weights: Weights) -> Tensor:
+        weights = weights.to(self._model.device)
+        if name in self._fits:
+            weights = self._fits[name](self._model, weights)
+        with self._model.temporarily_loaded():
+            self._model.load_view(weights)
             predicted_N = predict_logits(self._model.module, self._test.inputs, self._views).argmax(dim=1)
         return predicted_N == self._test.labels
 

@@ -1,171 +1,172 @@
-"""Rounds mode, the paper's: ask some clients, wait for them with a quorum and one deadline, aggregate."""
+"""Rounds mode, the paper's: ask some clients, wait for them with a quorum and one deadline."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 from broker_config.protocol.errors import FedILError
-from fedil_model.methods.interface import Fold, ServerStep
-from server_worker.round.collecting import DEAD_TASK_SECONDS, POLL_SECONDS, Collecting
-from server_worker.round.dispatch import Broadcast
-from server_worker.round.reporting import Stopwatch
+from fedil_model.methods.interface import Fold, Tensors
+from server_worker.round.answers import AnswerDesk
+from server_worker.round.context import ServerContext
+from server_worker.round.dispatch import TaskDispatcher
+from server_worker.round.inbox import Inbox
 from server_worker.round.selection import select_clients
-from server_worker.round.state import MISSING, OpenRound
+from server_worker.round.state import OpenRound
+from server_worker.round.stopwatch import Stopwatch
 from server_worker.run.progress import Progress
+from server_worker.run.recipe import Recipe
+from server_worker.watch.events import MISSING, REFUSED
+from server_worker.watch.notices import MoreClientsAsked
 
+POLL_SECONDS = 0.5
+QUIET_SECONDS = 2.0
+"""Without an answer for this long, the server looks for lost and dead tasks and for absent sites."""
 _LAST_LOOK_SECONDS = 10.0
-"""What lies in the queue at the deadline is still looked at, for so long at most: somebody may go on sending."""
+"""At the deadline, answers that are already in the queue still count; looked at for this long at most."""
 
 
-class RoundsLoop(Collecting):
-    _restarted = True
-    """Answers to tasks of an earlier life may lie in the queue."""
-    _model: Broadcast
-    """The open round's"""
+class RoundsMode:
+    def __init__(
+        self,
+        run: str,
+        recipe: Recipe,
+        inbox: Inbox,
+        desk: AnswerDesk,
+        dispatcher: TaskDispatcher,
+        context: ServerContext,
+    ) -> None:
+        self._run, self._recipe, self._inbox = run, recipe, inbox
+        self._desk, self._dispatcher, self._context = desk, dispatcher, context
 
-    def begin(self, progress: Progress) -> Progress:
-        # An earlier run in this folder may have left its own.
-        self._write_down(progress)
+    def first_progress(self, progress: Progress) -> Progress:
+        progress = replace(progress, selection=self._dispatcher.select(1))
+        # An earlier run in this folder may have left its own journal.
+        self._write_journal(1, progress.selection)
         return progress
 
-    def play(self, progress: Progress) -> Progress:
-        number, stamps = progress.round + 1, Stopwatch(self._around.clock)
-        if self._restarted:
-            progress = self._restore(progress)
-        step = self._server_step(progress, stamps)
-        self._reporter.enter(number, "broadcast")
-        self._write_model(number, step)
-        fold = self._method.open_fold(progress.state, {number: step.broadcast}, number)
-        opened = self._open(progress)
-        if self._restarted:
-            for arrival in self.inbox.leftovers():
-                opened = self._take(arrival, opened, fold)
-            self._restarted = False
-        opened = self._ask(opened, progress)
-        self._reporter.enter(number, "wait")
-        stamps.lap("broadcast")
-        closed, progress = self._collect(opened, progress, step, fold, stamps)
-        if not closed.learned:
-            raise self._nobody_learned(closed)
-        after = self._aggregate(progress, step, fold, closed, stamps)
-        return replace(after, selection=self._asking.select(number + 1))
-
-    def _open(self, progress: Progress) -> OpenRound:
-        federation = self._recipe.federation
-        # Not of those who were selected: more may be asked, and another life must count alike.
+    def open(self, progress: Progress) -> OpenRound:
+        federation, number = self._recipe.federation, progress.round + 1
+        # Not of those selected: more may be asked later, and a restarted server must count alike.
         needed = min(federation.clients_per_round, self._recipe.split.clients)
         return OpenRound(
             run=self._run,
-            number=progress.round + 1,
-            activations={client: progress.activations[client] + 1 for client in progress.selection},
+            number=number,
+            activations={client: progress.activations[client] + 1 for client in self._selection(progress)},
             needed=needed,
             quorum=math.ceil(federation.quorum * needed),
             deadline=math.inf,
             over=progress.activations,
         )
 
-    def _write_model(self, number: int, step: ServerStep) -> None:
-        # Only this one: who is behind need not begin with an older model.
-        self._model = self._asking.broadcast(number, step.broadcast, kept=1)
+    def versions(self, opened: OpenRound) -> tuple[int, ...]:
+        return (opened.number,)
 
-    def _ask(self, opened: OpenRound, progress: Progress) -> OpenRound:
-        self._send(opened, opened.awaited, progress)
-        return replace(opened, deadline=self._around.now() + self._recipe.federation.deadline_seconds)
+    def ask(self, opened: OpenRound, restarted: bool) -> OpenRound:  # noqa: ARG002
+        return self._ask(opened, opened.awaited)
 
-    def _send(self, opened: OpenRound, clients: Sequence[int], progress: Progress) -> None:
-        activations = {client: opened.activations[client] for client in clients}
-        self._asking.ask(self._model, activations, progress.answered)
-
-    def _collect(
-        self, opened: OpenRound, progress: Progress, step: ServerStep, fold: Fold, stamps: Stopwatch
-    ) -> tuple[OpenRound, Progress]:
-        """Take answers until the round may close."""
-        now = self._around.now
+    def collect(
+        self, opened: OpenRound, fold: Fold, rewrite_models: Callable[[], None], stopwatch: Stopwatch
+    ) -> OpenRound:
+        """Take answers until the round may close; ask more clients when too few of those asked can learn."""
+        now = self._context.now
         heard, last_look = now(), math.inf
         while not opened.may_close(now()):
             if opened.is_settled:
-                others = self._others(opened)
-                if others:
-                    progress = self._add(others, opened, progress)
-                    opened, last_look = self._ask(opened.also(others), progress), math.inf
+                if others := self._others(opened):
+                    opened, last_look = self._ask_others(opened, others), math.inf
                 elif self._is_final(opened, now()):
                     break
-            self._around.check_stop()
+            self._context.check_stop()
             overdue = opened.overdue(now())
-            opened, counted = self._receive(POLL_SECONDS, opened, progress, fold, stamps)
-            if counted:
+            before, opened = opened, self._desk.receive(opened, fold, POLL_SECONDS, stopwatch)
+            if opened is not before:
                 heard = now()
             elif overdue:
                 last_look = min(last_look, now() + _LAST_LOOK_SECONDS)
-                if self.inbox.is_empty or now() >= last_look:
+                if self._inbox.is_empty or now() >= last_look:
                     raise self._too_few(opened)
-            if now() - heard >= DEAD_TASK_SECONDS:
-                lost = self._lost(opened, partial(self._write_model, opened.number, step))
-                self._send(opened, lost, progress)
-                opened = self._give_up_on_dead_tasks(opened)
-                opened = self._give_up_on_absent_sites(opened, self._around.sites.present())
+            if now() - heard >= QUIET_SECONDS:
+                self._send(opened, self._desk.lost(opened, rewrite_models))
+                opened = self._desk.give_up_on_dead_tasks(opened)
+                opened = self._desk.give_up_on_absent_sites(opened)
                 heard = now()
-        stamps.lap("wait")
-        return opened, progress
+        if not opened.learned:
+            raise self._none_learned(opened)
+        return opened
+
+    def next_progress(
+        self,
+        closed: OpenRound,
+        after: Progress,
+        bases: Mapping[int, Tensors],  # noqa: ARG002
+    ) -> Progress:
+        return replace(after, selection=self._dispatcher.select(closed.number + 1))
+
+    # ---- asking ------------------------------------------------------------------------------------------------
+
+    def _ask(self, opened: OpenRound, clients: Sequence[int]) -> OpenRound:
+        self._send(opened, clients)
+        return replace(opened, deadline=self._context.now() + self._recipe.federation.deadline_seconds)
+
+    def _send(self, opened: OpenRound, clients: Sequence[int]) -> None:
+        self._dispatcher.ask(opened.number, {client: opened.activations[client] for client in clients})
+
+    def _others(self, settled: OpenRound) -> tuple[int, ...]:
+        """Clients to ask as well, first of sites that have not refused."""
+        if self._desk.is_hopeless(settled, settled.needed):
+            return ()
+        left = [client for client in self._dispatcher.candidates() if client not in settled.activations]
+        refusing = self._desk.sites_of(settled, (REFUSED,))
+        willing = [client for client in left if self._context.sites.site_of(client) not in refusing]
+        missing = settled.needed - settled.fitting
+        return select_clients(self._recipe.seed, settled.number, willing or left, missing)
+
+    def _ask_others(self, opened: OpenRound, others: Sequence[int]) -> OpenRound:
+        """Written to the journal first: a restarted server must ask them too."""
+        asked, learned = len(opened.activations), opened.fitting
+        self._context.watcher.note(
+            MoreClientsAsked(opened.number, learned, asked, opened.quorum, len(others))
+        )
+        self._write_journal(opened.number, (*opened.activations, *others))
+        opened = opened.also(others)
+        return self._ask(opened, opened.awaited)
+
+    def _is_final(self, settled: OpenRound, now: float) -> bool:
+        """No other client can be asked. One that was given up may still answer, while its site has a worker and time
+        is left."""
+        if self._desk.is_hopeless(settled, settled.needed):
+            return True
+        hope = self._desk.sites_of(settled, (MISSING,)) & set(self._context.sites.present())
+        return bool(settled.learned) and (not hope or now >= settled.deadline)
+
+    # ---- the journal: which clients were asked since the checkpoint ---------------------------------------------
+
+    def _write_journal(self, number: int, selection: Sequence[int]) -> None:
+        """Beside the checkpoint, which is large and has the selection that its round began with."""
+        self._context.checkpoints.save_journal({"version": number, "selection": list(selection)})
+
+    def _selection(self, progress: Progress) -> tuple[int, ...]:
+        journal = self._context.checkpoints.journal()
+        if journal is None or journal["version"] != progress.round + 1:
+            return progress.selection
+        selection = tuple(journal["selection"])
+        # Clients are only ever added. A selection that begins otherwise was written before an operator went back to
+        # an older checkpoint.
+        is_ours = selection[: len(progress.selection)] == progress.selection
+        return selection if is_ours else progress.selection
+
+    # ---- errors ------------------------------------------------------------------------------------------------
 
     def _too_few(self, opened: OpenRound) -> FedILError:
         return FedILError(
             f"round {opened.number}: {opened.learned} of {len(opened.activations)} clients have learned within "
             f"{self._recipe.federation.deadline_seconds:g} s, the quorum is {opened.quorum}: "
             "start more workers, raise federation.deadline_seconds or lower federation.quorum, then resume"
-            f"{self._what_is_wrong(opened)}"
+            f"{self._desk.example_of_failure(opened)}"
         )
 
-    def _nobody_learned(self, closed: OpenRound) -> FedILError:
-        outcomes = sorted(closed.outcomes(), key=lambda outcome: outcome.outcome != "refused")
-        what = (
-            "every client refused" if outcomes[-1].outcome == "refused" else "no client has learned anything"
-        )
+    def _none_learned(self, closed: OpenRound) -> FedILError:
+        outcomes = sorted(closed.outcomes(), key=lambda outcome: outcome.outcome != REFUSED)
+        all_refused = outcomes[-1].outcome == REFUSED
+        what = "every client refused" if all_refused else "no client has learned anything"
         return FedILError(f"round {closed.number}: {what}; the first says {outcomes[0].detail}")
-
-    # ---- when too few of those who were asked have learned -----------------------------------------------------
-
-    def _others(self, settled: OpenRound) -> tuple[int, ...]:
-        """Whom to ask as well, first of sites that have not refused."""
-        candidates = self._asking.candidates()
-        if self._is_hopeless(settled, candidates, settled.needed):
-            return ()
-        left = [client for client in candidates if client not in settled.activations]
-        refusing = self._sites_of(settled, ("refused",))
-        willing = [client for client in left if self._around.sites.site_of(client) not in refusing]
-        return select_clients(
-            self._recipe.seed, settled.number, willing or left, settled.needed - settled.fitting
-        )
-
-    def _is_final(self, settled: OpenRound, now: float) -> bool:
-        """Nobody else can be asked. Who was given up may still answer, while its site is there and time is left."""
-        if self._is_hopeless(settled, self._asking.candidates(), settled.needed):
-            return True
-        hope = self._sites_of(settled, (MISSING,)) & set(self._around.sites.present())
-        return bool(settled.learned) and (not hope or now >= settled.deadline)
-
-    def _add(self, others: Sequence[int], opened: OpenRound, progress: Progress) -> Progress:
-        """Written down before they are asked: another life must ask them too."""
-        self._around.watcher.note(
-            f"round {opened.number}: {opened.fitting} of {len(opened.activations)} have learned, where "
-            f"{opened.quorum} are needed; asking {len(others)} more"
-        )
-        changed = replace(progress, selection=(*progress.selection, *others))
-        self._write_down(changed)
-        return changed
-
-    def _write_down(self, progress: Progress) -> None:
-        """Beside the checkpoint, which is large, and has the selection that its round began with."""
-        fields = {"version": progress.round + 1, "selection": list(progress.selection)}
-        self._around.checkpoints.save_asked(fields)
-
-    def _restore(self, progress: Progress) -> Progress:
-        asked = self._around.checkpoints.asked()
-        if asked is None or asked["version"] != progress.round + 1:
-            return progress
-        selection = tuple(asked["selection"])
-        # Others were only ever added; what begins otherwise was written before somebody went back to an older
-        # checkpoint.
-        is_ours = selection[: len(progress.selection)] == progress.selection
-        return replace(progress, selection=selection) if is_ours else progress

@@ -1,15 +1,16 @@
-"""Who owns which clients, who may speak for them, and whose workers are there."""
+"""Sites: which clients each owns, which user may answer for them, and which have workers now."""
 
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from broker_config.brokers.topology import site_user, workers_topic
 from broker_config.stores.interface import Store
+from server_worker.watch.notices import Notice, SiteBack, SiteLost
 
 _LOOK_SECONDS = 1.0
-"""Loops may ask at every answer, and each look asks the store once for every site."""
+"""Loops ask at every answer, and each look asks the store once per site."""
 _OFTEN_SECONDS = 5.0
-"""Looks that are further apart than this leave time between them in which nobody watched."""
+"""Time between two looks beyond this is not counted as absence: no one could be seen then."""
 
 
 class Sites(Protocol):
@@ -17,15 +18,15 @@ class Sites(Protocol):
 
     def site_of(self, client: int) -> str: ...
 
-    def may_speak(self, sender: str | None, client: int) -> bool:
-        """Is this sender, as the broker vouches for it, the owner of the client?"""
+    def wrong_sender(self, sender: str | None, client: int) -> str:
+        """Why this user, as the broker validated it, may not answer for the client; empty if it may"""
 
     def present(self) -> tuple[str, ...]:
-        """The sites that can be asked now."""
+        """Sites that have a worker"""
 
 
 class OneSite:
-    """All clients belong to one owner, whose workers are looked after elsewhere."""
+    """All clients belong to one site, which always has workers."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -36,16 +37,16 @@ class OneSite:
     def site_of(self, client: int) -> str:  # noqa: ARG002
         return self._name
 
-    def may_speak(self, sender: str | None, client: int) -> bool:  # noqa: ARG002
-        return True
+    def wrong_sender(self, sender: str | None, client: int) -> str:  # noqa: ARG002
+        return ""
 
     def present(self) -> tuple[str, ...]:
         return (self._name,)
 
 
 class WatchedSites:
-    """Sites whose workers put notices on the store's board. One that was never seen counts as present until
-    the time-out has passed: workers may be slower to start than the server."""
+    """Sites whose workers put notices on the store's board. A site that was never seen counts as present until the
+    time-out has passed: workers may start more slowly than the server."""
 
     def __init__(
         self,
@@ -54,12 +55,11 @@ class WatchedSites:
         clock: Callable[[], float],
         timeout_seconds: float,
         server_user: str | None,
-        note: Callable[[str], None],
+        note: Callable[[Notice], None],
     ) -> None:
         self._sites, self._store, self._clock, self._timeout = dict(sites), store, clock, timeout_seconds
         self._server_user, self._note = server_user, note
-        self._owners = [site for site, clients in self._sites.items() for _ in clients]
-        """By client: sites own them in order"""
+        self._site_by_client = [site for site, clients in self._sites.items() for _ in clients]
         self._looked = clock()
         self._seen = dict.fromkeys(self._sites, self._looked)
         self._gone: set[str] = set()
@@ -68,13 +68,19 @@ class WatchedSites:
         return tuple(self._sites)
 
     def site_of(self, client: int) -> str:
-        return self._owners[client]
+        return self._site_by_client[client]
 
-    def may_speak(self, sender: str | None, client: int) -> bool:
-        """Who shares the server's own credentials is inside its walls anyway."""
+    def wrong_sender(self, sender: str | None, client: int) -> str:
+        """The server's own credentials are trusted; a transport without users (None) as well."""
         if sender is None or sender == self._server_user:
-            return True
-        return client < len(self._owners) and sender == site_user(self._owners[client])
+            return ""
+        if client >= len(self._site_by_client):
+            return f"user {sender!r} answers for client {client}, which this run does not have"
+        site = self._site_by_client[client]
+        if sender == site_user(site):
+            return ""
+        claimed = f"user {sender!r} answers" if sender else "the sender has no validated user id, and answers"
+        return f"{claimed} for client {client}, which belongs to site {site}"
 
     def present(self) -> tuple[str, ...]:
         if self._clock() - self._looked >= _LOOK_SECONDS:
@@ -82,16 +88,16 @@ class WatchedSites:
         present = tuple(site for site, seen in self._seen.items() if self._looked - seen < self._timeout)
         gone = set(self._sites) - set(present)
         for site in sorted(gone - self._gone):
-            self._note(f"site {site} has no worker: its clients are not asked until it has one")
+            self._note(SiteLost(site))
         for site in sorted(self._gone - gone):
-            self._note(f"site {site} is back")
+            self._note(SiteBack(site))
         self._gone = gone
         return present
 
     def _look(self) -> None:
         there = [site for site in self._sites if self._store.notices(workers_topic(site))]
         now = self._clock()
-        # While nobody looked, or the store was away, nobody could be seen: that time does not count.
+        # While no look was taken, or the store was away, no worker could be seen: that time does not count.
         unwatched = max(0.0, now - self._looked - _OFTEN_SECONDS)
         self._seen = {site: seen + unwatched for site, seen in self._seen.items()} | dict.fromkeys(there, now)
         self._looked = now

@@ -4,10 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from broker_config.protocol.messages import Refusal, Update
-from server_worker.watch.events import NOT_LEARNED, ClientOutcome
-
-MISSING = "missing"
-"""The outcome of a client that was given up, in an open round as in a buffer"""
+from fedil_model.methods.interface import INVALID
+from server_worker.watch.events import MISSING, NOT_LEARNED, ClientOutcome
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ class OpenRound:
     @property
     def fitting(self) -> int:
         """Those of them that are updates indeed: what is invalid must not close a round over others who still learn."""
-        return self.learned - sum(outcome.outcome == "invalid" for outcome in self.arrived.values())
+        return self.learned - sum(outcome.outcome == INVALID for outcome in self.arrived.values())
 
     @property
     def is_settled(self) -> bool:
@@ -106,6 +104,6 @@ class OpenRound:
         """One for every client that was asked, in order; the silent ones are "missing"."""
         silent = "no answer before the round closed"
         return tuple(
-            self.arrived.get(client, ClientOutcome(client, MISSING, detail=silent))
+            self.arrived.get(client, ClientOutcome(client, MISSING, silent))
             for client in sorted(self.activations)
         )

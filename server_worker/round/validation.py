@@ -1,45 +1,53 @@
-"""What clients say of themselves. Whoever wrote it may be broken or lying: it must not outgrow logs, records and
-checkpoints, nor bend what is computed from it."""
+"""What clients report, checked. It may be wrong or hostile: it must not outgrow logs, records and checkpoints, nor
+distort what is computed from it."""
 
-import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from broker_config.process.logs import one_line as escaped
 from broker_config.protocol.messages import Update
+from fedil_model.methods.interface import Display
 from fedil_model.settings import OptimiserSettings
 
-MOST_METRICS = 64
 MOST_SAMPLES = 10**9
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _LARGEST_METRIC = 1e30
-"""Sums and squares of such numbers are finite still."""
-_COUNTS = ("pseudo_labels", "credible")
+"""Sums and squares of such numbers are still finite."""
 _LONGEST_TEXT = 1000
+ENGINE_METRICS = ("seconds_train", "seconds_fetch", "images_per_second", "micro_batch")
+"""What a worker adds to the method's own metrics"""
 
 
 def one_line(text: str) -> str:
-    """What others say, for terminals and files: nothing in it steers anything."""
+    """Text from elsewhere, for terminals and files: one line without control characters."""
     return escaped(" ".join(text[:_LONGEST_TEXT].split()))
 
 
-def impossible(update: Update, settings: OptimiserSettings, held: Sequence[int] = ()) -> str:
-    """What cannot be, in words; empty if all of it can. Steps tell how much weight decay there was and how much the
-    clients have done for a round. `held` is how many samples each client has, where the server knows."""
+def impossible(update: Update, settings: OptimiserSettings, shard_sizes: Sequence[int] = ()) -> str:
+    """What cannot be true of an update, in words; empty if all of it can. Steps say how much weight decay there was
+    and how much work is behind a round. `shard_sizes`: samples of each client, where the server knows."""
     samples, steps = update.num_samples, update.num_steps
-    if update.client < len(held) and samples != held[update.client]:
-        return f"num_samples is {samples}, where the split gave this client {held[update.client]}"
+    if update.client < len(shard_sizes) and samples != shard_sizes[update.client]:
+        return f"num_samples is {samples}, where the split gave this client {shard_sizes[update.client]}"
     if not 1 <= samples <= MOST_SAMPLES:
         return f"num_samples is {samples}, not from 1 to {MOST_SAMPLES}"
     most = settings.epochs * -(-samples // settings.batch_size)
-    if not 1 <= steps <= most:
-        return f"num_steps is {steps}, where {samples} samples make 1 to {most} possible"
+    if not 0 <= steps <= most:
+        return f"num_steps is {steps}, where {samples} samples make 0 to {most} possible"
     return ""
 
 
-def kept_metrics(update: Update) -> dict[str, float]:
-    """The first that are worth keeping; nobody holds more labelled samples than samples."""
-    kept: dict[str, float] = {}
-    for name, value in update.metrics.items():
-        if len(kept) < MOST_METRICS and _NAME.fullmatch(name) and abs(value) <= _LARGEST_METRIC:
-            kept[name] = min(max(value, 0.0), update.num_samples) if name in _COUNTS else value
-    return kept
+class MetricsFilter:
+    """Keeps the metrics that the method declares, within bounds: a client total counts samples, of which a client has
+    no more than `num_samples`."""
+
+    def __init__(self, display: Display) -> None:
+        series = display.series()
+        self._totals: Collection[str] = {one.name for one in series if one.source == "client_total"}
+        means = {one.name for one in series if one.source == "client_mean"}
+        self._known = means | set(self._totals) | set(ENGINE_METRICS)
+
+    def kept(self, update: Update) -> dict[str, float]:
+        return {
+            name: min(max(value, 0.0), float(update.num_samples)) if name in self._totals else value
+            for name, value in update.metrics.items()
+            if name in self._known and abs(value) <= _LARGEST_METRIC
+        }

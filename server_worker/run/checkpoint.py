@@ -1,4 +1,4 @@
-"""Where a run stands after a round, on disk: whole or absent, and proof against a flipped bit."""
+"""A run's progress after a round, on disk: whole or absent, with a digest against flipped bits."""
 
 import logging
 from collections.abc import Mapping
@@ -14,8 +14,8 @@ from broker_config.protocol.wire import decode_arrays, encode_arrays
 
 _log = logging.getLogger(__name__)
 _KIND = "checkpoint"
-_ASKED_KIND = "asked"
-_ASKED_FILE = "asked.journal"
+_JOURNAL_KIND = "asked"
+_JOURNAL_FILE = "asked.journal"
 _KEEP = 2
 
 
@@ -57,17 +57,18 @@ class CheckpointFolder:
                 )
             raise CheckpointDamaged(f"checkpoint {paths[-1]} is damaged ({error}): {help}") from error
 
-    def save_asked(self, fields: Mapping[str, Any]) -> None:
-        """Whom the server is about to ask, between two checkpoints; small, since it is written with every task."""
+    def save_journal(self, fields: Mapping[str, Any]) -> None:
+        """Clients that the server is about to ask, between two checkpoints; small, since it is written with every
+        task."""
         make_directory(self._directory)
-        write_atomically(self._directory / _ASKED_FILE, encode_arrays(_ASKED_KIND, fields, {}))
+        write_atomically(self._directory / _JOURNAL_FILE, encode_arrays(_JOURNAL_KIND, fields, {}))
 
-    def asked(self) -> Mapping[str, Any] | None:
-        path = self._directory / _ASKED_FILE
+    def journal(self) -> Mapping[str, Any] | None:
+        path = self._directory / _JOURNAL_FILE
         if not path.exists():
             return None
         try:
-            return decode_arrays(bytearray(path.read_bytes()), _ASKED_KIND)[0]
+            return decode_arrays(bytearray(path.read_bytes()), _JOURNAL_KIND)[0]
         except MessageRejected as error:
             raise CheckpointDamaged(
                 f"{path} is damaged ({error}): delete it to ask clients anew from the last checkpoint"

@@ -1,4 +1,4 @@
-"""What two runs must share to be the same run."""
+"""Digests that two runs share if they are the same run."""
 
 from collections.abc import Iterator
 
@@ -9,11 +9,10 @@ from server_worker.run.checkpoint import Checkpoint
 
 
 def model_digest(checkpoint: Checkpoint | None) -> str:
-    """Of θ′; empty if there is no checkpoint."""
-    if checkpoint is None:
-        return ""
-    parts = [checkpoint.arrays[f"state/global.{part}"] for part in ("params", "buffers")]
-    return digest([part.data for part in parts if part.size])
+    """Of the model that ships; empty before the first round has closed."""
+    keys = checkpoint.meta["models"].get("global", ()) if checkpoint else ()
+    parts = [checkpoint.arrays[key] for key in keys] if checkpoint else []
+    return digest([part.data for part in parts if part.size]) if parts else ""
 
 
 def ledger_digest(store: Store, run: str) -> str:

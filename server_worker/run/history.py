@@ -10,23 +10,15 @@ from typing import Any
 from broker_config.process.durable import append_line, write_atomically
 from broker_config.protocol.errors import FedILError
 from server_worker.watch.events import ClientOutcome, RoundRecord, Watcher, record_from_fields, record_to_json
+from server_worker.watch.notices import Notice
 
-_NUMBERS = (
-    "rounds",
-    "delta_norm",
-    "reference_norm",
-    "pseudo_labels",
-    "credible",
-    "selected",
-    "accepted",
-    "promoted",
-)
-_TABLES = ("convergence", "accuracy", "losses", "purity", "seconds", "refused")
-_MAY_BE_UNKNOWN = ("convergence", "purity")
+_NUMBERS = ("rounds", "delta_norm", "selected", "accepted")
+_TABLES = ("convergence", "accuracy", "series", "seconds", "refused")
+_MAY_BE_UNKNOWN = ("convergence", "series")
 
 
 def read_history(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines; a half-written last one, left by a crash, is passed over."""
+    """The whole lines; a half-written last one, left by a crash, is skipped."""
     if not path.exists():
         return
     with path.open(encoding="utf-8", errors="replace") as file:
@@ -47,7 +39,7 @@ def read_records(path: Path) -> Iterator[RoundRecord]:
 
 
 def checked_record(fields: Mapping[str, Any]) -> RoundRecord:
-    """As far as those who draw it and go on with it need it to be right."""
+    """Checked as far as drawing it and resuming from it need."""
     record = record_from_fields(fields)
     if type(record.round) is not int or record.round < 1:
         raise ValueError(f"its number is {record.round!r}")
@@ -59,8 +51,8 @@ def checked_record(fields: Mapping[str, Any]) -> RoundRecord:
             if not _is_number(value) and (value is not None or name not in _MAY_BE_UNKNOWN):
                 raise ValueError(f"{name}.{key} is {value!r}")
     for outcome in record.outcomes:
-        if not isinstance(outcome.outcome, str) or not (outcome.cosine is None or _is_number(outcome.cosine)):
-            raise ValueError(f"client {outcome.client!r} has outcome {outcome.outcome!r}, {outcome.cosine!r}")
+        if not isinstance(outcome.outcome, str) or not all(map(_is_number, outcome.values.values())):
+            raise ValueError(f"client {outcome.client!r} has outcome {outcome.outcome!r}, {outcome.values!r}")
     return record
 
 
@@ -128,5 +120,5 @@ class HistoryWriter:
             self._written = record.round
             self._watcher.round_closed(record)
 
-    def note(self, text: str) -> None:
-        self._watcher.note(text)
+    def note(self, notice: Notice) -> None:
+        self._watcher.note(notice)

@@ -1,4 +1,4 @@
-"""What a server learns from, read and laid out: the data, the split, the labelled part of it."""
+"""The data of a run, as its server reads it: dataset, split, labelled part."""
 
 from dataclasses import dataclass
 
@@ -12,16 +12,17 @@ from fedil_model.data.datasets.checking import check_views
 from fedil_model.data.datasets.interface import Dataset, Samples
 from fedil_model.data.split import Split, make_split, refuse_missing_classes
 from fedil_model.errors import DataError
+from fedil_model.methods import find_method
 from fedil_model.networks import build_network
 from fedil_model.seeding import derive_seed
-from fedil_model.training.flat_model import FlatModel
-from server_worker.round.evaluation import BackgroundEvaluator
+from fedil_model.training.flat_model import FlatModel, Weights
+from server_worker.round.evaluation import BackgroundEvaluator, Fit
 from server_worker.run.folder import RunDir
 from server_worker.run.recipe import Recipe
 
 
 @dataclass(frozen=True)
-class Materials:
+class RunInputs:
     dataset: Dataset
     train: Samples
     test: Samples
@@ -32,10 +33,22 @@ class Materials:
 
     def evaluator(self, recipe: Recipe) -> BackgroundEvaluator:
         model = FlatModel(network_of(recipe, self.dataset), self.device)
-        return BackgroundEvaluator(model, self.test, self.dataset.views, len(self.dataset.class_names))
+        display, views = find_method(recipe.method.name).display, self.dataset.views
+        fits = {model.name: self._fit(model.fit, recipe) for model in display.models if model.fit}
+        return BackgroundEvaluator(model, self.test, views, len(self.dataset.class_names), fits)
+
+    def _fit(self, kind: str, recipe: Recipe) -> Fit:
+        from fedil_model.training.fitting import fit_model
+
+        seed = derive_seed(recipe.seed, "fit", kind)
+
+        def fit(model: FlatModel, weights: Weights) -> Weights:
+            return fit_model(kind, model.module, weights, self.labelled, self.dataset.views, recipe, seed)
+
+        return fit
 
 
-def gather(where: RunDir, recipe: Recipe, device: torch.device, *, resume: bool) -> Materials:
+def read_inputs(where: RunDir, recipe: Recipe, device: torch.device, *, resume: bool) -> RunInputs:
     """Also writes recipe and split into the run's folder. Repeating it changes nothing."""
     dataset = open_dataset(recipe.data)
     train, test = dataset.load_train(), _on_device(dataset.load_test(), device)
@@ -43,7 +56,7 @@ def gather(where: RunDir, recipe: Recipe, device: torch.device, *, resume: bool)
     network_of(recipe, dataset)  # one that does not fit is told before anything is written
     split = _split(where, recipe, dataset, train, resume)
     labelled = _on_device(_chosen(train, split.labelled), device)
-    return Materials(dataset, train, test, split, labelled, device)
+    return RunInputs(dataset, train, test, split, labelled, device)
 
 
 def _split(where: RunDir, recipe: Recipe, dataset: Dataset, train: Samples, resume: bool) -> Split:

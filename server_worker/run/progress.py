@@ -1,7 +1,7 @@
 """What the server carries from round to round, and how it goes into a checkpoint and comes back."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any
 
@@ -9,15 +9,14 @@ import numpy as np
 from torch import Tensor
 
 from broker_config.protocol.errors import CheckpointDamaged
-from fedil_model.methods.interface import State
+from fedil_model.methods.interface import State, Tensors
 from fedil_model.training.convergence import Increment
 from fedil_model.training.flat_model import Weights, from_arrays, to_arrays
+from server_worker.round.series import Totals
 from server_worker.run.checkpoint import Checkpoint
-from server_worker.watch.events import RoundRecord, record_from_fields, record_to_json
+from server_worker.watch.events import ClosedRound, record_from_fields, record_to_json
 
-_RECORD, _INCREMENTS = "record", "increments"
-_MARKED = "marked"
-"""The store has this run's mark: whoever writes a checkpoint has seen to that. Earlier versions knew none."""
+_CLOSED, _INCREMENTS, _TOTAL = "closed", "increments", "total/"
 
 
 @dataclass(frozen=True)
@@ -26,21 +25,24 @@ class Progress:
     state: State
     activations: tuple[int, ...]
     """How often each client has been asked so far"""
-    selection: tuple[int, ...]
-    """Who is asked in the next round; decided before, so that a restart asks the same"""
-    labelled: tuple[tuple[int, int], ...]
-    """Of each client: samples with a pseudo-label, samples in its credible set"""
-    increments: tuple[Increment, ...]
-    models: Mapping[str, Weights]
-    """What to evaluate and export; empty before the first round closes"""
-    record: RoundRecord | None
+    answered: tuple[int, ...]
+    """The last activation that each client has answered, so that a lost ledger is noticed"""
+    totals: Totals
+    increments: tuple[Increment, ...] = ()
+    models: Mapping[str, Weights] = field(default_factory=dict)
+    """To evaluate and export; empty before the first round closes"""
+    closed: ClosedRound | None = None
     """The last closed round, not yet evaluated"""
-    answered: tuple[int, ...] = ()
-    """Of each client: the last activation that it has answered, so that a lost ledger is noticed"""
+    selection: tuple[int, ...] = ()
+    """Rounds mode: clients of the next round, decided before it, so that a restarted server asks the same"""
     buffer: Mapping[str, Any] | None = None
-    """Buffered mode: who is in flight, as plain fields"""
-    bases: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict)
+    """Buffered mode: tasks in flight, as plain fields"""
+    bases: Mapping[int, Tensors] = field(default_factory=dict)
     """Buffered mode: the broadcasts that clients in flight may have started from, by version"""
+
+
+def latest(before: Sequence[int], activations: Mapping[int, int]) -> tuple[int, ...]:
+    return tuple(max(old, activations.get(client, 0)) for client, old in enumerate(before))
 
 
 def to_checkpoint(progress: Progress, recipe_digest: str) -> Checkpoint:
@@ -51,31 +53,34 @@ def to_checkpoint(progress: Progress, recipe_digest: str) -> Checkpoint:
     models = {}
     for name, weights in progress.models.items():
         parts = {f"model/{name}.params": weights.params, f"model/{name}.buffers": weights.buffers}
-        # θ′ is part of the state already.
+        # A tensor of the state is written once.
         models[name] = [keys_of.setdefault(id(tensor), key) for key, tensor in parts.items()]
         tensors.update({key: tensor for key, tensor in parts.items() if keys_of[id(tensor)] == key})
     meta = {
         "recipe_digest": recipe_digest,
         "activations": list(progress.activations),
         "selection": list(progress.selection),
-        "labelled": [list(pair) for pair in progress.labelled],
         "models": models,
         "answered": list(progress.answered),
         "buffer": progress.buffer,
-        _MARKED: True,
     }
-    # Not among the fields, whose size is bounded: it grows with the clients and with what they say.
-    record = (record_to_json(progress.record) if progress.record else "null").encode()
-    increments = np.array([astuple(increment) for increment in progress.increments]).reshape(-1, 3)
-    arrays = {**to_arrays(tensors), _RECORD: np.frombuffer(record, np.uint8), _INCREMENTS: increments}
+    # Not among the fields, whose size is bounded: it grows with the clients and with what they report.
+    closed = (record_to_json(progress.closed) if progress.closed else "null").encode()
+    arrays = {
+        **to_arrays(tensors),
+        **{f"{_TOTAL}{name}": np.array(values) for name, values in progress.totals.items()},
+        _CLOSED: np.frombuffer(closed, np.uint8),
+        _INCREMENTS: np.array([astuple(increment) for increment in progress.increments]).reshape(-1, 3),
+    }
     return Checkpoint(progress.round, meta, arrays)
 
 
 def from_checkpoint(checkpoint: Checkpoint, recipe_digest: str) -> Progress:
     meta, arrays = checkpoint.meta, dict(checkpoint.arrays)
     try:
-        record = json.loads(arrays.pop(_RECORD).tobytes())
+        closed = json.loads(arrays.pop(_CLOSED).tobytes())
         increments = arrays.pop(_INCREMENTS).tolist()
+        totals = {key: arrays.pop(key) for key in list(arrays) if key.startswith(_TOTAL)}
         # Copied, one by one: each can go when it is not needed any more, and not only with all of the file.
         tensors = {name: tensor.clone() for name, tensor in from_arrays(arrays).items()}
         if meta["recipe_digest"] != recipe_digest:
@@ -86,12 +91,12 @@ def from_checkpoint(checkpoint: Checkpoint, recipe_digest: str) -> Progress:
             round=checkpoint.round,
             state={key[6:]: tensor for key, tensor in tensors.items() if key.startswith("state/")},
             activations=tuple(meta["activations"]),
-            selection=tuple(meta["selection"]),
-            labelled=tuple((pair[0], pair[1]) for pair in meta["labelled"]),
+            answered=tuple(meta["answered"]),
+            totals={key.removeprefix(_TOTAL): tuple(values.tolist()) for key, values in totals.items()},
             increments=tuple(Increment(*row) for row in increments),
             models={n: Weights(tensors[keys[0]], tensors[keys[1]]) for n, keys in meta["models"].items()},
-            record=record_from_fields(record) if record else None,
-            answered=tuple(meta["answered"]),
+            closed=record_from_fields(closed) if closed else None,
+            selection=tuple(meta["selection"]),
             buffer=meta["buffer"],
             bases=_bases(tensors),
         )
@@ -99,10 +104,6 @@ def from_checkpoint(checkpoint: Checkpoint, recipe_digest: str) -> Progress:
         raise CheckpointDamaged(
             f"the checkpoint of round {checkpoint.round} lacks {error}: it was written by another version"
         ) from error
-
-
-def is_marked(checkpoint: Checkpoint) -> bool:
-    return _MARKED in checkpoint.meta
 
 
 def _bases(tensors: Mapping[str, Tensor]) -> dict[int, dict[str, Tensor]]:

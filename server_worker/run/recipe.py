@@ -8,10 +8,19 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, StringConstraints, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 
 from broker_config.brokers.topology import DEFAULT_SITE
 from fedil_model.errors import SettingError
+from fedil_model.methods.registry import find_method, make_learning, method_named, settings_class, validate
 from fedil_model.settings import Learning, Settings, merge
 
 SiteName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$")]
@@ -45,9 +54,24 @@ class FederationSettings(Settings):
     """A site without a worker for so long is not asked until it has one again."""
 
     @property
+    def asked_per_round(self) -> int:
+        """Rounds mode: clients that a round begins with"""
+        return self.clients_per_round + self.over_select
+
+    @property
     def expected(self) -> int:
         """Answers that are wanted before a round closes, as far as is known before it opens"""
-        return self.buffer_size if self.mode == "buffered" else self.clients_per_round + self.over_select
+        return self.buffer_size if self.mode == "buffered" else self.asked_per_round
+
+    @property
+    def versions_kept(self) -> int:
+        """Model versions that a client may start from"""
+        return self.max_staleness + 1 if self.mode == "buffered" else 1
+
+    @property
+    def most_asked(self) -> int:
+        """Clients that may be asked with one model version; more are asked where some fail"""
+        return 2 * (self.in_flight if self.mode == "buffered" else self.asked_per_round)
 
     @model_validator(mode="after")
     def _only_keys_of_its_mode(self) -> "FederationSettings":
@@ -82,12 +106,15 @@ class Recipe(Learning):
         if federation.mode == "buffered":
             keys, asked = "in_flight", federation.in_flight
         else:
-            keys, asked = (
-                "clients_per_round + over_select",
-                federation.clients_per_round + federation.over_select,
-            )
+            keys, asked = "clients_per_round + over_select", federation.asked_per_round
         if asked > self.split.clients:
             raise ValueError(f"federation.{keys} is {asked}, but split.clients is {self.split.clients}")
+        return self
+
+    @model_validator(mode="after")
+    def _mode_fits_the_method(self) -> "Recipe":
+        if self.federation.mode == "buffered" and not find_method(self.method.name).buffered:
+            raise ValueError(f'federation.mode: "buffered" is not supported by method {self.method.name}')
         return self
 
     @model_validator(mode="after")
@@ -111,7 +138,7 @@ class Recipe(Learning):
 
     def learning(self) -> Learning:
         """The part that a task carries."""
-        return Learning.model_validate(self.model_dump(include=set(Learning.model_fields)))
+        return make_learning(self.model_dump(include=set(Learning.model_fields)))
 
 
 def load_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:
@@ -134,10 +161,17 @@ def make_recipe(values: Mapping[str, Any], source: str = "recipe", overrides: It
     overrides = list(overrides)
     parsed = [parse_override(override) for override in overrides]
     merged = reduce(merge, parsed, _without_the_other_way(values, parsed))
+
+    def blamed(path: list[str]) -> str:
+        return _blamed(path, values, source, overrides)
+
     try:
-        return Recipe.model_validate(merged)
+        return validate(Recipe, merged)
     except ValidationError as error:
-        raise SettingError(explain(error, lambda path: _blamed(path, values, source, overrides))) from error
+        model = settings_class(Recipe, method_named(merged))
+        raise SettingError(explain(error, blamed, model)) from error
+    except SettingError as error:
+        raise SettingError(f"{blamed(['method', 'name'])}: {error}") from error
 
 
 def _without_the_other_way(values: Mapping[str, Any], overrides: Iterable[dict[str, Any]]) -> dict[str, Any]:
@@ -238,21 +272,21 @@ def _key_of(override: str) -> list[str]:
 _NOT_A_TABLE = ("model_type", "model_attributes_type")
 
 
-def explain(error: ValidationError, blamed: Callable[[list[str]], str]) -> str:
-    """One line per mistake, naming the key, and the nearest known key for one that does not exist. `blamed` knows who
-    wrote a key."""
+def explain(error: ValidationError, blamed: Callable[[list[str]], str], model: type[BaseModel]) -> str:
+    """One line per mistake, naming the key, and the nearest known key for one that does not exist. `blamed` gives the
+    file or option that a key comes from."""
     details = [(list(map(str, detail["loc"])), dict(detail)) for detail in error.errors()]
-    return "\n".join(f"{blamed(path)}: {_explain_one(path, detail)}" for path, detail in details)
+    return "\n".join(f"{blamed(path)}: {_explain_one(path, detail, model)}" for path, detail in details)
 
 
-def _explain_one(path: list[str], detail: dict[str, Any]) -> str:
+def _explain_one(path: list[str], detail: dict[str, Any], model: type[BaseModel]) -> str:
     where = ".".join(path)
     if detail["type"] != "extra_forbidden":
         message = str(detail["msg"]).removeprefix("Value error, ")
         if detail["type"] in _NOT_A_TABLE:
-            message = f"is a table of settings: {', '.join(sorted(_keys_at(path)))}"
+            message = f"is a table of settings: {', '.join(sorted(_keys_at(path, model)))}"
         return f"{where}: {message}" if where else message
-    known = _keys_at(path[:-1])
+    known = _keys_at(path[:-1], model)
     near = difflib.get_close_matches(path[-1], known, n=1)
     hint = (
         f"did you mean {'.'.join([*path[:-1], near[0]])}?"
@@ -262,8 +296,7 @@ def _explain_one(path: list[str], detail: dict[str, Any]) -> str:
     return f"unknown setting {where}; {hint}"
 
 
-def _keys_at(path: list[str]) -> list[str]:
-    model: Any = Recipe
+def _keys_at(path: list[str], model: Any) -> list[str]:
     for part in path:
         model = model.model_fields[part].annotation
     return list(model.model_fields)

@@ -1,4 +1,4 @@
-"""What the server says while it works. The command line, the history file and metrics listen."""
+"""What the server reports while it works. The command line, the history file and metrics are watchers."""
 
 import dataclasses
 import json
@@ -6,33 +6,35 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-NOT_LEARNED = frozenset({"refused", "missing", "stale"})
+from server_worker.watch.notices import Notice
+
+REFUSED, MISSING, STALE = "refused", "missing", "stale"
+NOT_LEARNED = frozenset({REFUSED, MISSING, STALE})
 """Outcomes without an update"""
 
 
 @dataclass(frozen=True)
 class ClientOutcome:
-    """Every exclusion is explained."""
+    """What became of one client that was asked. Every exclusion is explained."""
 
     client: int
     outcome: str
-    """accepted, projected, rejected_cosine, invalid, refused, missing; in buffered mode stale"""
-    cosine: float | None = None
+    """accepted, invalid, refused, missing, in buffered mode stale, or one that the method declares"""
     detail: str = ""
+    counts: bool = False
+    """Its update is part of the new model."""
+    values: Mapping[str, float] = field(default_factory=dict)
+    """By the name of the method's client values"""
     metrics: Mapping[str, float] = field(default_factory=dict)
+    """What the client reported, checked"""
     num_samples: int = 0
     staleness: int | None = None
-    """Buffered mode: how many versions old the model was that it started from."""
-
-    @property
-    def counts(self) -> bool:
-        """It went into θ′."""
-        return self.outcome in ("accepted", "projected")
+    """Buffered mode: by how many versions the model is older that it started from"""
 
 
 @dataclass(frozen=True)
-class RoundRecord:
-    """One closed round, as history.jsonl keeps it."""
+class ClosedRound:
+    """A round whose updates are folded. A checkpoint holds it until it is evaluated."""
 
     round: int
     rounds: int
@@ -40,38 +42,35 @@ class RoundRecord:
     accepted: int
     outcomes: tuple[ClientOutcome, ...]
     delta_norm: float
-    reference_norm: float
-    """‖g₀‖ = ‖θ₀ − θ′‖"""
     verdict: str
     convergence: Mapping[str, float | None]
-    accuracy: Mapping[str, float]
-    """"global" (θ′ after this round), "server" (this round's θ₀), "ema"; empty when not evaluated."""
-    losses: Mapping[str, float]
-    pseudo_labels: int
-    """Samples that carry a confident, agreed label at their clients now."""
-    credible: int
-    """Samples promoted to the pseudo-label sets."""
-    purity: Mapping[str, float | None]
-    """Share of right ones among "pseudo_labels" and "credible", where truth is known offline."""
+    series: Mapping[str, float | None]
+    """By the name of the method's series"""
     seconds: Mapping[str, float]
-    """By phase: server_step, broadcast, wait, fold, checkpoint, evaluate (beside the next round), total."""
+    """By phase: server_step, broadcast, wait, fold, checkpoint, evaluate (beside the next round), total"""
     refused: Mapping[str, int] = field(default_factory=dict)
     """Messages that arrived during this round and did not count, by reason: late, duplicate, digest, …"""
-    promoted: int = 0
-    """Samples that became credible in this round"""
-    per_class: tuple[float | None, ...] = ()
-    """Accuracy of θ′ on each class; None for one without test samples, empty when not evaluated."""
     finished_at: float = 0.0
     """Seconds since 1970"""
 
 
-def record_to_json(record: RoundRecord) -> str:
+@dataclass(frozen=True)
+class RoundRecord(ClosedRound):
+    """A closed and evaluated round, as history.jsonl keeps it."""
+
+    accuracy: Mapping[str, float] = field(default_factory=dict)
+    """By the name of the method's models; empty when not evaluated"""
+    per_class: tuple[float | None, ...] = ()
+    """Accuracy of "global" on each class; None for one without test samples, empty when not evaluated"""
+
+
+def record_to_json(record: ClosedRound) -> str:
     """Not by dataclasses.asdict: it copies every number of every client, and takes four times as long."""
     return json.dumps(vars(record), default=vars)
 
 
 def record_from_fields(fields: Mapping[str, Any]) -> RoundRecord:
-    """From what JSON made of it. Fields that a later version has added are passed over."""
+    """From what JSON made of it. Fields that a later version has added are ignored."""
     outcomes = tuple(ClientOutcome(**_known(ClientOutcome, outcome)) for outcome in fields["outcomes"])
     per_class = tuple(fields.get("per_class", ()))
     return RoundRecord(**{**_known(RoundRecord, fields), "outcomes": outcomes, "per_class": per_class})
@@ -83,7 +82,7 @@ def _known(kind: type, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Watcher(Protocol):
-    """Is told in one thread, and may not be slow: the run waits."""
+    """Called in the run's thread, which waits for it: it must be quick."""
 
     def run_started(self, first_round: int, rounds: int) -> None: ...
 
@@ -96,14 +95,14 @@ class Watcher(Protocol):
     ) -> None: ...
 
     def round_closed(self, record: RoundRecord) -> None:
-        """Comes in order, once a round's evaluation is known."""
+        """In order, as soon as the round is evaluated."""
 
-    def note(self, text: str) -> None:
-        """One line a person should see: a message refused, a round that nobody was accepted in."""
+    def note(self, notice: Notice) -> None:
+        """One line that a person should see."""
 
 
 class Watchers:
-    """Several of them, as one."""
+    """Several watchers as one."""
 
     def __init__(self, *watchers: Watcher) -> None:
         self._watchers = watchers
@@ -124,6 +123,6 @@ class Watchers:
         for watcher in self._watchers:
             watcher.round_closed(record)
 
-    def note(self, text: str) -> None:
+    def note(self, notice: Notice) -> None:
         for watcher in self._watchers:
-            watcher.note(text)
+            watcher.note(notice)

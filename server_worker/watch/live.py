@@ -1,9 +1,9 @@
-"""What the live page shows of a run: told in the run's thread, asked for in those of the web server.
+"""The state of a run for its live page: written in the run's thread, read in threads of the web server.
 
-Rounds are kept as encoded rows and handed out in pages. A page that shows them says which it has already; the token
-`life` tells it when those are no longer true, after a restart, or when rounds are played again.
+Rounds are kept as encoded rows and sent in parts. A page sends the number of the last round that it has; the token
+`life` changes when earlier rounds are no longer valid, after a restart or when rounds are repeated.
 
-A standby is told of no rounds: it looks into the history that the leader writes whenever somebody asks.
+A standby server has no rounds of its own: at each request it reads what the leader has added to the history.
 """
 
 import json
@@ -19,17 +19,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedil_model.methods import find_method
 from server_worker.run.folder import RunDir
 from server_worker.run.history import HistoryTail, checked_record, read_records
 from server_worker.run.recipe import Recipe
 from server_worker.watch import page_rows as rows
 from server_worker.watch.events import ClientOutcome, RoundRecord
+from server_worker.watch.notices import Notice
 from server_worker.watch.survey import Survey
 
 MOST_ROUNDS = 200
 _MOST_BYTES = 250_000
-"""Of one answer, a quarter of that when packed: a slow link must have it before the web server hangs up. The page asks
-again for what is left."""
+"""Of one answer, a quarter of that when compressed: a slow link must receive it before the web server's time-out. The
+page asks again for the rest."""
 _MOST_NOTES = 200
 _MOST_CLASSES = 1000
 _NUMBERED_LINE = re.compile(rb'\{"round": (\d+),')
@@ -37,7 +39,7 @@ _NUMBERED_LINE = re.compile(rb'\{"round": (\d+),')
 
 @dataclass
 class _OpenRound:
-    """Answers that have arrived; shown until the round's record comes, which is when its accuracy is known."""
+    """Answers that have arrived; shown until the round's record comes, with its accuracy."""
 
     number: int
     began: float
@@ -49,6 +51,7 @@ class _OpenRound:
 class LiveRun:
     def __init__(self, run: str, recipe: Recipe, history: Path) -> None:
         self._recipe, self._history = recipe, history
+        self._encoder = rows.Rows(find_method(recipe.method.name).display)
         self._lock = threading.Lock()
         self._about = rows.about(run, recipe)
         self._abouts = 1
@@ -62,15 +65,15 @@ class LiveRun:
         self._numbers: list[int] = []
         self._rows: list[bytes] = []
         self._lines: dict[int, int] = {}
-        """Where in the history a round's line begins, as far as that is known"""
+        """Round → where its line in the history begins, as far as known"""
         self._end = 0
         self._restore(below=None)
 
-    # ---- told ------------------------------------------------------------------------------------------------
+    # ---- written by the run ----------------------------------------------------------------------------------
 
     def tell(self, **facts: Any) -> None:
-        """state (standby, running, done, stopped, failed) with a reason if there is one; class_names; baseline;
-        rounds."""
+        """Facts: state (starting, standby, running, done, stopped, failed) with an optional reason; class_names;
+        baseline; rounds."""
         with self._lock:
             if "state" in facts:
                 reason = rows.cut(str(facts.pop("reason", "")), rows.LONGEST_TEXT)
@@ -82,13 +85,13 @@ class LiveRun:
                 self._learn(facts)
 
     def survey(self, survey: Survey) -> None:
-        told = rows.fleet(survey, self._recipe)
+        fleet = rows.fleet(survey, self._recipe)
         with self._lock:
-            self._fleet = told
+            self._fleet = fleet
             self._surveys += 1
 
     def run_started(self, first_round: int, rounds: int) -> None:
-        """Rounds after the checkpoint that the run resumes from are played again."""
+        """Rounds after the checkpoint from which the run resumes are repeated."""
         self._restore(below=first_round)
         self.tell(rounds=rounds)
 
@@ -108,7 +111,7 @@ class LiveRun:
             opened.outcomes.append(outcome)
 
     def round_closed(self, record: RoundRecord) -> None:
-        row = rows.encode_row(record)
+        row = self._encoder.encode(record)
         with self._lock:
             if self._numbers and record.round <= self._numbers[-1]:
                 self._forget_from(record.round)
@@ -118,16 +121,16 @@ class LiveRun:
             self._lines[record.round] = self._end
             self._end = _size(self._history)
 
-    def note(self, text: str) -> None:
+    def note(self, notice: Notice) -> None:
         with self._lock:
             self._noted += 1
-            self._notes.append((self._noted, time.time(), rows.cut(text, rows.LONGEST_TEXT)))
+            self._notes.append((self._noted, time.time(), rows.cut(str(notice), rows.LONGEST_TEXT)))
 
     def _restore(self, below: int | None) -> None:
-        # Before it is read: what comes meanwhile is read again and not missed.
+        # Before the records are read: lines added meanwhile are read again and not missed.
         tail = HistoryTail(self._history)
         records = (r for r in read_records(self._history) if below is None or r.round < below)
-        kept = {record.round: rows.encode_row(record) for record in records}
+        kept = {record.round: self._encoder.encode(record) for record in records}
         baseline = _read_baseline(self._history)
         with self._lock:
             self._life = secrets.token_hex(6)
@@ -140,7 +143,7 @@ class LiveRun:
                 self._learn({"baseline": baseline})
 
     def _learn(self, facts: Mapping[str, Any]) -> None:
-        self._about = {**self._about, **facts}  # a new one: somebody may be encoding the old one
+        self._about = {**self._about, **facts}  # a new dict: a request may be encoding the old one
         self._abouts += 1
 
     def _follow(self) -> None:
@@ -149,11 +152,11 @@ class LiveRun:
             numbered = _NUMBERED_LINE.match(line)
             if numbered and int(numbered[1]) <= last:
                 continue
-            # A damaged line is named by who is to lead: here it is only left out.
+            # A server that begins to lead reports a damaged line; here it is skipped.
             with suppress(ValueError, KeyError, TypeError, AttributeError):
                 record = checked_record(json.loads(line))
                 if record.round > last:
-                    self._rows.append(rows.encode_row(record))
+                    self._rows.append(self._encoder.encode(record))
                     self._numbers.append(record.round)
                     self._lines[record.round] = begin
         self._end = self._tail.offset
@@ -163,11 +166,11 @@ class LiveRun:
         del self._numbers[index:], self._rows[index:]
         self._life = secrets.token_hex(6)
 
-    # ---- asked -----------------------------------------------------------------------------------------------
+    # ---- read by the page ------------------------------------------------------------------------------------
 
     def state(self, query: Mapping[str, str]) -> dict[str, Any]:
-        """`after`: the last round that is known; `about`, `fleet` and `note`: the numbers of what was told last.
-        None of them counts if it was another `life` that told them. Raises ValueError."""
+        """`after`: the last round that the page has; `about`, `fleet` and `note`: the counters of what it has. All are
+        ignored if its `life` is another. Raises ValueError."""
         known = {name: _number(query, name) for name in ("after", "about", "fleet", "note")}
         with self._lock:
             if self._state["state"] == "standby":
@@ -181,7 +184,7 @@ class LiveRun:
                 "now": time.time(),
                 **self._state,
                 "phase": self._phase,
-                "open": [_opened(opened) for opened in self._open.values()],
+                "open": [self._opened(opened) for opened in self._open.values()],
                 "more": begin + len(page) < len(self._rows),
                 "notes": [list(note) for note in self._notes if note[0] > known["note"]],
             }
@@ -189,9 +192,18 @@ class LiveRun:
                 answer |= {"about": self._about, "abouts": self._abouts}
             if self._fleet and known["fleet"] != self._surveys:
                 answer |= {"fleet": self._fleet, "surveys": self._surveys}
-        # Outside: a first page is some thousand dots, and the run must not wait for it.
+        # Outside of the lock: a first part has thousands of dots, and the run must not wait for it.
         answer["rounds"] = [json.loads(row) for row in page]
         return answer
+
+    def _opened(self, opened: _OpenRound) -> dict[str, Any]:
+        return {
+            "round": opened.number,
+            "began": opened.began,
+            "answered": opened.answered,
+            "selected": opened.selected,
+            **self._encoder.clients(opened.outcomes),
+        }
 
     def _page(self, begin: int) -> list[bytes]:
         page, size = list[bytes](), 0
@@ -203,8 +215,8 @@ class LiveRun:
         return page
 
     def round(self, query: Mapping[str, str]) -> dict[str, Any]:
-        """All of one round, with what every client said: read from the history, since nobody asks for many.
-        Raises ValueError."""
+        """All of one round, with the outcome of every client: read from the history, since it is rarely needed. Raises
+        ValueError."""
         if "number" not in query:
             raise ValueError("which round? ask for /api/round?number=1")
         number = _number(query, "number")
@@ -225,18 +237,8 @@ def _number(query: Mapping[str, str], name: str) -> int:
     return int(value)
 
 
-def _opened(opened: _OpenRound) -> dict[str, Any]:
-    return {
-        "round": opened.number,
-        "began": opened.began,
-        "answered": opened.answered,
-        "selected": opened.selected,
-        **rows.strip(opened.outcomes),
-    }
-
-
 def _read_baseline(history: Path) -> float | None:
-    """Accuracy of the server alone on the same labels, where somebody has measured it."""
+    """Accuracy of training on the labels alone, where it was measured"""
     with suppress(OSError, ValueError, KeyError, TypeError):
         known = json.loads(RunDir(history.parent).baseline.read_text(encoding="utf-8"))
         return rows.finite(known["accuracy"])
@@ -256,7 +258,7 @@ def _line_at(history: Path, begin: int | None, number: int) -> dict[str, Any] | 
 
 
 def _find_line(history: Path, number: int) -> dict[str, Any] | None:
-    """Goes through a file that may be large without decoding the other rounds."""
+    """Reads a file that may be large, without decoding the other rounds."""
     if not history.exists():
         return None
     with history.open("rb") as lines:
@@ -265,7 +267,7 @@ def _find_line(history: Path, number: int) -> dict[str, Any] | None:
 
 
 def _fields(line: bytes, number: int) -> dict[str, Any] | None:
-    """None if it is another round, or half-written."""
+    """None if the line is of another round, or incomplete"""
     numbered = _NUMBERED_LINE.match(line)
     if numbered and int(numbered[1]) != number:
         return None

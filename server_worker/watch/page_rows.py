@@ -1,80 +1,89 @@
-"""What the live page is told of rounds, workers and recipes: short, finite, and never longer than a page can show.
+"""What the live page receives of recipes, rounds and workers: short, finite, and no more than a page can show.
 
-Names and details come from sites and from users. They are cut here and shown as text there.
+Names and details come from sites and users. They are cut here and shown as text there.
 """
 
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
+from fedil_model.methods import find_method
+from fedil_model.methods.interface import ClientValue, Display
 from server_worker.run.recipe import Recipe
 from server_worker.watch.events import ClientOutcome, RoundRecord
+from server_worker.watch.outcomes import REASONS, all_outcomes
 from server_worker.watch.survey import Survey
 
 MOST_CLIENTS = 512
-"""A round's dots in the strip; of more, evenly chosen ones are told."""
+"""Dots of a round; of more clients, evenly chosen ones are sent."""
 MOST_WORKERS = 200
 MOST_SITES = 200
-_MOST_TERMS = 16
+_MOST_NUMBERS = 16
 LONGEST_NAME = 120
 LONGEST_TEXT = 1000
-LETTERS = {
-    "accepted": "a",
-    "projected": "p",
-    "rejected_cosine": "r",
-    "invalid": "i",
-    "refused": "f",
-    "missing": "m",
-    "stale": "s",
-}
-"""Outcomes in a row: thousands of rounds with hundreds of clients are kept and sent."""
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_UNKNOWN = "?"
 _CONVERGENCE = ("moving_average", "relative", "lr_normalised", "ratio", "exponent", "exponent_error", "rate")
 _WORKER_TEXTS = ("name", "site", "device", "state", "version")
 _WORKER_NUMBERS = ("round", "client", "tasks_done", "images_per_second", "since")
 
 
-def encode_row(record: RoundRecord) -> bytes:
-    row = {
-        "round": record.round,
-        "selected": record.selected,
-        "accepted": record.accepted,
-        "delta": finite(record.delta_norm),
-        "reference": finite(record.reference_norm),
-        **{name: finite(record.convergence.get(name)) for name in _CONVERGENCE},
-        "verdict": cut(record.verdict, LONGEST_NAME),
-        "accuracy": numbers(record.accuracy),
-        "classes": [finite(share) for share in record.per_class],
-        "losses": numbers(record.losses),
-        "pseudo_labels": record.pseudo_labels,
-        "credible": record.credible,
-        "promoted": record.promoted,
-        "purity": numbers(record.purity),
-        "seconds": numbers(record.seconds),
-        "refused": numbers(record.refused),
-        "at": finite(record.finished_at, 13),
-        **strip(record.outcomes),
-    }
-    return json.dumps(row, separators=(",", ":")).encode()
+class Rows:
+    """Rounds as the page receives them, with what the method declares. Rounds are many, so outcomes are letters: the
+    n-th letter is the n-th outcome of `about`."""
+
+    def __init__(self, display: Display) -> None:
+        outcomes = all_outcomes(display)
+        self._letters = {outcome.name: letter for outcome, letter in zip(outcomes, _LETTERS, strict=False)}
+        self._models = [model.name for model in display.models]
+        self._series = [series.name for series in display.series()]
+        self._values = {value.name: _digits(value) for value in display.client_values}
+
+    def encode(self, record: RoundRecord) -> bytes:
+        row = {
+            "round": record.round,
+            "selected": record.selected,
+            "accepted": record.accepted,
+            "delta": finite(record.delta_norm),
+            **{name: finite(record.convergence.get(name)) for name in _CONVERGENCE},
+            "verdict": cut(record.verdict, LONGEST_NAME),
+            "accuracy": {name: finite(record.accuracy.get(name)) for name in self._models},
+            "classes": [finite(share) for share in record.per_class],
+            "series": {name: finite(record.series.get(name)) for name in self._series},
+            "seconds": numbers(record.seconds),
+            "refused": numbers(record.refused),
+            "at": finite(record.finished_at, 13),
+            **self.clients(record.outcomes),
+        }
+        return json.dumps(row, separators=(",", ":")).encode()
+
+    def clients(self, outcomes: Sequence[ClientOutcome]) -> dict[str, Any]:
+        """A round's clients side by side: number, outcome, values."""
+        step = max(1.0, len(outcomes) / MOST_CLIENTS)
+        shown = [outcomes[int(index * step)] for index in range(min(len(outcomes), MOST_CLIENTS))]
+        row: dict[str, Any] = {
+            "clients": [outcome.client for outcome in shown],
+            "outcomes": "".join(self._letters.get(outcome.outcome, _UNKNOWN) for outcome in shown),
+            "values": {
+                name: [_rounded(outcome.values.get(name), digits) for outcome in shown]
+                for name, digits in self._values.items()
+            },
+            "not_shown": len(outcomes) - len(shown),
+        }
+        if any(outcome.staleness is not None for outcome in shown):
+            row["staleness"] = [outcome.staleness for outcome in shown]
+        return row
 
 
-def strip(outcomes: Sequence[ClientOutcome]) -> dict[str, Any]:
-    """A round's clients side by side: who, what became of it, its cosine."""
-    step = max(1.0, len(outcomes) / MOST_CLIENTS)
-    shown = [outcomes[int(index * step)] for index in range(min(len(outcomes), MOST_CLIENTS))]
-    told: dict[str, Any] = {
-        "clients": [outcome.client for outcome in shown],
-        "outcomes": "".join(LETTERS.get(outcome.outcome, "?") for outcome in shown),
-        "cosines": [_cosine(outcome.cosine) for outcome in shown],
-        "not_shown": len(outcomes) - len(shown),
-    }
-    if any(outcome.staleness is not None for outcome in shown):
-        told["staleness"] = [outcome.staleness for outcome in shown]
-    return told
+def _digits(value: ClientValue) -> int:
+    """Decimals that are a thousandth of the range or less"""
+    return max(0, 4 - math.floor(math.log10(value.high - value.low)))
 
 
-def _cosine(value: float | None) -> float | None:
-    return round(value, 4) if value is not None and math.isfinite(value) else None
+def _rounded(value: float | None, digits: int) -> float | None:
+    return round(value, digits) if value is not None and math.isfinite(value) else None
 
 
 def whole_round(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,14 +92,14 @@ def whole_round(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def about(run: str, recipe: Recipe) -> dict[str, Any]:
-    federation, method = recipe.federation, recipe.method
+    federation, display = recipe.federation, find_method(recipe.method.name).display
     sites = [[site, len(clients)] for site, clients in recipe.sites.items()]
     return {
         "run": cut(run, LONGEST_NAME),
         "recipe": cut(recipe.name, LONGEST_NAME),
         "description": cut(recipe.description, LONGEST_TEXT),
         "profile": recipe.profile,
-        "method": method.name,
+        "method": recipe.method.name,
         "data": cut(recipe.data.name, LONGEST_NAME),
         "network": cut(recipe.network.name, LONGEST_NAME),
         "seed": str(recipe.seed),
@@ -99,21 +108,22 @@ def about(run: str, recipe: Recipe) -> dict[str, Any]:
         "clients": recipe.split.clients,
         "asked": federation.expected,
         "deadline_seconds": federation.deadline_seconds,
-        "cosine_threshold": 0.0 if method.cosine_filter else None,
         "sites": sites[:MOST_SITES],
         "class_names": [],
         "baseline": None,
+        "display": {**asdict(display), "outcomes": [asdict(one) for one in all_outcomes(display)]},
+        "reasons": REASONS,
     }
 
 
 def fleet(survey: Survey, recipe: Recipe) -> dict[str, Any]:
     workers = [_worker(facts) for facts in survey.workers[:MOST_WORKERS]]
-    there = {str(facts.get("site")) for facts in survey.workers}
+    present = {str(facts.get("site")) for facts in survey.workers}
     if recipe.federation.sites:
-        empty = [site for site in recipe.sites if site not in there]
+        empty = [site for site in recipe.sites if site not in present]
     else:
-        # The only site has whatever name its workers gave it.
-        empty = [] if there else list(recipe.sites)
+        # The only site may have any name.
+        empty = [] if present else list(recipe.sites)
     return {
         "at": finite(survey.at, 13),
         "workers": workers,
@@ -133,12 +143,12 @@ def _worker(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def numbers(named: Mapping[str, Any]) -> dict[str, float | None]:
-    """A handful: their names may be what others say."""
-    return {cut(str(name), 40): finite(named[name]) for name in list(named)[:_MOST_TERMS]}
+    """At most some: others may choose their names."""
+    return {cut(str(name), 40): finite(named[name]) for name in list(named)[:_MOST_NUMBERS]}
 
 
 def finite(value: object, digits: int = 6) -> float | None:
-    """NaN and infinity are not JSON, and a reader that is strict would lose the answer."""
+    """NaN and infinity are not JSON, and strict readers refuse them."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -156,7 +166,7 @@ def cut(text: str, most: int) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Of what JSON knows. Most of a round are numbers of its clients."""
+    """As JSON knows it. Most of a round are numbers of its clients."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, str):

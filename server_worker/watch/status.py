@@ -1,15 +1,17 @@
-"""What the board says of a run, so that `fedil status` on any machine can show it."""
+"""A watcher that writes the run's status to the store's board, for `fedil status` on any machine."""
 
 from collections.abc import Callable
 
 from server_worker.watch.events import ClientOutcome, RoundRecord
+from server_worker.watch.notices import Notice
 
-_ROUNDS_TOLD = 5
+_RECENT_ROUNDS = 5
+_LONGEST_NOTE = 300
 
 
 class StatusTeller:
     def __init__(self, tell: Callable[..., None], expected: int) -> None:
-        """`expected`: answers in a round of which nothing else is known yet"""
+        """`expected`: answers wanted, until the first answer of a round says how many clients were asked"""
         self._tell, self._expected = tell, expected
         self._rounds: list[dict[str, object]] = []
 
@@ -23,7 +25,7 @@ class StatusTeller:
         self._tell(answered=answered, selected=selected)
 
     def round_closed(self, record: RoundRecord) -> None:
-        told = {
+        row = {
             "round": record.round,
             "accuracy": dict(record.accuracy),
             "delta_norm": record.delta_norm,
@@ -31,8 +33,8 @@ class StatusTeller:
             "selected": record.selected,
             "seconds": record.seconds.get("total"),
         }
-        self._rounds = [*self._rounds, told][-_ROUNDS_TOLD:]
+        self._rounds = [*self._rounds, row][-_RECENT_ROUNDS:]
         self._tell(recent=self._rounds, verdict=record.verdict)
 
-    def note(self, text: str) -> None:
-        self._tell(note=text[:300])
+    def note(self, notice: Notice) -> None:
+        self._tell(note=str(notice)[:_LONGEST_NOTE])

@@ -1,12 +1,12 @@
-"""Who and what is there besides this server: workers, queues, the store. Looked at now and then, in a thread with
-connections of its own, for metrics and the live page; nothing is decided by it."""
+"""Regular surveys of workers, queue depths and the store, for metrics and the live page. A thread with connections of
+its own takes them; the run decides nothing by them."""
 
 import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
@@ -24,16 +24,15 @@ class Survey:
     at: float = 0.0
     """Seconds since 1970"""
     workers: tuple[Mapping[str, Any], ...] = ()
-    """What each worker says of itself, with its "name" and "site". Sites write this: believe none of it."""
+    """What each worker reports about itself, with its "name" and "site". Sites write this: do not trust it."""
     clients_alive: int = 0
     """Clients whose site has a worker"""
     depths: Mapping[str, int] = field(default_factory=dict)
-    """Messages that wait, under "tasks" (of all sites), "updates" and "dead_letters"; one that is not known is
-    missing"""
+    """Messages waiting in "tasks" (of all sites), "updates" and "dead_letters", as far as known"""
     store: Mapping[str, float] = field(default_factory=dict)
     """See Store.health"""
     trouble: str = ""
-    """Why the brokers could not be asked; what else is here is then of an earlier look."""
+    """Why the brokers cannot be reached; the rest is then from an earlier survey."""
 
 
 class Surveyor:
@@ -50,7 +49,7 @@ class Surveyor:
         self._closing = threading.Event()
         self._last = Survey()
         self._connections: tuple[Transport, Store] | None = None
-        self._thread = threading.Thread(target=self._watch, name="fedil-survey", daemon=True)
+        self._thread = threading.Thread(target=self._run_surveys, name="fedil-survey", daemon=True)
 
     def __enter__(self) -> "Surveyor":
         self._thread.start()
@@ -62,39 +61,36 @@ class Surveyor:
         self._closing.set()
         self._thread.join(self._every)
 
-    def _watch(self) -> None:
+    def _run_surveys(self) -> None:
         while not self._closing.is_set():
-            self._last = self._look_or_say_why_not()
+            self._last = self._take_or_explain()
             self._tell(self._last)
             self._closing.wait(self._every)
         self._drop()
 
-    def _look_or_say_why_not(self) -> Survey:
+    def _take_or_explain(self) -> Survey:
         try:
             if self._connections is None:
                 self._connections = self._connect()
-            return self._look(*self._connections)
-        except Exception as error:  # whatever it is: who looks on must not go blind for good
+            return self._take(*self._connections)
+        except Exception as error:  # of any kind: the next survey may succeed
             self._drop()
             # Never empty: without trouble the brokers count as reachable.
-            said = " ".join(str(error).split())[:300] or type(error).__name__
+            trouble = " ".join(str(error).split())[:300] or type(error).__name__
             if not self._last.trouble and not self._closing.is_set():
-                _log.warning("the brokers cannot be looked at: %s", said)
-            earlier = self._last
-            return Survey(
-                time.time(), earlier.workers, earlier.clients_alive, earlier.depths, earlier.store, said
-            )
+                _log.warning("no survey of the brokers: %s", trouble)
+            return replace(self._last, at=time.time(), trouble=trouble)
 
-    def _look(self, transport: Transport, store: Store) -> Survey:
-        there = {site: store.notices(workers_topic(site)) for site in self._sites}
+    def _take(self, transport: Transport, store: Store) -> Survey:
+        present = {site: store.notices(workers_topic(site)) for site in self._sites}
         return Survey(
             at=time.time(),
             workers=tuple(
                 {**facts, "name": name, "site": site}
-                for site, notices in there.items()
+                for site, notices in present.items()
                 for name, facts in sorted(notices.items())
             ),
-            clients_alive=sum(len(self._sites[site]) for site, notices in there.items() if notices),
+            clients_alive=sum(len(self._sites[site]) for site, notices in present.items() if notices),
             depths=self._depths(transport),
             store=store.health(),
         )

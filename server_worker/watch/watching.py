@@ -1,4 +1,4 @@
-"""All that lets people watch a server: its metrics, its live page, its health, served at one address."""
+"""A server's web pages at one address: metrics, live page, health."""
 
 import json
 import re
@@ -24,7 +24,7 @@ from server_worker.watch.survey import Survey
 _LINGER_SECONDS = 20.0
 _ASKED_LATELY_SECONDS = 60.0
 _ROUNDS_SHOWN_AGAIN = (3, 100)
-"""At least, at most: an alert counts up to three rounds in which nobody was accepted"""
+"""At least, at most: an alert counts up to three rounds in which no update was accepted."""
 _PLACE = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]{1,253}):[0-9]{1,5}")
 _LOOPBACK = ("127.", "localhost:", "[::1]:")
 _MOST_TARGETS = 1000
@@ -50,7 +50,7 @@ class Watching:
         self.url: str | None = None
 
     def waiting_for(self, what: str) -> None:
-        """A broker that is away before this server leads; later the survey tells of it."""
+        """A broker is unreachable before this server leads; later surveys report it."""
         if self._led or what == self._waits_for:
             return
         self._waits_for = what
@@ -61,7 +61,7 @@ class Watching:
     def standing_by(self) -> None:
         self._waits_for, self._unready = "", "standby: another server leads this run"
         self.live.tell(state="standby")
-        self.metrics.reached_brokers(None)  # for the leader to say
+        self.metrics.reached_brokers(None)  # the leader reports it
         self.metrics.working(False)
 
     def leading(self, class_names: tuple[str, ...], traffic: Bytes) -> None:
@@ -71,7 +71,7 @@ class Watching:
         self._show_again()
 
     def leading_again(self) -> None:
-        """After the broker was away, or another server led. Before the first time there is more to be done."""
+        """The broker is reachable again, or this server leads again. A server that has never led is still starting."""
         self.metrics.reached_brokers(True)
         if self._led:
             self._unready = ""
@@ -82,7 +82,7 @@ class Watching:
             self.live.tell(state="starting")
 
     def _show_again(self) -> None:
-        """What an earlier life of this server did, back to the last round whose accuracy was measured."""
+        """Rounds from before a restart, back to the last one whose accuracy was measured."""
         fewest, most = _ROUNDS_SHOWN_AGAIN
         rounds = min(max(self._evaluated_every, fewest), most)
         for record in deque(read_records(self._history), maxlen=rounds):
@@ -97,27 +97,25 @@ class Watching:
         """`state`: done, stopped or failed"""
         self._unready = state
         self.live.tell(state=state, reason=reason)
-        if state != "failed":  # such a server is to be missed
+        if state != "failed":  # alerts shall miss a server that failed
             self.metrics.working(False)
 
     def linger(self, stop: threading.Event) -> None:
-        """Whoever was watching lately gets to see the end: Prometheus and the page ask only now and then. A page is not
-        worth waiting for to a person who stops this; Prometheus is, or it would miss a server."""
+        """Keeps serving until Prometheus and pages that asked lately have asked once more, and have seen the end. A
+        server that is asked to stop waits for Prometheus only."""
         ended = time.monotonic()
         asked = dict(self._asked)
-        waiting = {who for who, at in asked.items() if ended - at < _ASKED_LATELY_SECONDS}
+        waiting = {reader for reader, at in asked.items() if ended - at < _ASKED_LATELY_SECONDS}
         while waiting and time.monotonic() - ended < _LINGER_SECONDS:
             time.sleep(0.1)
-            waiting = {who for who in waiting if self._asked[who] <= ended}
+            waiting = {reader for reader in waiting if self._asked[reader] <= ended}
             waiting -= {"page"} if stop.is_set() else set()
 
-    def _noting(self, who: str, route: Route) -> Route:
+    def _noting(self, reader: str, route: Route) -> Route:
         def noted(query: Mapping[str, str]) -> Reply:
-            asked = (
-                time.monotonic()
-            )  # before: a reply that was made as the run ended does not tell of its end
+            asked = time.monotonic()  # before: a reply made while the run ends may not show its end
             reply = route(query)
-            self._asked[who] = asked
+            self._asked[reader] = asked
             return reply
 
         return noted
@@ -138,8 +136,8 @@ class Watching:
         return Reply(f"{self._unready}\n".encode(), status=503) if self._unready else Reply(b"ready\n")
 
     def _targets(self) -> list[dict[str, object]]:
-        """What Prometheus' http_sd_configs asks for: the workers that are there now. Sites say where theirs are.
-        One that listens only to its own machine cannot be reached from another."""
+        """The workers that are present now, for Prometheus' http_sd_configs. Sites report the addresses; a loopback
+        address can only be reached on its own machine."""
         here = socket.gethostname()
         found: list[dict[str, object]] = [
             {"targets": [place], "labels": {"site": str(worker["site"])}}
@@ -155,7 +153,7 @@ class Watching:
 def watching(
     run: str, recipe: Recipe, where: RunDir, address: WebAddress | None, stop: threading.Event
 ) -> Iterator[Watching]:
-    """Raises PortTaken before anything else has begun."""
+    """Raises PortTaken before anything else begins."""
     with ExitStack() as stack:
         watch = Watching(run, recipe, where)
         if address is not None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ops.cli.recipe_files import read_recipe
 from ops.cli.view.lines import QuietView
-from ops.inspect.run_reading import load_weights
+from ops.inspect.run_reading import load_run, load_weights
 from ops.inspect.summary import Summary
 from ops.local.simulate import simulate
 from server_worker.watch.events import RoundRecord
@@ -66,7 +66,8 @@ def run() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         ours = Curve("fedil", LATE_ROUNDS)
         summary = train(ours, Path(folder) / "fedil")
-        parameters = sum(p.numel() for p in load_weights(Path(folder) / "fedil").parameters())
+        run_dir = Path(folder) / "fedil"
+        parameters = sum(p.numel() for p in load_weights(run_dir, load_run(run_dir)).parameters())
         papers = Curve("paper", PAPER_ROUNDS)
         train(papers, Path(folder) / "paper", "profile=paper", "baseline_epochs=0")
     early, late = ours.best("global", EARLY_ROUNDS), ours.best("global", LATE_ROUNDS)

@@ -37,17 +37,19 @@ from broker_config.process.metrics import EXPOSITION
 from broker_config.protocol.messages import Update
 from broker_config.stores.interface import Store
 from client_worker.metrics import ANSWERED, WorkerMetrics
+from fedil_model.methods.interface import MethodSpec
 from ops.cli.commands.shards import write_site_shards
 from ops.cli.recipe_files import read_recipe
-from ops.inspect.diagnostics import purity_where_known
+from ops.inspect.diagnostics import shares_where_known
 from ops.local.services import private_rabbitmq, private_redis
 from server_worker import deployment
 from server_worker.deployment import Deployment
-from server_worker.round.context import Purity
+from server_worker.round.context import LabelTruth
 from server_worker.run.history import HistoryWriter
-from server_worker.run.inputs import Materials
+from server_worker.run.inputs import RunInputs
 from server_worker.run.recipe import Recipe
 from server_worker.watch.events import ClientOutcome, RoundRecord
+from server_worker.watch.notices import Notice, PageServed
 from tests.benchmarks._processes import started
 from tests.benchmarks._watchers_at_work import EVERY_SECONDS, SCRAPED_EVERY, Connection
 from tests.benchmarks.simulate_scaling import busy_seconds_of_others
@@ -104,9 +106,9 @@ class Meter:
             survey = spent["fedil-survey"] + spent["rabbitmq-heartbeats"]
             return Costs(self._telling, self._fsync, self._purity, pages, survey)
 
-    def purity(self, store: Store, run: str, materials: Materials) -> Purity:
+    def purity(self, store: Store, run: str, spec: MethodSpec, inputs: RunInputs) -> LabelTruth:
         """As `fedil server` has it."""
-        find = purity_where_known(store, run, materials)
+        find = shares_where_known(store, run, spec, inputs)
 
         def measured(answered: Mapping[int, int]) -> Mapping[str, float | None]:
             began, worked = time.perf_counter(), time.thread_time()
@@ -193,10 +195,9 @@ class Window:
         if self.first <= record.round < self.last:
             self.records.append(record)
 
-    def note(self, text: str) -> None:
-        _, _, url = text.partition("watch it at ")
-        if url:
-            command = [sys.executable, "-m", "tests.benchmarks._watchers_at_work", url]
+    def note(self, notice: Notice) -> None:
+        if isinstance(notice, PageServed):
+            command = [sys.executable, "-m", "tests.benchmarks._watchers_at_work", notice.url]
             self.stack.enter_context(started(command, {}, self.log))
 
     @property
@@ -276,7 +277,8 @@ def _measure(
                 recipe, folder / "run", urls[BROKER_URL], urls[STORE_URL], device="cpu", web=WebAddress()
             )
             deployment.serve(deployed, window, threading.Event(), meter.purity)
-    assert window.records[-1].purity, "nobody has told how pure the pseudo-labels are"
+    purity = window.records[-1].series["purity_pseudo_labels"]
+    assert purity is not None, "the share of right pseudo-labels was not measured"
     others = (busy_seconds_of_others() - busy) / (time.monotonic() - began)
     rounds, seconds = recipe.rounds - FIRST, window.seconds
     costs = window.costs | {
@@ -305,7 +307,7 @@ def _of_a_worker(tasks: int = 2000, scrapes: int = 200) -> tuple[float, float]:
     began = time.thread_time()
     for _ in range(tasks):
         metrics.began()
-        metrics.trained(update)
+        metrics.trained(update, "fedil")
         metrics.published(0.01)
         metrics.ended(ANSWERED)
     hooks = (time.thread_time() - began) / tasks

@@ -1,5 +1,5 @@
-"""`python -m tests.browser.screenshot OUT.png`: plays a real run of the digits recipe on this machine and takes a
-picture of its live page while it goes on, for the README."""
+"""`python -m tests.browser.screenshot OUT.png`: trains the digits recipe on this machine and takes a
+picture of its live page during the run, for the README."""
 
 import argparse
 import tempfile
@@ -12,12 +12,12 @@ from broker_config.process.addresses import LOOPBACK, WebAddress
 from ops.cli.recipe_files import read_recipe
 from ops.inspect.summary import Summary
 from ops.local.simulate import simulate
-from tests.browser.chromium import chromium
-from tests.browser.looking import DRAWN, open_page
+from tests.browser.checks import ROUNDS_DRAWN, open_page
+from tests.browser.chromium import chromium, new_page, wait_until
 from tests.federation import Diary
 
 _WATCH = "watch it at "
-_PATIENCE_SECONDS = 600.0
+_TIMEOUT_SECONDS = 600.0
 
 
 def main() -> None:
@@ -28,7 +28,7 @@ def main() -> None:
         tempfile.TemporaryDirectory(prefix="fedil-") as folder,
         ThreadPoolExecutor(1) as thread,
         chromium() as browser,
-        browser.page(options.width, options.height, dark=options.dark) as page,
+        new_page(browser, options.width, options.height, dark=options.dark) as page,
     ):
         run = thread.submit(
             simulate,
@@ -43,12 +43,8 @@ def main() -> None:
         )
         try:
             open_page(page, _address(diary, run), 1)
-            page.wait(f"{DRAWN} >= {options.rounds or recipe.rounds - 5}", seconds=_PATIENCE_SECONDS)
-            if options.whole:
-                page.resize(options.width, int(page.evaluate("document.documentElement.scrollHeight")))
-            # Once more drawn in full, in the new size
-            page.evaluate("new Promise((done) => setTimeout(done, 500))")
-            page.screenshot(options.picture, whole=options.whole)
+            wait_until(page, f"{ROUNDS_DRAWN} >= {options.rounds or recipe.rounds - 5}", _TIMEOUT_SECONDS)
+            page.screenshot(path=options.picture, full_page=options.whole)
         finally:
             stop.set()
     print(f"{options.picture}: {options.width} pixels wide")

@@ -1,18 +1,20 @@
-"""Names and details that others write are text, however they look, and break nothing."""
+"""Names and details that sites write are shown as text and break neither page nor charts."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import Browser, Page
 
 from broker_config.process.http import WebServer
 from server_worker.run.folder import RunDir
 from server_worker.watch.events import ClientOutcome
+from server_worker.watch.notices import Remark
 from server_worker.watch.survey import Survey
 from server_worker.watch.watching import Watching
-from tests.browser import made_up
-from tests.browser.chromium import Chromium, Page
-from tests.browser.looking import chart_texts, open_page, overlapping, scrolls_sideways, wider_than_the_window
+from tests.browser import synthetic
+from tests.browser.checks import chart_texts, open_page, overlapping, scrolls_sideways, wider_than_the_window
+from tests.browser.chromium import complaints, new_page, wait_until
 from tests.federation import blobs_recipe
 from tests.unit.ops.records import make_record
 
@@ -33,29 +35,32 @@ HOSTILE = (
 
 
 def hostile_watch(directory: Path) -> Watching:
-    """Whatever others may write holds something bad."""
+    """Hostile text in every field that a site, a recipe or a class name can fill."""
     recipe = blobs_recipe(description=IMAGE + LONG)
     watch = Watching(IMAGE, recipe, RunDir(directory))
     watch.leading(HOSTILE, lambda: ({}, {}))
     watch.watcher.run_started(1, 30)
     for number in range(1, 4):
         outcomes = [ClientOutcome(c, "refused", detail=text) for c, text in enumerate(HOSTILE)]
-        outcomes += [ClientOutcome(90, IMAGE, 0.2, IMAGE), ClientOutcome(91, "accepted", float("nan"))]
+        outcomes += [
+            ClientOutcome(90, IMAGE, IMAGE, values={"cosine": 0.2}),
+            ClientOutcome(91, "accepted", values={"cosine": float("nan")}),
+        ]
         record = make_record(
             number,
             outcomes=tuple(outcomes),
             verdict=IMAGE,
-            losses=dict.fromkeys((f"loss_{text}" for text in HOSTILE), 0.3),
+            series=dict.fromkeys(HOSTILE, 0.3) | {"loss_server": float("nan"), "credible": 7.0},
             refused=dict.fromkeys(HOSTILE, 2),
             per_class=(0.5, None, 0.7, 0.9, 1.0, 0.0, 0.4, 0.3),
             accuracy={"global": 0.5, IMAGE: 0.4, "server": float("inf")},
             delta_norm=float("inf") if number == 2 else 0.0 if number == 3 else 1.0,
             seconds={IMAGE: 1.0, "total": 1.0, "wait": 0.9},
         )
-        made_up.keep(RunDir(directory).history, record)
+        synthetic.append_record(RunDir(directory).history, record)
         watch.watcher.round_closed(record)
     for text in HOSTILE:
-        watch.watcher.note(text)
+        watch.watcher.note(Remark(text))
     watch.survey(hostile_survey())
     watch.watcher.phase(4, IMAGE)
     return watch
@@ -84,25 +89,25 @@ def hostile_survey() -> Survey:
 
 
 @pytest.mark.parametrize("width", [360, 1280])
-def test_nothing_that_others_write_becomes_markup(browser: Chromium, tmp_path: Path, width: int) -> None:
+def test_no_text_from_a_site_becomes_markup(browser: Browser, tmp_path: Path, width: int) -> None:
     watch = hostile_watch(tmp_path)
-    with WebServer(made_up.ANYWHERE_HERE, watch.routes()) as server, browser.page(width) as page:
+    with WebServer(synthetic.ANY_PORT, watch.routes()) as server, new_page(browser, width) as page:
         open_page(page, server.url, 3)
-        page.wait("document.querySelectorAll('#round-body tbody tr').length > 5")
-        assert page.text("#run") == IMAGE
+        wait_until(page, "document.querySelectorAll('#round-body tbody tr').length > 5")
+        assert page.inner_text("#run") == IMAGE
         for selector in ("#notes", "#fleet-body", "#round-body"):
-            assert IMAGE in page.text(selector)
-            assert SCRIPT in page.text(selector)
-        switch_all_tables(page)
-        assert page.evaluate("document.querySelectorAll('body img').length") == 1  # our own mark
+            assert IMAGE in page.inner_text(selector)
+            assert SCRIPT in page.inner_text(selector)
+        show_all_tables(page)
+        assert page.evaluate("document.querySelectorAll('body img').length") == 1  # the logo
         assert page.evaluate("document.querySelectorAll('body script').length") == 0
         assert not page.evaluate("'hurt' in window")
         assert not scrolls_sideways(page)
         assert wider_than_the_window(page) == []
-        assert page.complaints == []
+        assert complaints(page) == []
 
 
-def switch_all_tables(page: Page) -> None:
+def show_all_tables(page: Page) -> None:
     page.evaluate(
         """[...document.querySelectorAll('#panels button')].filter((button) => button.textContent === 'table')
            .forEach((button) => button.click())"""
@@ -111,15 +116,15 @@ def switch_all_tables(page: Page) -> None:
 
 
 @pytest.mark.parametrize("width", [360, 1280])
-def test_hostile_names_break_no_chart(browser: Chromium, tmp_path: Path, width: int) -> None:
+def test_hostile_names_break_no_chart(browser: Browser, tmp_path: Path, width: int) -> None:
     watch = hostile_watch(tmp_path)
-    with WebServer(made_up.ANYWHERE_HERE, watch.routes()) as server, browser.page(width) as page:
+    with WebServer(synthetic.ANY_PORT, watch.routes()) as server, new_page(browser, width) as page:
         open_page(page, server.url, 3)
         texts = chart_texts(page)
         assert overlapping(texts) == []
-        assert [text["said"] for text in texts if not text["inside"]] == []
+        assert [text["text"] for text in texts if not text["inside"]] == []
         assert page.evaluate("document.querySelector('.top').getBoundingClientRect().height") < 900
         zero = "document.querySelectorAll('#delta .floor').length"
         assert page.evaluate(zero) > 0, (
-            "a step of nothing has no place on a logarithmic axis, and is shown all the same"
+            "a step of 0, which a logarithmic axis cannot hold, is drawn at its floor"
         )

@@ -1,4 +1,4 @@
-"""A federation in one process whose live page is served, played round by round as the test says."""
+"""A federation in one process with a live page, whose rounds close when the test allows it."""
 
 import threading
 from collections.abc import Iterator
@@ -9,12 +9,13 @@ from pathlib import Path
 
 import torch
 
-from broker_config.process.addresses import LOOPBACK, WebAddress
+from broker_config.process.addresses import WebAddress
 from broker_config.transports.interface import Transport
 from fedil_model.data.datasets.interface import Samples
 from fedil_model.methods import make_method
 from fedil_model.training.flat_model import FlatModel
-from server_worker.coordinator import Coordinator, Surroundings
+from server_worker.coordinator import Coordinator
+from server_worker.round.context import ServerContext
 from server_worker.round.evaluation import BackgroundEvaluator
 from server_worker.run.checkpoint import CheckpointFolder
 from server_worker.run.folder import RunDir
@@ -25,21 +26,13 @@ from server_worker.run.recipe import Recipe
 from server_worker.watch.events import Watchers
 from server_worker.watch.survey import Surveyor
 from server_worker.watch.watching import Watching, watching
+from tests.browser.synthetic import ANY_PORT
 from tests.federation import SITE, SOON, Diary, Federation
-
-ANYWHERE_HERE = WebAddress(LOOPBACK, 0)
-
-
-def _nobody_waits() -> threading.Event:
-    """A server that goes at once"""
-    stop = threading.Event()
-    stop.set()
-    return stop
 
 
 @dataclass
-class Turnstile(Diary):
-    """A round may close once it has been let through."""
+class RoundGate(Diary):
+    """Holds each round before it closes, until the test lets it through."""
 
     allowed: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
@@ -53,23 +46,24 @@ class Turnstile(Diary):
 
 @dataclass
 class WatchedFederation(Federation):
-    """Accuracies are real, and what happens goes to the history and to the page. One server's life: `play` it once,
-    and `again()` for the next."""
+    """Evaluates for real and writes the history and the page. Each is one server process: `again()` is its restart."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.where = RunDir(self.directory)
-        self.gate = Turnstile()
+        self.gate = RoundGate()
 
     @contextmanager
-    def served(self, address: WebAddress = ANYWHERE_HERE) -> Iterator[Watching]:
-        with watching(self.recipe.name, self.recipe, self.where, address, _nobody_waits()) as watch:
+    def served(self, address: WebAddress = ANY_PORT) -> Iterator[Watching]:
+        stopped = threading.Event()
+        stopped.set()  # the server does not wait at its end for pages to read it
+        with watching(self.recipe.name, self.recipe, self.where, address, stopped) as watch:
             self.watch = watch
             yield watch
 
     @contextmanager
     def playing(self) -> Iterator["Future[Progress | None]"]:
-        """In the background; stopped at the end if it is not done."""
+        """Train in the background; stop at the end if not done."""
         with ExitStack() as stack:
             thread = stack.enter_context(ThreadPoolExecutor(1))
             stack.callback(self.gate.let, self.recipe.rounds)
@@ -83,9 +77,9 @@ class WatchedFederation(Federation):
             )
             stack.enter_context(surveyor)
             self.watch.leading(self.dataset.class_names, lambda: ({}, {}))
-            yield thread.submit(self._play_and_say_so)
+            yield thread.submit(self._play_to_the_end)
 
-    def _play_and_say_so(self) -> Progress | None:
+    def _play_to_the_end(self) -> Progress | None:
         progress = self.play()
         self.watch.ended("done" if progress else "stopped")
         return progress
@@ -97,7 +91,7 @@ class WatchedFederation(Federation):
         chosen, cpu = torch.from_numpy(self.split.labelled), torch.device("cpu")
         evaluated = FlatModel(network_of(self.recipe, self.dataset), cpu)
         classes = len(self.dataset.class_names)
-        around = Surroundings(
+        context = ServerContext(
             transport=transport or self.connect(),
             store=self.ledgers,
             checkpoints=CheckpointFolder(self.where.checkpoints),
@@ -109,7 +103,7 @@ class WatchedFederation(Federation):
         )
         labelled = Samples(self.train.inputs[chosen], self.train.labels[chosen])
         method = make_method(self.recipe.learning(), self.dataset, cpu)
-        return Coordinator(self.recipe.name, self.recipe, method, labelled, around)
+        return Coordinator(self.recipe.name, self.recipe, method, labelled, context)
 
 
 def watched(recipe: Recipe, directory: Path) -> WatchedFederation:

@@ -9,7 +9,7 @@ import pytest
 import redis as redis_py
 
 from broker_config.protocol.errors import LedgerMissing
-from broker_config.protocol.messages import Refusal, TrainTask
+from broker_config.protocol.messages import ModelEntry, Refusal, TrainTask
 from broker_config.protocol.wire import encode_message
 from broker_config.stores.redis.keys import ledger_key
 from ops.local.services import Service
@@ -45,11 +45,12 @@ def test_bad_tasks_are_refused_by_name_and_the_worker_goes_on(over: Over) -> Non
     for (_, make), task in zip(BAD_TASKS.values(), tasks, strict=False):
         hands.transport.publish(hands.tasks, encode_message(make(task)))
     # A server that was replaced by this one wrote another model: nobody is told, the good task is behind it.
-    rewritten = dataclasses.replace(tasks[-1], model_digest="0" * 32)
+    rewritten = dataclasses.replace(tasks[-1], model=ModelEntry(tasks[-1].model.address, "0" * 32))
     hands.transport.publish(hands.tasks, encode_message(rewritten))
     # One that names a model which is not in the log has a good one after it: the server asks again.
     unread = tasks[len(BAD_TASKS)]
-    no_such_model = dataclasses.replace(unread.model, version=99)
+    nowhere = dataclasses.replace(unread.model.address, version=99)
+    no_such_model = dataclasses.replace(unread.model, address=nowhere)
     hands.transport.publish(hands.tasks, encode_message(dataclasses.replace(unread, model=no_such_model)))
     for task in tasks[len(BAD_TASKS) + 1 :]:
         hands.give_back(task)

@@ -100,7 +100,7 @@ def test_runs_are_listed_with_leader_queues_and_ledgers(
 ) -> None:
     begin(server, brokers, "left", {"north": [1, 2], "south": [3]})
     begin(server, brokers, "led", {})
-    assert server.take_lead("led", SOON)
+    assert server.acquire_leadership("led", SOON)
     # RabbitMQ updates its statistics every five seconds.
     assert wait_until(lambda: runs(capsys)["left"]["updates"] == 2, SOON)
     assert wait_until(lambda: runs(capsys)["led"]["led"] is True, SOON)
@@ -215,10 +215,10 @@ def test_a_run_with_a_leader_is_not_retired(
     brokers: Brokers, server: Transport, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begin(server, brokers, "busy", {"north": [1]})
-    assert server.take_lead("busy", SOON)
+    assert server.acquire_leadership("busy", SOON)
     assert "a server leads run busy: stop it first" in error_of(capsys, "retire", "busy", "--ledgers")
     assert len(queues_of(brokers, "busy")) == 3
-    assert server.take_lead("busy", 0.0)
+    assert server.acquire_leadership("busy", 0.0)
     address = server.append_model("busy", 2, [b"later"])
     assert bytes(server.read_model(address)) == b"later"
     with closing(connect_store(brokers.store_url("server"), site_of=lambda _: "north")) as store:
@@ -233,7 +233,7 @@ def test_a_retired_run_may_start_again(
     assert main(["broker", "retire", "again"]) == 0
     capsys.readouterr()
     with closing(connect_transport(brokers.broker_url("server"))) as successor:
-        assert successor.take_lead("again", SOON)
+        assert successor.acquire_leadership("again", SOON)
         successor.declare(updates_queue("again"))
         assert successor.receive(updates_queue("again"), 0.0) is None
         address = successor.append_model("again", 1, [b"anew"])

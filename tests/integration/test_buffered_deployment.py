@@ -63,10 +63,12 @@ def test_a_slow_client_finds_its_old_version_and_counts_until_it_is_too_stale(ov
     for version in (2, 3):
         hands.answer(task)
         (task,) = hands.take(1)
-        assert task.model.version == version
+        assert task.model.address.version == version
     hands.answer(slow)  # from version 1, which two later ones have not pushed out of the log
     others = hands.take(2)
-    assert {other.model.version for other in others} == {4}  # and so the other one of version 1 is too old
+    assert {other.model.address.version for other in others} == {
+        4
+    }  # and so the other one of version 1 is too old
     hands.answer(slower)
     hands.answer(task)
     hands.answer(others[0])

@@ -1,5 +1,6 @@
 """`fedil ledger`, on a real Redis and on a simulation's folder."""
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +14,13 @@ from broker_config.protocol.wire import encode_arrays
 from broker_config.stores.interface import Store
 from broker_config.stores.memory.store import MemoryStore
 from broker_config.stores.redis.store import RedisStore
+from fedil_model.methods import find_method
 from fedil_model.methods.fedil.ledger import NO_LABEL, Ledger
+from fedil_model.methods.interface import MethodSpec
 from ops.cli.main import main
 from ops.local.services import Service
 from server_worker.run.folder import RunDir
+from tests.foreign_code import foreign_code
 
 RUN = "looked-at"
 
@@ -74,7 +78,7 @@ def test_one_ledger_for_people(
     assert lines[:3] == [
         f"{RUN}, client 12 at south",
         "generation 1 (kept: 1), open activation 2",
-        "6 samples, 4 with a pseudo-label, 2 of them credible",
+        "6 samples, 4 with a pseudo-label, 2 credible",
     ]
     cells = [line.split()[:3] for line in lines]
     assert ["3", "3", "2"] in cells
@@ -84,10 +88,12 @@ def test_all_ledgers_of_all_sites(url: str, capsys: pytest.CaptureFixture[str]) 
     rows = [
         line.split() for line in said(capsys, "ledger", "list", "--run", RUN, "--store", url).splitlines()
     ]
+    assert rows[0] == ["client", "site", "generation", "open", "samples", "pseudo", "credible"]
     assert rows[1] == ["7", "north", "2", "–", "6", "4", "2"]
     assert rows[2] == ["12", "south", "1", "2", "6", "4", "2"]
     assert rows[3][:7] == ["13", "south", "1", "–", "–", "–", "–"]
     assert "not_fedil" in " ".join(rows[3])
+    assert " ".join(rows[-1]) == f"{RUN}: 3 clients, 12 samples, 8 with a pseudo-label, 4 credible"
 
 
 def test_the_ledgers_of_one_site_as_json(url: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,6 +144,35 @@ def test_a_simulation_is_looked_at_in_its_folder(run_dir: Path, capsys: pytest.C
     assert shown.startswith(f"{RUN}, client 4\n")
 
 
+def keeps_bytes() -> MethodSpec:
+    """A method whose states nothing can view"""
+    return dataclasses.replace(find_method("fedil"), view_state=None)
+
+
+def test_of_a_method_without_a_view_sizes_are_shown(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ("--run", RUN, "--store", url, "--site", "north", "--method", f"{__name__}:keeps_bytes")
+    shown = json.loads(said(capsys, "ledger", "show", "7", *where, "--json"))
+    assert (shown["generation"], shown["bytes"], shown.get("samples")) == (2, len(ledger_bytes()), None)
+    rows = [line.split() for line in said(capsys, "ledger", "list", *where).splitlines()]
+    assert rows[:2] == [
+        ["client", "site", "generation", "open", "bytes"],
+        ["7", "north", "2", "–", str(len(ledger_bytes()))],
+    ]
+    assert f"{len(ledger_bytes())} bytes" in said(capsys, "ledger", "show", "7", *where)
+
+
+def test_a_method_that_only_the_folder_names_is_not_imported(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trap = foreign_code(run_dir, monkeypatch)
+    RunDir(run_dir).recipe.write_text(json.dumps({"name": RUN, "method": {"name": trap.name}}), "utf-8")
+    words = ("ledger", "list", "--run-dir", str(run_dir))
+    assert f"--method {trap.name}" in complaint(capsys, 2, *words)
+    assert not trap.ran
+    main([*words, "--method", trap.name])
+    assert trap.ran
+
+
 @pytest.mark.parametrize(
     ("words", "code", "what"),
     [
@@ -145,7 +180,7 @@ def test_a_simulation_is_looked_at_in_its_folder(run_dir: Path, capsys: pytest.C
         (["list", "--store", "URL"], 2, "--run ID"),
         (["list", "--store", "memory:///run.sock", "--run", RUN], 2, "--run-dir"),
         (["list", "--store", "URL", "--run", "unknown"], 1, "no ledgers of run 'unknown'"),
-        (["show", "99", "--store", "URL", "--run", RUN], 1, "nothing of client 99"),
+        (["show", "99", "--store", "URL", "--run", RUN], 1, "has nothing of client 99"),
         (["show", "13", "--store", "URL", "--run", RUN], 1, "not_fedil"),
         (["list", "--store", "redis://:secret@127.0.0.1:1/0", "--run", RUN], 1, "127.0.0.1:1 is away"),
         (["list", "--run-dir", "nowhere"], 2, "there is no folder nowhere"),

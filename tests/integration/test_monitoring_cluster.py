@@ -44,9 +44,9 @@ def check_that_all_are_known(api: Api) -> None:
     def up() -> dict[str, float]:
         return api.values("count by (job) (up == 1)")
 
-    everybody = {'{"job": "fedil-server"}': 1, '{"job": "fedil-worker"}': 2}
-    everybody |= {'{"job": "rabbitmq"}': 1, '{"job": "rabbitmq-queues"}': 1}
-    assert wait_until(lambda: up() == everybody, SOON), up()
+    targets = {'{"job": "fedil-server"}': 1, '{"job": "fedil-worker"}': 2}
+    targets |= {'{"job": "rabbitmq"}': 1, '{"job": "rabbitmq-queues"}': 1}
+    assert wait_until(lambda: up() == targets, SOON), up()
     assert wait_until(lambda: bool(api.values("fedil_round >= 1")), SOON)
     assert len(api.get("rules")["groups"]) == 4
 

@@ -23,7 +23,7 @@ from tests.services import needed
 SOON = 60.0
 
 
-def nobody(every_seconds: int = 15) -> Places:
+def unreachable(every_seconds: int = 15) -> Places:
     """Where nothing listens; at the usual ports there may be a real deployment."""
     ports = [f"127.0.0.1:{port}" for port in free_ports(["server", "rabbitmq"]).values()]
     return Places(servers=(ports[0],), rabbitmq=(ports[1],), every_seconds=every_seconds)
@@ -81,9 +81,9 @@ def test_what_is_written_has_the_addresses_and_passes_promtool(tmp_path: Path) -
     }
 
 
-def test_files_that_somebody_changed_are_kept_until_asked_otherwise(tmp_path: Path) -> None:
+def test_files_that_were_changed_are_kept_without_overwrite(tmp_path: Path) -> None:
     assert monitoring(tmp_path).returncode == 0
-    assert monitoring(tmp_path).returncode == 0  # the same again disturbs nobody
+    assert monitoring(tmp_path).returncode == 0  # the same files again are no conflict
     changed = tmp_path / "prometheus" / "rules" / "alerts.yml"
     changed.write_text("groups: []\n")
     done = monitoring(tmp_path, "--server", "elsewhere:1")
@@ -152,12 +152,12 @@ PODS = [
     pod("worker-0", "worker", pod_label_fedil_site="north"),
     pod("worker-quiet", "worker", pod_annotation_prometheus_io_scrape="false"),
     pod("rabbit-0", "rabbitmq", part_of="rabbitmq", pod_annotation_prometheus_io_port="15692"),
-    pod("somebody-else", "server", part_of="shop"),
+    pod("of-another-product", "server", part_of="shop"),
 ]
 
 
 def test_pods_are_found_by_their_annotations_and_named_by_their_labels(tmp_path: Path) -> None:
-    files = prometheus_files(nobody())
+    files = prometheus_files(unreachable())
     discovery = "    kubernetes_sd_configs:\n      - role: pod\n"
     assert files["kubernetes.yml"].count(discovery) == 4
     config = files["kubernetes.yml"].replace(discovery, "    file_sd_configs:\n      - files: [pods.json]\n")
@@ -213,7 +213,7 @@ def test_a_worker_cannot_pass_for_a_server_nor_flood_prometheus(tmp_path: Path) 
     flood = "".join(f'fedil_worker_loss{{term="{number}"}} 1\n' for number in range(2000))
     with exporter(LIES) as liar, exporter(flood) as flooder:
         workers = [{"targets": [place], "labels": {"site": "north"}} for place in (liar, flooder)]
-        files = prometheus_files(nobody(every_seconds=1)) | {"targets/workers.json": json.dumps(workers)}
+        files = prometheus_files(unreachable(every_seconds=1)) | {"targets/workers.json": json.dumps(workers)}
         list(write_monitoring(tmp_path, files))
         with needed(lambda: private_prometheus(tmp_path, files["prometheus.yml"])) as prometheus:
             api = Api(prometheus.url, 1)

@@ -1,4 +1,4 @@
-"""`fedil report` as a person uses it: a real run, the command in its own process, the page in a real browser."""
+"""`fedil report` end to end: a real run, the command in its own process, the page in Chromium."""
 
 import json
 import re
@@ -11,13 +11,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Browser, Page
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from broker_config.stores.memory.store import MemoryStore
 from broker_config.stores.redis.store import RedisStore
 from ops.local.services import Service, private_redis
 from server_worker.run.lock import sole_use
-from tests.browser.chromium import Chromium, Page, chromium
+from tests.browser.chromium import chromium, complaints, new_page, wait_until
 from tests.integration.test_cli import ROOT, complaint, environment, fedil, heavy_modules_loaded_by
 from tests.services import needed
 
@@ -25,7 +26,7 @@ ROUNDS = 4
 SETTINGS = {
     **{"rounds": ROUNDS, "split.clients": 5, "network.width": 8, "baseline_epochs": 5},
     **{"client.epochs": 2, "server.epochs": 2, "server.pretrain_epochs": 10},
-    **{"method.credibility": 2, "method.threshold": 0.3},  # so that some promoted labels are wrong
+    **{"method.credibility": 2, "method.threshold": 0.3},  # low enough that some promoted labels are wrong
 }
 DRAWINGS = 9
 HOSTILE = "<img src=x onerror=alert(1)><script>document.title='owned'</script>"
@@ -43,7 +44,7 @@ def simulate(folder: Path, **more: object) -> Path:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One run for all tests here; whoever changes something takes a copy."""
+    """One run for all tests here; a test that changes files takes `own`, a copy."""
     return simulate(tmp_path_factory.mktemp("report") / "finished")
 
 
@@ -59,13 +60,13 @@ def its_page(finished: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Chromium]:
+def browser() -> Iterator[Browser]:
     with ExitStack() as stack:
         yield needed(lambda: stack.enter_context(chromium()))
 
 
 def report(*arguments: str | Path, **variables: str) -> list[Path]:
-    """The files that it says it has written."""
+    """The files that the command prints."""
     done = fedil("report", *arguments, cwd=ROOT, **variables)
     assert done.returncode == 0, done.stderr
     return [Path(line) for line in done.stdout.splitlines()]
@@ -79,7 +80,7 @@ def text_of(page: Path) -> str:
 # ---- a run
 
 
-def test_a_real_run_makes_a_whole_page_beside_it(finished: Path, its_page: Path) -> None:
+def test_a_run_gives_a_complete_page_in_its_folder(finished: Path, its_page: Path) -> None:
     assert its_page == finished / "report.html"
     text = text_of(its_page)
     assert f"finished, {ROUNDS} rounds" in text
@@ -115,18 +116,18 @@ def test_plots_go_into_files_in_the_format_asked_for(own: Path) -> None:
 
 
 def test_a_history_is_converted_for_tensorboard(own: Path, tmp_path: Path) -> None:
-    for _ in range(2):  # the second time doubles nothing
+    for _ in range(2):  # the second time replaces the first
         events, _ = report(own, "--tensorboard", tmp_path / "events")
     assert events == tmp_path / "events" / "own"
     accumulator = EventAccumulator(str(events))
     accumulator.Reload()
-    told = [(event.step, event.value) for event in accumulator.Scalars("accuracy/global")]
+    written = [(event.step, event.value) for event in accumulator.Scalars("accuracy/global")]
     lines = [json.loads(line) for line in (own / "history.jsonl").read_text().splitlines()]
-    assert told == [(line["round"], pytest.approx(line["accuracy"]["global"])) for line in lines]
+    assert written == [(line["round"], pytest.approx(line["accuracy"]["global"])) for line in lines]
 
 
 def move_ledgers(folder: Path, url: str) -> None:
-    """From a simulation's folder into a Redis, as if the run had been a deployment"""
+    """Move the ledgers of a simulation into Redis, where a deployment has them."""
     store = RedisStore(url)
     simulated = json.loads((folder / "run.json").read_text())["run"]
     for client, (activation, body) in MemoryStore(folder / "ledgers").latest(simulated).items():
@@ -151,16 +152,16 @@ def test_ledgers_of_a_deployment_are_read_from_its_redis(own: Path, its_page: Pa
         assert promoted_in(found[0]) == promoted_in(its_page)
 
 
-def test_ledgers_of_a_cluster_are_read_from_the_redis_that_ended_with_it(own: Path, its_page: Path) -> None:
+def test_ledgers_of_a_finished_cluster_are_read_from_its_redis_files(own: Path, its_page: Path) -> None:
     with needed(lambda: private_redis(own / "services" / "redis")) as redis:
         move_ledgers(own, redis.url)
         redis.stop()
     assert promoted_in(report(own)[0]) == promoted_in(its_page)
-    with sole_use(own), sole_use(own / "services"):  # as a cluster that goes on has them
+    with sole_use(own), sole_use(own / "services"):  # the locks that a running cluster holds
         assert "the cluster goes on and has the ledgers in its Redis" in text_of(report(own)[0])
 
 
-def test_a_run_that_goes_on_is_shown_as_it_stands(own: Path) -> None:
+def test_a_running_run_is_shown_up_to_its_last_round(own: Path) -> None:
     lines = (own / "history.jsonl").read_text().splitlines(keepends=True)
     (own / "history.jsonl").write_text("".join(lines[:2]) + lines[2][:50])
     with sole_use(own):
@@ -178,7 +179,9 @@ def test_a_run_before_its_first_round_makes_a_page(own: Path) -> None:
 # ---- several runs
 
 
-def test_seeds_are_put_together_and_other_recipes_stand_beside_them(finished: Path, tmp_path: Path) -> None:
+def test_seeds_of_a_recipe_are_grouped_and_compared_with_other_recipes(
+    finished: Path, tmp_path: Path
+) -> None:
     more = simulate(tmp_path / "seed-1", seed=1, rounds=ROUNDS - 1)
     other = simulate(tmp_path / "other", client__lr=0.01, evaluate_every=2)
     out = tmp_path / "comparison.html"
@@ -231,7 +234,7 @@ def test_without_matplotlib_the_error_says_what_to_install(finished: Path, tmp_p
 def test_a_full_disk_leaves_the_earlier_report_whole(own: Path) -> None:
     (own / "report.html").write_text("earlier")
 
-    def no_more_than_a_little() -> None:
+    def limit_file_size() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
 
     done = subprocess.run(
@@ -242,26 +245,26 @@ def test_a_full_disk_leaves_the_earlier_report_whole(own: Path) -> None:
         cwd=ROOT,
         timeout=300,
         check=False,
-        preexec_fn=no_more_than_a_little,
+        preexec_fn=limit_file_size,
     )
     assert "report.html: File too large" in complaint(done, 1)
     assert (own / "report.html").read_text() == "earlier"
     assert not list(own.glob("*.tmp"))
 
 
-# ---- in a real browser
+# ---- in Chromium
 
 
-def complaints_of(page: Page, file: Path) -> list[str]:
-    page.open(file.as_uri())
+def problems_of(page: Page, file: Path) -> list[str]:
+    page.goto(file.as_uri())
     fetched: list[str] = page.evaluate("performance.getEntriesByType('resource').map((entry) => entry.name)")
-    return [*page.complaints, *(name for name in fetched if not name.startswith("data:"))]
+    return [*complaints(page), *(name for name in fetched if not name.startswith("data:"))]
 
 
-def test_the_page_opens_offline_asks_for_nothing_and_fits(its_page: Path, browser: Chromium) -> None:
+def test_the_page_opens_offline_requests_nothing_and_fits(its_page: Path, browser: Browser) -> None:
     for width, dark in ((1280, False), (390, True)):
-        with browser.page(width, 900, dark=dark) as page:
-            assert complaints_of(page, its_page) == []
+        with new_page(browser, width, 900, dark=dark) as page:
+            assert problems_of(page, its_page) == []
             assert page.evaluate("document.querySelectorAll('svg').length") == DRAWINGS
             assert page.evaluate("[...document.images].every((image) => image.naturalWidth > 0)")
             assert page.evaluate("document.images.length") > 5
@@ -279,17 +282,17 @@ def lightness(colour: str) -> int:
     return sum(map(int, re.findall(r"\d+", colour)[:3]))
 
 
-def test_the_browser_would_have_complained_of_a_request(tmp_path: Path, browser: Chromium) -> None:
-    """Of the two tests beside this one: they look in the right place."""
+def test_a_blocked_request_would_be_reported(tmp_path: Path, browser: Browser) -> None:
+    """Proves that the tests beside this one would notice a request."""
     policy = "<meta http-equiv='Content-Security-Policy' content=\"default-src 'none'\">"
     (tmp_path / "bad.html").write_text(f"<!doctype html>{policy}<img src='http://127.0.0.1:9/x.png'>")
-    with browser.page() as page:
-        page.open((tmp_path / "bad.html").as_uri())
-        page.wait("document.images[0].complete")
-        assert page.complaints
+    with new_page(browser) as page:
+        page.goto((tmp_path / "bad.html").as_uri())
+        wait_until(page, "document.images[0].complete")
+        assert complaints(page)
 
 
-def test_hostile_names_stay_text_in_the_browser(own: Path, tmp_path: Path, browser: Chromium) -> None:
+def test_hostile_names_stay_text_in_the_browser(own: Path, tmp_path: Path, browser: Browser) -> None:
     lines = [json.loads(line) for line in (own / "history.jsonl").read_text().splitlines()]
     for line in lines:
         line["outcomes"][0] |= {"outcome": "refused", "detail": HOSTILE}
@@ -301,20 +304,20 @@ def test_hostile_names_stay_text_in_the_browser(own: Path, tmp_path: Path, brows
     hostile = tmp_path / "<script>document.title='owned'<"
     own.rename(hostile)
     (file,) = report(hostile)
-    with browser.page() as page:
-        assert complaints_of(page, file) == []
+    with new_page(browser) as page:
+        assert problems_of(page, file) == []
         assert page.evaluate("document.title") == f"digits: {hostile.name}"
         assert page.evaluate("document.scripts.length") == 0
-        assert HOSTILE in page.text("header")
-        assert HOSTILE in page.text(".verdict")
+        assert HOSTILE in page.inner_text("header")
+        assert HOSTILE in page.inner_text(".verdict")
         assert HOSTILE in page.evaluate("document.body.textContent")
 
 
-def test_a_comparison_opens_offline_too(finished: Path, own: Path, tmp_path: Path, browser: Chromium) -> None:
+def test_a_comparison_opens_offline_too(finished: Path, own: Path, tmp_path: Path, browser: Browser) -> None:
     recipe = json.loads((own / "recipe.json").read_text())
     (own / "recipe.json").write_text(json.dumps(recipe | {"seed": 5}))
     (file,) = report(finished, own, "--out", tmp_path / "both.html")
-    with browser.page(390) as page:
-        assert complaints_of(page, file) == []
+    with new_page(browser, 390) as page:
+        assert problems_of(page, file) == []
         assert page.evaluate("document.querySelectorAll('svg').length") == DRAWINGS
         assert page.evaluate("document.documentElement.scrollWidth") <= 390

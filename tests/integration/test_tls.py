@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from broker_config.brokers.topology import updates_queue
+from broker_config.process.retry import RetryPolicy
 from broker_config.protocol.errors import BrokerRefused, BrokerUnavailable, FedILError
 from broker_config.stores import connect_store
 from broker_config.transports import connect_transport
-from broker_config.transports.reconnecting import Patience
 from ops.broker.management import Management
 from ops.local.services import RabbitMQ, Redis, Tls, private_rabbitmq, private_redis
 from ops.local.services.process import LOOPBACK, free_ports
@@ -21,7 +21,7 @@ from tests.certificates import Authority
 from tests.services import needed
 
 SOON = 60.0
-AT_ONCE = Patience(seconds=0.0)
+AT_ONCE = RetryPolicy(seconds=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -177,15 +177,15 @@ def test_redis_refuses_a_worker_without_a_certificate_of_its_authority(
 ) -> None:
     certificate = other_authority.sign("impostor") if shown else None
     with pytest.raises((BrokerRefused, BrokerUnavailable), match="ssl_certfile"):
-        connect_store(rediss(redis, ours, certificate), patience=AT_ONCE)
+        connect_store(rediss(redis, ours, certificate), retry=AT_ONCE)
 
 
 def test_redis_at_the_port_of_rediss_is_an_error_that_names_rediss(redis: Redis) -> None:
     with pytest.raises(FedILError, match="rediss://"):
-        connect_store(f"redis://{LOOPBACK}:{redis.ports['tls']}/0", patience=AT_ONCE)
+        connect_store(f"redis://{LOOPBACK}:{redis.ports['tls']}/0", retry=AT_ONCE)
 
 
 def test_rediss_at_the_port_of_redis_is_an_error_that_names_tls(redis: Redis, ours: Authority) -> None:
     brief = f"ssl_ca_certs={ours.certificate}&socket_timeout=1&socket_connect_timeout=1"
     with pytest.raises(FedILError, match="speaks TLS"):
-        connect_store(f"rediss://localhost:{redis.port}/0?{brief}", patience=AT_ONCE)
+        connect_store(f"rediss://localhost:{redis.port}/0?{brief}", retry=AT_ONCE)

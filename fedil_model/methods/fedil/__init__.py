@@ -1,0 +1,23 @@
+"""FedIL (arXiv 2302.11823): federated incremental learning from a server's labels and clients' unlabelled samples."""
+
+from fedil_model.methods.fedil.display import DISPLAY, view_ledger
+from fedil_model.methods.fedil.settings import PROFILES, FedILSettings
+from fedil_model.methods.interface import Method, MethodContext, MethodSpec
+
+
+def spec() -> MethodSpec:
+    return MethodSpec(
+        title="FedIL",
+        reference="https://arxiv.org/abs/2302.11823",
+        settings=FedILSettings,
+        make=_make,
+        display=DISPLAY,
+        profiles=PROFILES,
+        view_state=view_ledger,
+    )
+
+
+def _make(context: MethodContext) -> Method:
+    from fedil_model.methods.fedil.method import FedIL  # imports torch
+
+    return FedIL(context)

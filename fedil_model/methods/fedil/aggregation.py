@@ -13,37 +13,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedil_model.settings import FedILSettings
-from fedil_model.training.exact_sum import BLOCK, MAX_ENTRY, ExactSum, largest_entry
+from fedil_model.methods.averaging import (
+    MAX_NORM_RATIO,
+    WeightedMean,
+    bound_entries,
+    find_excess,
+    find_misfit,
+    on_grid,
+)
+from fedil_model.methods.fedil.display import PROJECTED, REJECTED
+from fedil_model.methods.fedil.settings import FedILSettings
+from fedil_model.methods.interface import ACCEPTED, INVALID, Verdict
+from fedil_model.training.exact_sum import BLOCK, MAX_ENTRY, largest_entry
 from fedil_model.training.flat_model import ALIGNMENT, Weights
 
 TINY_NORM = 1e-12
 FADED_REFERENCE = 1e-6
 """Below this share of ‖θ′‖ the server's step is noise, and no reason to turn anybody away."""
-MAX_NORM_RATIO = 10.0
-"""An update that would move θ′ by more than this multiple of its own length is no update."""
 RESOLUTION = 1e-3
 """Movement below this share of the decay that was taken out of it is rounding."""
 MIN_COSINE = 1e-3
 """Of a soft cosine: weights of 0 could make eq. 25 0/0."""
 KEPT_BYTES = 256 << 20
 """Of a model: a larger one's g₀ is computed anew for every update, which takes less time than the update's way here."""
-WEIGHT_GRID = 2.0**-20
-"""Weights are summed as well, so they too lie on a grid."""
 _ROW_OF_X = 2
 """Of a gauge's scratch; the first two are for g₀ and θ′."""
-
-
-@dataclass(frozen=True)
-class Verdict:
-    outcome: str
-    """accepted, projected, rejected_cosine or invalid"""
-    cosine: float | None = None
-    detail: str = ""
-
-    @property
-    def counts(self) -> bool:
-        return self.outcome in ("accepted", "projected")
 
 
 @dataclass(frozen=True)
@@ -165,11 +159,8 @@ class IncrementalFold:
     ) -> None:
         self._settings = settings
         self.gauge = Gauge(global_.params, server.params, num_decayed, server_decay)
-        self._params = ExactSum(global_.params.numel(), global_.params.device)
-        # Running statistics come in any size: each is summed in units of the power of two above it.
-        magnitude = torch.maximum(global_.buffers.abs(), server.buffers.abs()).clamp(min=1.0)
-        self._buffer_units = magnitude.log2().ceil().exp2()
-        self._buffers = ExactSum(magnitude.numel(), magnitude.device)
+        magnitude = torch.maximum(global_.buffers.abs(), server.buffers.abs())
+        self._sum = WeightedMean(global_.params, magnitude)
         self._weights: dict[Gauge, float] = {}
         self.num_accepted = 0
 
@@ -179,50 +170,46 @@ class IncrementalFold:
         """`delta` is θ* − θ′ and `gauge` that of the version the client started from (this one if None);
         `client_decay` is what decay alone left of its starting weights, 0 < `weight` ≤ 1 its say in the mean."""
         gauge = gauge or self.gauge
-        misfit = _misfit("parameters", delta.params, gauge.global_)
-        misfit = misfit or _misfit("buffer values", delta.buffers, self._buffer_units)
+        misfit = find_misfit(delta, gauge.global_, self._sum.units_Q)
         if misfit:
-            return Verdict("invalid", detail=misfit)
+            return Verdict(INVALID, misfit)
         measured = gauge.measure(delta.params, client_decay, self._settings)
-        buffers = delta.buffers / self._buffer_units
+        buffers = delta.buffers / self._sum.units_Q
         if measured is None or not math.isfinite(largest_entry(buffers)):
-            return Verdict("invalid", detail="its norm is not finite")
-        if measured.norm > gauge.max_norm:
-            return Verdict("invalid", detail=f"norm {measured.norm:.3g} exceeds {gauge.max_norm:.3g}")
+            return Verdict(INVALID, "its norm is not finite")
+        excess = find_excess(measured.norm, gauge.max_norm)
+        if excess:
+            return Verdict(INVALID, excess)
         if min(measured.norm, measured.moved) <= TINY_NORM:
-            return Verdict("rejected_cosine", detail="the client did not move")
+            return Verdict(REJECTED, "the client did not move")
         verdict = self._judge(measured)
         return self._take(delta.params, buffers, verdict, measured, weight) if verdict.counts else verdict
 
     def _judge(self, measured: Measured) -> Verdict:
         if measured.gauge.faded:
-            return Verdict("accepted", detail="the server's own step is too small to compare with")
+            return Verdict(ACCEPTED, "the server's own step is too small to compare with", counts=True)
         cosine = max(-1.0, min(1.0, measured.dot / (measured.moved * measured.gauge.reference_norm)))
         if not self._settings.cosine_filter or cosine >= 0.0:
-            return Verdict("accepted", cosine)
+            return Verdict(ACCEPTED, values={"cosine": cosine}, counts=True)
         if self._settings.on_reject == "project":
-            return Verdict("projected", cosine)
-        return Verdict("rejected_cosine", cosine, f"cosine {cosine:.4f} is negative")
+            return Verdict(PROJECTED, values={"cosine": cosine}, counts=True)
+        return Verdict(REJECTED, f"cosine {cosine:.4f} is negative", {"cosine": cosine})
 
     def _take(
         self, params: Tensor, buffers: Tensor, verdict: Verdict, measured: Measured, weight: float
     ) -> Verdict:
         gauge, scale, by = measured.gauge, 1.0, 0.0
-        if self._settings.soft_cosine and verdict.cosine is not None:
-            weight *= max(verdict.cosine, MIN_COSINE)
-        weight = max(round(weight / WEIGHT_GRID), 1) * WEIGHT_GRID
+        if self._settings.soft_cosine and "cosine" in verdict.values:
+            weight *= max(verdict.values["cosine"], MIN_COSINE)
+        weight = on_grid(weight)
         if self._settings.normalise == "reference" and gauge.step_norm > TINY_NORM and not gauge.faded:
             scale = gauge.step_norm / measured.norm
-        if verdict.outcome == "projected":
+        if verdict.outcome == PROJECTED:
             by = -weight * scale * measured.dot / gauge.reference_norm**2
-        # The norm is a bound that costs nothing; look closer only where it does not settle the matter.
-        largest = measured.norm if measured.norm <= MAX_ENTRY / 4 else largest_entry(params)
-        largest = weight * scale * largest + abs(by) * gauge.reference_norm
-        largest_buffer = largest_entry(buffers)
-        if max(largest, largest_buffer) > MAX_ENTRY:
-            return Verdict("invalid", verdict.cosine, f"a value moves by more than {MAX_ENTRY:.0f}")
-        self._params.add(params, largest, weight * scale, gauge.reference if by else None, by)
-        self._buffers.add(buffers, largest_buffer, weight)
+        largest = weight * scale * bound_entries(params, measured.norm) + abs(by) * gauge.reference_norm
+        along = gauge.reference if by else None
+        if not self._sum.add(params, largest, weight * scale, buffers, weight, along, by):
+            return Verdict(INVALID, f"a value moves by more than {MAX_ENTRY:.0f}", verdict.values)
         self._weights[gauge] = self._weights.get(gauge, 0.0) + weight
         self.num_accepted += 1
         return verdict
@@ -231,23 +218,12 @@ class IncrementalFold:
         """Δθ; None if nobody was accepted (eq. 25 would be 0/0: θ′ stays as it is)."""
         if self.num_accepted == 0:
             return None
-        weight = sum(self._weights.values())
-        return Weights(self._params.mean(weight), self._buffers.mean(weight) * self._buffer_units)
+        return self._sum.mean(sum(self._weights.values()))
 
     def drop_sums(self) -> None:
         """They take as much memory as two models. Nothing can be added any more, and there is no mean."""
-        del self._params, self._buffers
+        del self._sum
 
     def share(self, gauge: Gauge) -> float:
         """How much of the mean started from that version, from 0 to 1."""
         return self._weights.get(gauge, 0.0) / sum(self._weights.values()) if self._weights else 0.0
-
-
-def _norm(x: Tensor) -> float:
-    return float(torch.linalg.vector_norm(x))
-
-
-def _misfit(name: str, got: Tensor, fits: Tensor) -> str:
-    if got.shape == fits.shape and got.dtype == fits.dtype:
-        return ""
-    return f"{tuple(got.shape)} {name} of {got.dtype}, not {tuple(fits.shape)} of {fits.dtype}"

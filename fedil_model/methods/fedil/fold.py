@@ -3,36 +3,33 @@
 θ′ is "global", θ₀ is "server", θ* − θ′ is "delta".
 """
 
-import statistics
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
 
-from fedil_model.methods.fedil.aggregation import Gauge, IncrementalFold, Verdict
-from fedil_model.methods.interface import Folded, State
-from fedil_model.settings import FedILSettings, Learning
+from fedil_model.methods.averaging import add_momentum, read_delta, typical_effort
+from fedil_model.methods.fedil.aggregation import Gauge, IncrementalFold
+from fedil_model.methods.fedil.settings import FedILSettings
+from fedil_model.methods.interface import Answer, Folded, State, Tensors, Verdict
+from fedil_model.settings import Learning
 from fedil_model.training.exact_sum import BLOCK
 from fedil_model.training.flat_model import Weights
 from fedil_model.training.optimiser import decay_factor, learning_rate
 
-_BUSIEST = 4.0
-"""Times the effort of the middle client"""
-
 
 class FedILFold:
-    """Eq. 24-26 for one version, and what is done when nobody is accepted."""
+    """Eq. 24-26 for one version, and what is done when no update is accepted."""
 
     def __init__(
         self,
         learning: Learning,
+        settings: FedILSettings,
         state: State,
-        bases: Mapping[int, Mapping[str, Tensor]],
+        bases: Mapping[int, Tensors],
         version: int,
         num_decayed: int,
     ) -> None:
-        self._learning = learning
-        self._settings: FedILSettings = learning.method
+        self._learning, self._settings = learning, settings
         self._state = dict(state)
         self._bases, self._version, self._num_decayed = bases, version, num_decayed
         self._global, server = (Weights.named(bases[version], name) for name in ("global", "server"))
@@ -41,27 +38,16 @@ class FedILFold:
         self._gauges = {version: self._fold.gauge}
         self._efforts: list[float] = []
 
-    def add(
-        self, update: Mapping[str, Tensor], num_steps: int, base_version: int, weight: float = 1.0
-    ) -> Verdict:
-        if set(update) != {"delta.params", "delta.buffers"}:
-            return Verdict(
-                "invalid", detail=f"tensors {sorted(update)} instead of delta.params, delta.buffers"
-            )
-        if any(tensor.dtype != torch.float32 or tensor.ndim != 1 for tensor in update.values()):
-            return Verdict("invalid", detail="delta is not a float32 vector")
-        if base_version not in self._bases:
-            return Verdict("invalid", detail=f"version {base_version}, where it started, is not kept")
+    def add(self, answer: Answer) -> Verdict:
+        delta = read_delta(answer, self._bases, self._global.params.device)
+        if isinstance(delta, Verdict):
+            return delta
         # What the client did depends on the version that it received: its θ′, its θ₀ and its learning rate.
-        lr = learning_rate(self._learning.client, base_version, self._learning.rounds)
-        verdict = self._fold.add(
-            Weights.named(update, "delta").to(self._global.params.device),
-            decay_factor(self._learning.client, lr, num_steps),
-            self._gauge(base_version),
-            weight,
-        )
+        lr = learning_rate(self._learning.client, answer.base_version, self._learning.rounds)
+        decay = decay_factor(self._learning.client, lr, answer.num_steps)
+        verdict = self._fold.add(delta, decay, self._gauge(answer.base_version), answer.weight)
         if verdict.counts:
-            self._efforts.append(lr * num_steps)
+            self._efforts.append(lr * answer.num_steps)
         return verdict
 
     def _gauge(self, version: int) -> Gauge:
@@ -87,18 +73,12 @@ class FedILFold:
             if 0 < self._settings.empty_rounds_before_fallback <= empty:
                 notes += ("θ′ takes the server's own step",)
                 delta = self._server_step(self._version)
-        step = self._momentum(delta)
+        step = self._with_momentum(delta)
         if step is not None:
             self._apply(step)
         norm = float(torch.linalg.vector_norm(step.params)) if step is not None else 0.0
-        return Folded(self._state, norm, self._fold.gauge.step_norm, self._effort(), notes)
-
-    def _effort(self) -> float:
-        """A mean does not move further than the busiest of those it is made of; but what a single client claims must
-        not decide what the increments look like."""
-        if not self._efforts:
-            return 0.0
-        return min(max(self._efforts), _BUSIEST * statistics.median(self._efforts))
+        metrics = {"reference_norm": self._fold.gauge.step_norm}
+        return Folded(self._state, norm, typical_effort(self._efforts), metrics, notes)
 
     def _bring_the_servers_step_of_now(self, delta: Weights | None) -> None:
         """Clients that start from θ₀ bring the server's step of their version along. Steps that θ′ has long taken
@@ -124,15 +104,11 @@ class FedILFold:
         base, device = self._bases[version], self._global.params.device
         return Weights.named(base, "global").to(device), Weights.named(base, "server").to(device)
 
-    def _momentum(self, delta: Weights | None) -> Weights | None:
-        """Nobody accepted: θ′ stays as it is, bit for bit, momentum or not."""
-        if delta is None or "momentum" not in self._state:
-            return delta
-        velocity = (
-            self._state["momentum"].to(delta.params.device) * self._settings.server_momentum + delta.params
-        )
-        self._state["momentum"] = velocity
-        return Weights(velocity, delta.buffers)
+    def _with_momentum(self, delta: Weights | None) -> Weights | None:
+        """Without an accepted update θ′ stays as it is, bit for bit, with momentum too."""
+        if delta is None:
+            return None
+        return Weights(add_momentum(self._state, delta.params, self._settings.server_momentum), delta.buffers)
 
     def _apply(self, step: Weights) -> None:
         moved = Weights(self._global.params + step.params, self._global.buffers + step.buffers)

@@ -1,4 +1,4 @@
-"""Test accuracy of a trained model, class by class, and what it takes for what."""
+"""Test accuracy of a trained model, by class, and which classes it confuses."""
 
 import argparse
 import json

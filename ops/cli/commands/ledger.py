@@ -1,10 +1,11 @@
-"""Show what is remembered of a run's clients between their activations: pseudo-labels and how sure they are."""
+"""Show what a run's clients keep between their activations."""
 
 import argparse
 import json
 import os
+import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from broker_config.process.addresses import STORE_URL
 from fedil_model.errors import SettingError
@@ -22,8 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     show = actions.add_parser("show", help="one client's ledger, with histograms", allow_abbrev=False)
     show.add_argument("client", type=_client, metavar="CLIENT", help="the client's number")
-    everybody = actions.add_parser("list", help="a line for each client", allow_abbrev=False)
-    for action in (show, everybody):
+    every = actions.add_parser("list", help="a line for each client", allow_abbrev=False)
+    for action in (show, every):
         action.add_argument(
             "--run", dest="run_id", metavar="ID", help="the run's name at the brokers (see: fedil status)"
         )
@@ -32,47 +33,57 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="URL",
             help=f"redis(s)://user:password@host:port; default: {STORE_URL} from the environment",
         )
-        action.add_argument("--site", metavar="S", help="who owns the clients; default: all sites of the run")
+        action.add_argument(
+            "--site", metavar="S", help="the site that owns the clients; default: all of them"
+        )
         action.add_argument(
             "--run-dir", type=Path, metavar="DIR", help="a simulation's folder instead of a store"
+        )
+        action.add_argument(
+            "--method",
+            metavar="NAME",
+            help="the run's method; default: that of the folder's recipe, or fedil",
         )
         action.add_argument("--json", action="store_true", help="JSON instead of tables")
 
 
 def run(args: argparse.Namespace) -> int:
-    run_id, opening = find_ledgers(args)
-    from ops.inspect.ledgers import all_remembered, as_json, print_all, print_one, remembered_of
+    run_id, method, opening = find_ledgers(args)
+    from fedil_model.methods import find_method
+    from ops.inspect.ledgers import all_states, as_json, print_all, print_one, state_of
 
+    spec = find_method(method)
     with opening as shelves:
         if args.action == "show":
-            one = remembered_of(shelves, run_id, args.client)
+            one = state_of(shelves, run_id, args.client, spec)
             if args.json:
                 print(json.dumps(as_json(run_id, one)))
             else:
-                print_one(run_id, one)
+                print_one(run_id, one, spec)
         else:
-            everybody = all_remembered(shelves, run_id)
+            states = all_states(shelves, run_id, spec)
             if args.json:
-                print(json.dumps([as_json(run_id, one) for one in everybody]))
+                print(json.dumps([as_json(run_id, one) for one in states]))
             else:
-                print_all(run_id, everybody)
+                print_all(run_id, states, spec)
     return 0
 
 
-def find_ledgers(args: argparse.Namespace) -> "tuple[str, AbstractContextManager[Shelves]]":
-    """The run's id, and where its ledgers lie."""
+def find_ledgers(args: argparse.Namespace) -> "tuple[str, str, AbstractContextManager[Shelves]]":
+    """The run's id, its method, and where its ledgers are."""
     if args.run_dir is not None:
         if args.store or args.site:
             raise SettingError("--run-dir reads a folder: leave out --store and --site")
         check_run(args.run_dir)
+        from broker_config.protocol.schema import check_run as check_name
         from ops.inspect.ledgers import shelves_in_folder
-        from ops.inspect.run_reading import load_run
+        from ops.inspect.run_reading import recipe_values
         from server_worker.run.folder import RunDir
         from server_worker.run.name import known_run
 
-        where = RunDir(args.run_dir)
-        run_id = args.run_id or known_run(where) or load_run(args.run_dir).name
-        return run_id, shelves_in_folder(where.ledgers)
+        where, values = RunDir(args.run_dir), recipe_values(args.run_dir)
+        run_id = args.run_id or known_run(where) or check_name("name", values.get("name"))
+        return run_id, args.method or own_method(values), shelves_in_folder(where.ledgers)
     url = args.store or os.environ.get(STORE_URL, "")
     if not url:
         raise SettingError(f"where are the ledgers? Set {STORE_URL}, or give --store URL or --run-dir DIR")
@@ -82,9 +93,23 @@ def find_ledgers(args: argparse.Namespace) -> "tuple[str, AbstractContextManager
         )
     if not args.run_id:
         raise SettingError("which run? Give --run ID")
+    from fedil_model.methods.registry import DEFAULT_METHOD
     from ops.inspect.ledgers import shelves_in_redis
 
-    return args.run_id, shelves_in_redis(url, args.run_id, args.site)
+    return args.run_id, args.method or DEFAULT_METHOD, shelves_in_redis(url, args.run_id, args.site)
+
+
+def own_method(values: dict[str, Any]) -> str:
+    """That of a folder's recipe. The folder may come from elsewhere: code that it names is not run."""
+    from fedil_model.methods.registry import method_named
+    from fedil_model.plugins import is_plugin
+
+    name = method_named(values)
+    if is_plugin(name):
+        raise SettingError(
+            f"the run's method is code of its own: if you trust it, add --method {shlex.quote(name)}"
+        )
+    return name
 
 
 def _client(text: str) -> int:

@@ -15,15 +15,13 @@ if TYPE_CHECKING:
     from fedil_model.data.datasets.interface import Dataset
     from server_worker.run.recipe import Recipe
 
-MODELS = ("global", "server", "ema")
-
 
 @dataclass(frozen=True)
 class TrainedModel:
     recipe: "Recipe"
     dataset: "Dataset"
     network: "nn.Module"
-    """In eval mode."""
+    """In eval mode"""
     which: str
 
 
@@ -31,9 +29,20 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="a run's folder")
     parser.add_argument(
         "--model",
-        choices=MODELS,
+        metavar="NAME",
         default="global",
-        help="global: θ′; server: θ₀, fine-tuned on the labels; ema: the average of θ′; default: global",
+        help="one of the models that the run's method evaluates; default: global, the one that ships",
+    )
+    add_plugin_argument(parser)
+
+
+def add_plugin_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--plugin",
+        action="append",
+        default=[],
+        metavar="MODULE:CALLABLE",
+        help="code that the run's recipe may name; repeatable",
     )
 
 
@@ -47,9 +56,10 @@ def check_run(folder: Path) -> None:
 
 def load_trained(args: argparse.Namespace) -> TrainedModel:
     check_run(args.run_dir)
-    from fedil_model.data.datasets import open_dataset
     from ops.inspect.run_reading import load_run, load_weights
 
-    recipe = load_run(args.run_dir)
+    recipe = load_run(args.run_dir, args.plugin)
+    from fedil_model.data.datasets import open_dataset
+
     dataset = open_dataset(with_data_root(recipe.data))
-    return TrainedModel(recipe, dataset, load_weights(args.run_dir, args.model, dataset), args.model)
+    return TrainedModel(recipe, dataset, load_weights(args.run_dir, recipe, args.model, dataset), args.model)

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def text_line(prediction: "Prediction", label_width: int) -> str:
-    """The path last: it is the field whose length nobody knows."""
+    """The path last: it may have any length."""
     return f"{prediction.label:{label_width}}  {100 * prediction.confidence:5.1f} %  {prediction.file}"
 
 

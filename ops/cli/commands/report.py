@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedil_model.errors import SettingError
-from ops.cli.commands.model_choice import check_run
+from ops.cli.commands.model_choice import add_plugin_argument, check_run
 from ops.inspect.run_place import is_run
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--store", metavar="URL", help="redis://… of a deployment, where the ledgers of its clients are"
     )
+    add_plugin_argument(parser)
     parser.add_argument(
         "--tensorboard", type=Path, metavar="DIR", help="also write the history for TensorBoard, into DIR/RUN"
     )
@@ -55,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     from ops.inspect.report.reading import read_run
 
     check_installed()
-    runs = [read_run(folder) for folder in folders]
+    runs = [read_run(folder, args.plugin) for folder in folders]
     if args.tensorboard is not None:
         write_events(runs, args.tensorboard)
     page, plots = built(runs, args.store)
@@ -103,8 +104,8 @@ def built(runs: "list[Run]", store: str | None) -> "tuple[str, list[Plot]]":
     from ops.inspect.report.page import run_page, run_plots
 
     evidence = gather(runs[0], store)
-    if store and isinstance(evidence.promoted, Missing):
-        print(f"fedil: no samples of pseudo-labels: {evidence.promoted.why}", file=sys.stderr)
+    if store and isinstance(evidence.held_labels, Missing):
+        print(f"fedil: the report has no labels of clients: {evidence.held_labels.why}", file=sys.stderr)
     return run_page(runs[0], evidence), run_plots(runs[0], evidence)
 
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from broker_config.process.addresses import fill_from_environment
 from broker_config.process.logs import set_up_logs
-from broker_config.protocol.errors import FedILError, WronglyAsked
+from broker_config.protocol.errors import FedILError, UsageError
 from fedil_model.errors import SettingError
 from ops.cli.interruption import interruptible
 from ops.cli.invocation import shell_line
@@ -57,9 +57,11 @@ def run(args: argparse.Namespace) -> int:
     recipe = read_recipe(args.recipe, args.overrides)
     run_dir: Path = args.run_dir or Path("runs") / recipe.name
     if is_run(run_dir):
-        from ops.inspect.run_reading import load_run
+        from fedil_model.methods import plugins_named
+        from ops.inspect.run_reading import NAME_THE_RECIPE, load_run
 
-        if changes := differences(load_run(run_dir), recipe):
+        saved = load_run(run_dir, plugins_named(recipe.model_dump()), NAME_THE_RECIPE)
+        if changes := differences(saved, recipe):
             raise SettingError(
                 f"{run_dir} was started with other settings: {'; '.join(changes)}. Use those, or another --run-dir"
             )
@@ -87,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         )
         try:
             outcome = serve_logged(args, deployment, view, interruption.stop)
-        except WronglyAsked:
+        except UsageError:
             raise  # the same command would be refused again
         except FedILError as error:
             error.add_note(f"what was saved before is intact; go on with: {again}")
@@ -101,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
         seconds=time.monotonic() - began,
         stopped=outcome.stopped,
     )
-    view.finish(summary, again)
+    view.finish(summary, recipe, again)
     return interruption.exit_code if summary.stopped else 0
 
 
@@ -110,7 +112,7 @@ def serve_logged(
 ) -> "Outcome":
     """With --log-file a log beside the view. Warnings that only logs tell of, such as a broker that is away, are for
     people too."""
-    from ops.inspect.diagnostics import purity_where_known
+    from ops.inspect.diagnostics import shares_where_known
     from server_worker.deployment import serve
     from server_worker.run.folder import RunDir
     from server_worker.run.name import run_id
@@ -120,12 +122,12 @@ def serve_logged(
     with set_up_logs(level="warning") as shown:
         shown.handler.addFilter(lambda record: record.name != LOGGER)  # the view says that
         if args.log_file is None:
-            return serve(deployment, view, stop, purity_where_known)
+            return serve(deployment, view, stop, shares_where_known)
         run = run_id(RunDir(deployment.run_dir), deployment.recipe, deployment.run)
         with set_up_logs(args.log_format, args.log_level, args.log_file) as logs:
             try:
                 watchers = Watchers(view, LogWatcher(run, logs.always))
-                outcome = serve(deployment, watchers, stop, purity_where_known)
+                outcome = serve(deployment, watchers, stop, shares_where_known)
             except Exception as error:
                 logs.end(LOGGER, error)
                 raise

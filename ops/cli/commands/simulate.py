@@ -91,7 +91,7 @@ def train(args: argparse.Namespace, recipe: "Recipe", run_dir: Path, resume: boo
         )
     # With --overwrite and nothing saved, the old run is about to come back: that is not to be gone on with.
     again = shell_line(*args.words) if args.overwrite and not has_checkpoint(run_dir) else resume_line
-    view.finish(summary, again)
+    view.finish(summary, recipe, again)
     return interruption.exit_code if summary.stopped else 0
 
 
@@ -103,17 +103,19 @@ def chosen_recipe(args: argparse.Namespace) -> "Recipe":
         if was_killed_early(args.run_dir):
             return read_recipe(DEFAULT_RECIPE, args.overrides)
         raise SettingError(f"there is nothing to resume in {args.run_dir}: leave out --resume to begin")
-    from ops.inspect.run_reading import load_run
+    from ops.inspect.run_reading import NAME_THE_RECIPE, load_run
     from server_worker.run.recipe import make_recipe
 
-    return make_recipe(load_run(args.run_dir).model_dump(), str(args.run_dir), args.overrides)
+    saved = load_run(args.run_dir, remedy=NAME_THE_RECIPE)
+    return make_recipe(saved.model_dump(), str(args.run_dir), args.overrides)
 
 
 def going_on(run_dir: Path, recipe: "Recipe") -> "Recipe":
     """The recipe to resume with, if it may: it finds the data where the run did, unless it says where."""
-    from ops.inspect.run_reading import load_run
+    from fedil_model.methods import plugins_named
+    from ops.inspect.run_reading import NAME_THE_RECIPE, load_run
 
-    saved = load_run(run_dir)
+    saved = load_run(run_dir, plugins_named(recipe.model_dump()), NAME_THE_RECIPE)
     changes = differences(saved, recipe)
     if changes:
         raise SettingError(

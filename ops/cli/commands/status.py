@@ -1,4 +1,4 @@
-"""What is going on: runs, their rounds, sites, workers and what each is doing. Live in a terminal."""
+"""Runs, their rounds, sites and workers, and what each of them does. Live in a terminal."""
 
 import argparse
 import json
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 HELP = "show runs, sites and workers, live"
 EVERY_SECONDS = 1.0
-_LARGEST, _LONGEST_TEXT = 1e15, 300
+_LARGEST, _LONGEST_TEXT, _MOST_MODELS = 1e15, 300, 8
 _WIDTH_OF_FILES = 140
 
 
@@ -41,11 +41,11 @@ def run(args: argparse.Namespace) -> int:
     if not url:
         raise AddressMissing(f"no store to ask: give --store URL, or set {STORE_URL}")
     check_scheme("store", url)
+    from broker_config.process.retry import RetryPolicy
     from broker_config.stores import connect_store
-    from broker_config.transports.reconnecting import Patience
 
-    patience = Patience(seconds=5.0)
-    with set_up_logs(level="warning"), closing(connect_store(url, patience=patience)) as store:
+    patience = RetryPolicy(seconds=5.0)
+    with set_up_logs(level="warning"), closing(connect_store(url, retry=patience)) as store:
         if args.json:
             print(json.dumps(gather(store, args.site)))
         elif args.once or not sys.stdout.isatty():
@@ -92,7 +92,7 @@ def watch(store: "Store", more_sites: list[str]) -> None:
 
 
 def render(board: dict[str, Any], now: float) -> "Group":
-    """Whatever the notices hold: anybody at a site may write one, and it must not hide the others."""
+    """Whatever the notices hold: every site may write some, and a bad one must not hide the others."""
     from rich.console import Group
     from rich.text import Text
 
@@ -133,21 +133,29 @@ def rounds_table(facts: dict[str, Any]) -> "list[Table]":
     recent = facts.get("recent")
     if not isinstance(recent, list) or not recent:
         return []
+    rounds = [table(told) for told in recent]
+    titles = model_titles(facts, rounds)
     grid = Table(box=None, pad_edge=False, padding=(0, 2))
-    for title in ("round", "θ′", "θ₀", "‖Δθ‖", "accepted", "seconds"):
-        grid.add_column(title, justify="right", header_style="dim")
-    for told in map(table, recent):
+    for title in ("round", *titles.values(), "‖Δθ‖", "accepted", "seconds"):
+        grid.add_column(Text(title), justify="right", header_style="dim")
+    for told in rounds:
         accuracy = table(told.get("accuracy"))
         cells = (
             plain(told.get("round")),
-            formatted("{:.2%}", accuracy.get("global")).replace("%", " %"),
-            formatted("{:.2%}", accuracy.get("server")).replace("%", " %"),
+            *(formatted("{:.2%}", accuracy.get(model)).replace("%", " %") for model in titles),
             formatted("{:.4g}", told.get("delta_norm")),
             f"{plain(told.get('accepted'))}/{plain(told.get('selected'))}",
             formatted("{:.1f}", told.get("seconds")),
         )
         grid.add_row(*map(Text, cells))
     return [grid]
+
+
+def model_titles(facts: dict[str, Any], rounds: list[dict[str, Any]]) -> dict[str, str]:
+    """Name → title of the models that were evaluated"""
+    titles = table(facts.get("models"))
+    evaluated = dict.fromkeys(model for told in rounds for model in table(told.get("accuracy")))
+    return {model: plain(titles.get(model, model)) for model in list(evaluated)[:_MOST_MODELS]}
 
 
 def site_part(
@@ -194,13 +202,13 @@ def age(since: object, now: float) -> str:
 
 
 def formatted(pattern: str, value: object) -> str:
-    """Nothing, if it is no number."""
+    """Empty if it is no number"""
     found = number(value)
     return "" if found is None else pattern.format(found)
 
 
 def number(value: object) -> int | float | None:
-    """None also for those that cannot be reckoned with: infinite, not a number, thousands of digits."""
+    """None also for what is no use as a number: infinite, NaN, thousands of digits."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
     return value if abs(value) < _LARGEST else None
@@ -211,7 +219,7 @@ def table(value: object) -> dict[str, Any]:
 
 
 def plain(value: object) -> str:
-    """One short line, without what a terminal would obey."""
+    """One short line, without characters that control a terminal"""
     if not isinstance(value, str):
         value = "?" if number(value) is None else str(value)
     return "".join(sign if sign.isprintable() else "�" for sign in value[:_LONGEST_TEXT])

@@ -1,10 +1,11 @@
-"""What a person or a machine sees of a run. All of them listen to the server as its Watcher."""
+"""What a person or a machine sees of a run. Every view is a Watcher of the server."""
 
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedil_model.methods import find_method
 from ops.cli.invocation import brief_path
 from ops.cli.view.interface import View
 from ops.cli.view.lines import JsonView, PlainView, QuietView
@@ -16,17 +17,16 @@ __all__ = ["JsonView", "PlainView", "QuietView", "View", "make_view"]
 
 
 def make_view(recipe: "Recipe", run_dir: Path, where: str, *, as_json: bool, quiet: bool) -> View:
-    """`where`: who does the work, such as "2 workers"."""
+    """`where`: what does the work, such as "2 workers"."""
     if as_json:
         return JsonView(quiet=quiet)
     if quiet:
         return QuietView()
+    display = find_method(recipe.method.name).display
     if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
-        return PlainView()
+        return PlainView(display)
     from ops.cli.view.live import LiveView
 
-    federation = recipe.federation
-    buffered = federation.mode == "buffered"
-    asked = federation.buffer_size if buffered else federation.clients_per_round + federation.over_select
-    parts = [recipe.name, f"{recipe.split.clients} clients, {asked} a round", where]
-    return LiveView(" · ".join([*parts, brief_path(run_dir)]), expected=asked)
+    asked = recipe.federation.expected
+    parts = [recipe.name, f"{recipe.split.clients} clients, {asked} a round", where, brief_path(run_dir)]
+    return LiveView(display, " · ".join(parts), asked)

@@ -6,15 +6,16 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from fedil_model.methods import find_method, plugins_named
 from ops.cli.invocation import brief_path, shell_line
 from ops.cli.view.curve import curve
 from ops.inspect.summary import Summary
 from server_worker.run.folder import RunDir
 from server_worker.run.history import read_history
+from server_worker.run.recipe import Recipe
 
 CURVE_HEIGHT = 6
 WIDEST_CURVE = 76
-NAMES = {"global": "θ′", "server": "θ₀", "ema": "average of θ′"}
 
 # Finite data never prove convergence, so every verdict is only something that the increments agree with.
 VERDICTS = {
@@ -26,17 +27,20 @@ VERDICTS = {
 }
 
 
-def print_summary(summary: Summary, resume_line: str, console: Console | None = None) -> None:
+def print_summary(summary: Summary, recipe: Recipe, resume_line: str, console: Console | None = None) -> None:
     console = console or Console(highlight=False)
     console.print()
     console.print(Text(headline(summary), style="bold"))
     for line in curve_lines(summary, min(console.width, WIDEST_CURVE)):
         console.print(Text(line, no_wrap=True, overflow="crop"))
+    titles = {model.name: model.title for model in find_method(recipe.method.name).display.models}
+    labelled = list(facts(summary, titles))
+    width = max(len(label) for label, _ in labelled) + 1
     # soft_wrap: a path, a digest or a command that is cut in two cannot be copied.
-    for label, text in facts(summary):
+    for label, text in labelled:
         style = "bold" if label == "accuracy" else ""
-        console.print(Text.assemble((f"{label:10}", "dim"), (text, style)), soft_wrap=True)
-    console.print(next_steps(summary, resume_line), soft_wrap=True)
+        console.print(Text.assemble((f"{label:{width}}", "dim"), (text, style)), soft_wrap=True)
+    console.print(next_steps(summary, recipe, resume_line), soft_wrap=True)
 
 
 def headline(summary: Summary) -> str:
@@ -60,43 +64,48 @@ def curve_lines(summary: Summary, width: int) -> list[str]:
 
 
 def accuracy_by_round(history: Path) -> dict[int, float]:
-    """θ′ by round, from the file, so that a resumed run shows the whole curve."""
+    """Of the model that ships; from the file, so that a resumed run shows the whole curve."""
     known = {record["round"]: record["accuracy"].get("global") for record in read_history(history)}
     return {number: known[number] for number in sorted(known) if known[number] is not None}
 
 
-def facts(summary: Summary) -> Iterator[tuple[str, str]]:
-    yield "accuracy", accuracies(summary.accuracy)
+def facts(summary: Summary, titles: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """`titles`: of models, by name"""
+    shipped = titles["global"]
+    yield "accuracy", accuracies(summary.accuracy, titles)
     if summary.baseline_accuracy is not None:
-        yield "", comparison(summary.accuracy, summary.baseline_accuracy)
+        yield "", comparison(summary.accuracy, summary.baseline_accuracy, shipped)
     yield "verdict", VERDICTS.get(summary.verdict, summary.verdict)
-    yield "digest θ′", summary.model_digest
+    yield f"digest {shipped}", summary.model_digest
     yield "ledgers", summary.ledger_digest
     yield "split", summary.split_digest
     yield "saved in", brief_path(summary.run_dir)
 
 
-def accuracies(accuracy: Mapping[str, float]) -> str:
-    parts = [f"{NAMES.get(name, name)} {100 * share:.2f} %" for name, share in accuracy.items()]
+def accuracies(accuracy: Mapping[str, float], titles: Mapping[str, str]) -> str:
+    parts = [f"{titles.get(name, name)} {100 * share:.2f} %" for name, share in accuracy.items()]
     return "   ".join(parts) or "not measured"
 
 
-def comparison(accuracy: Mapping[str, float], baseline: float) -> str:
+def comparison(accuracy: Mapping[str, float], baseline: float, shipped: str) -> str:
     text = f"server-only on the same labels: {100 * baseline:.2f} %"
     if "global" in accuracy:
-        text += f"   θ′ {100 * (accuracy['global'] - baseline):+.2f} points"
+        text += f"   {shipped} {100 * (accuracy['global'] - baseline):+.2f} points"
     return text
 
 
-def next_steps(summary: Summary, resume_line: str) -> Text:
+def next_steps(summary: Summary, recipe: Recipe, resume_line: str) -> Text:
     if summary.stopped:
         how = "Go on with" if summary.model_digest else "Nothing was saved yet. Begin again with"
         return Text(f"\n{how}\n  {resume_line}")
     run_dir = brief_path(summary.run_dir)
+    allowed = [
+        word for name in dict.fromkeys(plugins_named(recipe.model_dump())) for word in ("--plugin", name)
+    ]
     steps = [
-        shell_line("report", run_dir),
-        shell_line("evaluate", run_dir),
-        shell_line("export", run_dir, "--format", "onnx"),
-        shell_line("predict", run_dir) + " FOLDER",
+        shell_line("report", run_dir, *allowed),
+        shell_line("evaluate", run_dir, *allowed),
+        shell_line("export", run_dir, *allowed, "--format", "onnx"),
+        shell_line("predict", run_dir, *allowed) + " FOLDER",
     ]
     return Text("\nNext\n" + "\n".join(f"  {step}" for step in steps))

@@ -4,6 +4,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from ops.inspect.summary import Summary
+from server_worker.run.recipe import Recipe
 from server_worker.watch.events import Watcher
 
 BEFORE_ROUNDS = {
@@ -22,8 +23,8 @@ class View(Watcher, Protocol):
     ) -> None: ...
 
     def stopping(self) -> None:
-        """The person has asked to stop. Comes from a signal handler, in the middle of anything: it must not
-        print through buffers that the interrupted code may be filling."""
+        """The person has asked to stop. Called by a signal handler, in the middle of anything: it must not print
+        through buffers that the interrupted code may be filling."""
 
-    def finish(self, summary: Summary, resume_line: str) -> None:
-        """The run has ended; `resume_line` is the command that goes on with a stopped one."""
+    def finish(self, summary: Summary, recipe: Recipe, resume_line: str) -> None:
+        """The run has ended; `resume_line` is the command that continues a stopped one."""

@@ -1,4 +1,4 @@
-"""Views for logs, pipes and machines: lines of text, lines of JSON, or only the end."""
+"""Views for logs, pipes and machines: lines of text, lines of JSON, or only the summary."""
 
 import dataclasses
 import json
@@ -11,14 +11,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from fedil_model.methods.interface import Display
 from ops.cli.view.interface import BEFORE_ROUNDS, STOPPING
-from ops.cli.view.rows import exclusions, log_line
+from ops.cli.view.rows import Columns, exclusions
 from ops.inspect.summary import Summary
+from server_worker.run.recipe import Recipe
 from server_worker.watch.events import ClientOutcome, RoundRecord
+from server_worker.watch.notices import Notice
 
 
 class QuietView:
-    """Only the summary; what the others here build on."""
+    """Only the summary; base of the other views here."""
 
     def __enter__(self) -> Self:
         return self
@@ -40,44 +43,48 @@ class QuietView:
     def round_closed(self, record: RoundRecord) -> None:
         pass
 
-    def note(self, text: str) -> None:
+    def note(self, notice: Notice) -> None:
         pass
 
     def stopping(self) -> None:
         os.write(sys.stderr.fileno(), f"\nfedil: {STOPPING}\n".encode())
 
-    def finish(self, summary: Summary, resume_line: str) -> None:
+    def finish(self, summary: Summary, recipe: Recipe, resume_line: str) -> None:
         from ops.cli.view.ending import print_summary
 
-        print_summary(summary, resume_line)
+        print_summary(summary, recipe, resume_line)
 
 
 class PlainView(QuietView):
     """One aligned line per round, elapsed time first."""
 
-    def __init__(self) -> None:
+    def __init__(self, display: Display) -> None:
+        self._columns = Columns(display)
         self._started = time.monotonic()
 
     def run_started(self, first_round: int, rounds: int) -> None:
         is_over = first_round > rounds
-        self.note(f"all {rounds} rounds are over" if is_over else f"rounds {first_round} to {rounds}")
+        self._print(f"all {rounds} rounds are over" if is_over else f"rounds {first_round} to {rounds}")
 
     def phase(self, round_number: int, name: str) -> None:
         """Within a round there is a line soon; before the first, minutes may pass."""
         if round_number == 0 and name in BEFORE_ROUNDS:
-            self.note(BEFORE_ROUNDS[name])
+            self._print(BEFORE_ROUNDS[name])
 
     def round_closed(self, record: RoundRecord) -> None:
-        self.note(log_line(record))
+        self._print(self._columns.log_line(record))
         for text in exclusions(record.outcomes):
-            self.note(f"round {record.round}: {text}")
+            self._print(f"round {record.round}: {text}")
 
-    def note(self, text: str) -> None:
+    def note(self, notice: Notice) -> None:
+        self._print(str(notice))
+
+    def _print(self, text: str) -> None:
         print(f"{time.monotonic() - self._started:7.1f} s  {text}", flush=True)
 
 
 class JsonView(QuietView):
-    """stdout is for the machine: a line per round and one for the summary. Notes go to stderr."""
+    """stdout is for the machine: a line per round and one for the summary. Notices go to stderr."""
 
     def __init__(self, quiet: bool = False) -> None:
         self._quiet = quiet
@@ -86,11 +93,11 @@ class JsonView(QuietView):
         if not self._quiet:
             print(json_line("round", dataclasses.asdict(record)), flush=True)
 
-    def note(self, text: str) -> None:
+    def note(self, notice: Notice) -> None:
         if not self._quiet:
-            print(f"fedil: {text}", file=sys.stderr, flush=True)
+            print(f"fedil: {notice}", file=sys.stderr, flush=True)
 
-    def finish(self, summary: Summary, resume_line: str) -> None:
+    def finish(self, summary: Summary, recipe: Recipe, resume_line: str) -> None:  # noqa: ARG002
         values = dataclasses.asdict(summary)
         if summary.stopped:
             values["resume"] = resume_line
@@ -102,7 +109,7 @@ def json_line(event: str, values: Mapping[str, Any]) -> str:
 
 
 def plain(value: Any) -> Any:
-    """What JSON knows. Infinity and NaN are not JSON, and a reader that is strict would lose the line."""
+    """Values that JSON has. Infinity and NaN are not JSON, and a strict reader would refuse the line."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

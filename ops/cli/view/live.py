@@ -11,12 +11,15 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, Tex
 from rich.table import Table
 from rich.text import Text
 
+from fedil_model.methods.interface import Display
 from ops.cli.view.curve import sparkline
 from ops.cli.view.ending import duration, print_summary
 from ops.cli.view.interface import BEFORE_ROUNDS, STOPPING
-from ops.cli.view.rows import ACCEPTED, GAP, GLOBAL, Column, columns_that_fit, exclusions
+from ops.cli.view.rows import ACCEPTED, GAP, Column, Columns, exclusions
 from ops.inspect.summary import Summary
+from server_worker.run.recipe import Recipe
 from server_worker.watch.events import ClientOutcome, RoundRecord
+from server_worker.watch.notices import Notice
 
 PHASES = {
     **BEFORE_ROUNDS,
@@ -27,13 +30,12 @@ PHASES = {
 }
 LINES_AROUND_THE_TABLE = 10
 MOST_ROWS = 15
-MARGIN = (
-    3  # a terminal echoes ^C where the cursor is; in the last column that would wrap, and shift the frame
-)
+MARGIN = 3
+"""A terminal echoes ^C at the cursor. In the last column that would wrap and shift the frame."""
 
 
 class TailColumn(ProgressColumn):
-    """After the bar: how many of how many, for the run also how long still; nothing if none are counted."""
+    """After the bar: how many of how many, and for the run the time left; nothing without a total."""
 
     def render(self, task: Task) -> Text:
         if task.total is None:
@@ -45,9 +47,10 @@ class TailColumn(ProgressColumn):
 
 
 class LiveView:
-    def __init__(self, title: str, expected: int, console: Console | None = None) -> None:
-        self._title = title
-        self._expected = expected
+    def __init__(self, display: Display, title: str, expected: int, console: Console | None = None) -> None:
+        """`expected`: answers in a round of which nothing else is known yet"""
+        self._title, self._expected = title, expected
+        self._columns, self._shipped = Columns(display), f"{display.models[0].title} "
         self._console = console or Console()
         self._records: list[RoundRecord] = []
         self._notes: deque[str] = deque(maxlen=2)
@@ -87,7 +90,7 @@ class LiveView:
     def _new_bar(self, description: str, total: int | None) -> TaskID:
         return self._progress.add_task(description, total=total, unit=" answered")
 
-    def update_arrived(  # exclusions are told when the round closes, together with who never answered
+    def update_arrived(  # exclusions are shown when the round closes, together with the clients that never answered
         self,
         round_number: int,  # noqa: ARG002
         outcome: ClientOutcome,  # noqa: ARG002
@@ -101,17 +104,17 @@ class LiveView:
         self._notes.extend(f"round {record.round}: {text}" for text in exclusions(record.outcomes))
         self._progress.update(self._run, completed=record.round)
 
-    def note(self, text: str) -> None:
-        self._notes.append(text)
+    def note(self, notice: Notice) -> None:
+        self._notes.append(str(notice))
 
     def stopping(self) -> None:
         self._stopping = True
 
-    def finish(self, summary: Summary, resume_line: str) -> None:
-        print_summary(summary, resume_line, self._console)
+    def finish(self, summary: Summary, recipe: Recipe, resume_line: str) -> None:
+        print_summary(summary, recipe, resume_line, self._console)
 
     def frame(self) -> RenderableType:
-        """Drawn in a thread of rich's own while others add notes and rounds, hence the copies."""
+        """Drawn in rich's own thread while the run's thread adds notices and rounds, hence the copies."""
         parts: list[RenderableType] = [self._heading()]
         if self._records:
             parts += [self._table(), self._sparkline()]
@@ -130,7 +133,7 @@ class LiveView:
         return Text.assemble(("FedIL ", "bold"), (self._title, "dim"), overflow="ellipsis", no_wrap=True)
 
     def _table(self) -> Table:
-        columns = columns_that_fit(self._width, with_average="ema" in self._records[-1].accuracy)
+        columns = self._columns.that_fit(self._width, self._records[-1].accuracy)
         table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
         for column in columns:
             table.add_column(column.title, width=column.width, justify="right", no_wrap=True)
@@ -141,7 +144,8 @@ class LiveView:
 
     def _cell(self, column: Column, record: RoundRecord) -> Text:
         style = ""
-        if column is GLOBAL and record.accuracy.get("global") == max(self._accuracies(), default=None):
+        best = max(self._accuracies(), default=None)
+        if column is self._columns.shipped and record.accuracy.get("global") == best:
             style = "bold green"
         elif column is ACCEPTED and record.accepted < record.selected:
             style = "yellow"
@@ -152,8 +156,8 @@ class LiveView:
         if not values:
             return Text()
         ends = f" {100 * values[0]:.1f} → {100 * values[-1]:.1f} %"
-        width = max(1, self._width - len(ends) - len("θ′ ") - 1)
-        return Text.assemble("θ′ ", (sparkline(values, width), "cyan"), ends, no_wrap=True)
+        width = max(1, self._width - len(self._shipped) - len(ends) - 1)
+        return Text.assemble(self._shipped, (sparkline(values, width), "cyan"), ends, no_wrap=True)
 
     def _accuracies(self) -> list[float]:
         return [record.accuracy["global"] for record in self._records if "global" in record.accuracy]

@@ -1,8 +1,9 @@
 """What a round looks like as a row of a table or as a line of a log."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from fedil_model.methods.interface import Display, Model, Series
 from server_worker.watch.events import ClientOutcome, RoundRecord
 
 UNKNOWN = "–"
@@ -14,6 +15,7 @@ class Column:
     title: str
     width: int
     cell: Callable[[RoundRecord], str]
+    width_in_line: int = 5
 
 
 def percent(share: float | None, digits: int = 2) -> str:
@@ -24,64 +26,89 @@ def number(value: float) -> str:
     return f"{value:.3f}" if value == 0 or 0.001 <= abs(value) < 1000 else f"{value:.1e}"
 
 
-def accuracy_of(model: str) -> Callable[[RoundRecord], str]:
-    return lambda record: percent(record.accuracy.get(model))
-
-
 ROUND = Column("round", 5, lambda record: str(record.round))
-GLOBAL = Column("θ′ %", 6, accuracy_of("global"))
-SERVER = Column("θ₀ %", 6, accuracy_of("server"))
-AVERAGE = Column("EMA %", 6, accuracy_of("ema"))
-STEP = Column("‖Δθ‖", 7, lambda record: number(record.delta_norm))
-ACCEPTED = Column("accepted", 8, lambda record: f"{record.accepted}/{record.selected}")
-PSEUDO = Column("pseudo", 7, lambda record: str(record.pseudo_labels))
-PURITY = Column("pure %", 6, lambda record: percent(record.purity.get("pseudo_labels"), 1))
-CREDIBLE = Column("credible", 8, lambda record: str(record.credible))
+STEP = Column("‖Δθ‖", 7, lambda record: number(record.delta_norm), width_in_line=7)
+ACCEPTED = Column("accepted", 8, lambda record: f"{record.accepted}/{record.selected}", width_in_line=0)
 SECONDS = Column("seconds", 7, lambda record: f"{record.seconds.get('total', 0.0):.1f}")
 
-IN_ORDER = (ROUND, GLOBAL, SERVER, AVERAGE, STEP, ACCEPTED, PSEUDO, PURITY, CREDIBLE, SECONDS)
-BY_IMPORTANCE = (ROUND, GLOBAL, ACCEPTED, SERVER, SECONDS, PSEUDO, PURITY, STEP, AVERAGE, CREDIBLE)
 
+class Columns:
+    """The columns that every run has, and those that its method declares."""
 
-def columns_that_fit(width: int, with_average: bool) -> list[Column]:
-    """A narrow terminal loses the less important columns instead of squeezing all of them."""
-    chosen: list[Column] = []
-    left = width + GAP
-    for column in BY_IMPORTANCE:
-        if column is AVERAGE and not with_average:
-            continue
-        left -= column.width + GAP
-        if left < 0:
-            break
-        chosen.append(column)
-    return [column for column in IN_ORDER if column in chosen]
-
-
-def log_line(record: RoundRecord) -> str:
-    """The same fields in the same order and at the same place, each with its name."""
-    digits = len(str(record.rounds))
-    return "  ".join(
-        [
-            f"round {record.round:{digits}}/{record.rounds}",
-            f"θ′ {GLOBAL.cell(record):>5}",
-            f"θ₀ {SERVER.cell(record):>5}",
-            f"‖Δθ‖ {STEP.cell(record):>7}",
-            f"accepted {ACCEPTED.cell(record)}",
-            f"pseudo {record.pseudo_labels:5}",
-            f"pure {PURITY.cell(record):>5}",
-            f"took {SECONDS.cell(record)} s",
+    def __init__(self, display: Display) -> None:
+        models = {model: _of_model(model) for model in display.models}
+        self._optional = {models[model]: model.name for model in models if model.optional}
+        always = [column for column in models.values() if column not in self._optional]
+        self.shipped, *others = always
+        """`shipped`: accuracy of the model that ships"""
+        charts = [
+            [_of_series(series) for series in chart.series if series.column] for chart in display.charts
         ]
+        first = [columns[0] for columns in charts if columns]
+        more = [column for columns in charts for column in columns[1:]]
+        self._in_line = (*always, STEP, ACCEPTED, *first)
+        self._in_order = (ROUND, *models.values(), STEP, ACCEPTED, *first, *more, SECONDS)
+        self._by_importance = (
+            *(ROUND, self.shipped, ACCEPTED, *others, SECONDS),
+            *(*first, STEP, *self._optional, *more),
+        )
+
+    def that_fit(self, width: int, evaluated: Collection[str]) -> list[Column]:
+        """A narrow terminal loses the less important columns instead of squeezing all of them. `evaluated`: names of
+        models; an optional one has a column if it is among them."""
+        chosen: list[Column] = []
+        left = width + GAP
+        for column in self._by_importance:
+            if column in self._optional and self._optional[column] not in evaluated:
+                continue
+            left -= column.width + GAP
+            if left < 0:
+                break
+            chosen.append(column)
+        return [column for column in self._in_order if column in chosen]
+
+    def log_line(self, record: RoundRecord) -> str:
+        """The same fields in the same order and at the same place, each with its name: the models that every run has,
+        and the first column of each chart."""
+        digits = len(str(record.rounds))
+        fields = [
+            f"{column.title.removesuffix(' %')} {column.cell(record):>{column.width_in_line}}"
+            for column in self._in_line
+        ]
+        return "  ".join(
+            [f"round {record.round:{digits}}/{record.rounds}", *fields, f"took {SECONDS.cell(record)} s"]
+        )
+
+
+def _of_model(model: Model) -> Column:
+    title = f"{model.title} %"
+    return Column(title, max(6, len(title)), lambda record: percent(record.accuracy.get(model.name)))
+
+
+def _of_series(series: Series) -> Column:
+    return Column(
+        series.column,
+        width=max(6 if series.unit == "share" else 7, len(series.column)),
+        cell=lambda record: series_value(series, record.series.get(series.name)),
+        width_in_line=5 if series.unit in ("share", "samples") else 7,
     )
 
 
+def series_value(series: Series, value: float | None) -> str:
+    if value is None:
+        return UNKNOWN
+    if series.unit == "share":
+        return percent(value, 1)
+    return f"{value:.0f}" if series.unit == "samples" else number(value)
+
+
 def exclusions(outcomes: Sequence[ClientOutcome]) -> list[str]:
-    """For people: who did not count, and why."""
+    """Which clients did not count, and why, for people."""
     return [excluded(outcome) for outcome in outcomes if not outcome.counts]
 
 
 def excluded(outcome: ClientOutcome) -> str:
-    why = outcome.detail
-    if not why and outcome.cosine is not None:
-        why = f"{outcome.cosine:+.3f}"
+    values = (f"{name} {value:+.3f}" for name, value in outcome.values.items())
+    why = outcome.detail or ", ".join(values)
     words = f"client {outcome.client}: {outcome.outcome.replace('_', ' ')}"
     return f"{words} ({why})" if why else words

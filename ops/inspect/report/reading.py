@@ -1,10 +1,10 @@
-"""The folder of a run as a value. What is only decoration and cannot be read becomes a note, not an error."""
+"""Reads a run's folder into a value. An optional file that cannot be read becomes a note instead of an error."""
 
 import fcntl
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,8 +13,11 @@ from pydantic import ValidationError
 
 from broker_config.protocol.errors import FedILError
 from fedil_model.data.split import Split
-from fedil_model.errors import DataError, SettingError
+from fedil_model.errors import DataError
+from fedil_model.methods.interface import Display
+from fedil_model.methods.registry import find_method, method_named, settings_class, validate
 from ops.cli.recipe_files import flatten
+from ops.inspect.run_reading import recipe_values, refuse_other_plugins
 from server_worker.run.checkpoint import CheckpointFolder
 from server_worker.run.environment import read_environment
 from server_worker.run.folder import RunDir
@@ -31,18 +34,23 @@ class Run:
     where: RunDir
     recipe: Recipe
     settings: Mapping[str, Any]
-    """By dotted key, as the run's folder has them"""
+    """By dotted key, as in recipe.json"""
     records: tuple[RoundRecord, ...]
     running: bool
-    """A server works in this folder now."""
+    """A server holds the lock of the folder."""
     run_id: str | None = None
-    """What the brokers call it; None for a simulation of a version that gave them no names"""
+    """The name of the run at the brokers; None in runs of earlier versions"""
     baseline: float | None = None
     split: Split | None = None
     environment: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
     rounds_lost: int = 0
-    """So many have closed, as the checkpoint says, and the history that told of them is gone."""
+    """Rounds closed according to the checkpoint, if the history is missing"""
+
+    @property
+    def display(self) -> Display:
+        """What the run's method declares"""
+        return find_method(self.recipe.method.name).display
 
     @property
     def label(self) -> str:
@@ -67,7 +75,7 @@ class Run:
 
     @property
     def no_rounds(self) -> str:
-        """Why there are none"""
+        """Why the run has no records"""
         return "the history is missing" if self.rounds_lost else "no round has closed yet"
 
     @property
@@ -75,7 +83,7 @@ class Run:
         return [record for record in self.records if math.isfinite(record.accuracy.get("global", math.nan))]
 
     def accuracy(self, model: str) -> dict[int, float]:
-        """By round, where it was measured"""
+        """By round; rounds without an evaluation are left out."""
         found = {record.round: record.accuracy.get(model, math.nan) for record in self.records}
         return {number: value for number, value in found.items() if math.isfinite(value)}
 
@@ -84,10 +92,11 @@ def num_rounds(number: int) -> str:
     return f"{number:,} rounds" if number != 1 else "1 round"
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path, plugins: Collection[str] = ()) -> Run:
+    """`plugins`: code that its recipe may name"""
     where = RunDir(folder)
     notes: list[str] = []
-    recipe, settings = _recipe(where, notes)
+    recipe, settings = _recipe(where, plugins, notes)
     running = in_use(folder)
     records = _records(where.history, running, notes)
     lost = 0 if where.history.exists() else _noted(notes, lambda: _rounds_closed(where)) or 0
@@ -119,15 +128,9 @@ def _noted(notes: list[str], read: Callable[[], _T]) -> _T | None:
         return None
 
 
-def _recipe(where: RunDir, notes: list[str]) -> tuple[Recipe, dict[str, Any]]:
-    try:
-        values = json.loads(where.recipe.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise SettingError(f"{where.root} is not the folder of a run (it has no recipe.json)") from error
-    except ValueError as error:
-        raise FedILError(f"{where.recipe} is not readable as JSON ({error})") from error
-    if not isinstance(values, dict):
-        raise FedILError(f"{where.recipe} is not a recipe: it holds a {type(values).__name__}")
+def _recipe(where: RunDir, plugins: Collection[str], notes: list[str]) -> tuple[Recipe, dict[str, Any]]:
+    values = recipe_values(where.root)
+    refuse_other_plugins(where.root, values, plugins)
     settings = flatten(values)
     recipe, unknown = _known_part(values, str(where.recipe))
     if unknown:
@@ -139,13 +142,14 @@ def _recipe(where: RunDir, notes: list[str]) -> tuple[Recipe, dict[str, Any]]:
 
 
 def _known_part(values: dict[str, Any], source: str) -> tuple[Recipe, list[str]]:
-    """A later version may have added settings."""
+    """The recipe without the settings that this version does not know, and their names."""
     try:
-        return Recipe.model_validate(values), []
+        return validate(Recipe, values), []
     except ValidationError as error:
         extra = [detail["loc"] for detail in error.errors() if detail["type"] == "extra_forbidden"]
         if not extra:
-            raise FedILError(explain(error, lambda _: source)) from error
+            model = settings_class(Recipe, method_named(values))
+            raise FedILError(explain(error, lambda _: source, model)) from error
     known = json.loads(json.dumps(values))
     for *path, key in extra:
         table = known
@@ -194,7 +198,7 @@ def _share_in(path: Path, key: str) -> float | None:
 
 
 def in_use(folder: Path) -> bool:
-    """Asks for a moment for the lock that a working server holds; never waits."""
+    """Whether a server holds the folder's lock; never waits."""
     try:
         descriptor = os.open(lock_file(folder.resolve()), os.O_RDONLY)
     except OSError:

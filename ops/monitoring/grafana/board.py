@@ -17,7 +17,7 @@ Rows = Mapping[str, Sequence[Panel]]
 def board(
     name: str, title: str, about: str, rows: Rows, folded: Rows, sites: bool = False
 ) -> dashboard.Dashboard:
-    """`folded` rows are closed until somebody opens them."""
+    """`folded` rows are closed until they are opened."""
     made = build.Dashboard(title).uid(f"fedil-{name}").description(about).tags([TAG])
     made.refresh("10s").time("now-1h", "now").timezone("browser").tooltip(
         dashboard.DashboardCursorSync.CROSSHAIR
@@ -38,8 +38,13 @@ def board(
     return _numbered(made.build())
 
 
+def of_run(metric: str, *labels: str) -> str:
+    """One value for a run, also while a standby server shows the same run."""
+    return f"max by (run) ({metric}{{{','.join([RUN, *labels])}}})"
+
+
 def _numbered(made: dashboard.Dashboard) -> dashboard.Dashboard:
-    """Numbers of panels are part of links to them."""
+    """Links to a panel contain its number."""
     every = []
     for panel in made.panels or ():
         every.append(panel)
@@ -69,7 +74,7 @@ def _to_the_others() -> build.DashboardLink:
 
 
 def _alerts() -> build.AnnotationQuery:
-    """What fires is marked in every panel."""
+    """Marks in every panel when an alert fires"""
     query = prometheus.Dataquery().ref_id("Alerts").expr('ALERTS{alertname=~"Fedil.+",alertstate="firing"}')
     made = build.AnnotationQuery().name("Alerts").datasource(PROMETHEUS).enable(True).icon_color("red")
     return (

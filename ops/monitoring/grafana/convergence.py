@@ -1,9 +1,10 @@
-"""Does the run converge, does it learn, whom does it hear, and how long does it take?"""
+"""Whether a run converges and learns, what its method shows, which updates count, and how long rounds take."""
 
 from grafana_foundation_sdk.models import units
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from ops.monitoring.grafana.board import RUN, board
+from ops.monitoring.grafana.board import RUN, board, of_run
+from ops.monitoring.grafana.methods import method_rows, models_text, outcome_colors
 from ops.monitoring.grafana.panels import (
     BLUE,
     GREEN,
@@ -24,8 +25,6 @@ from ops.monitoring.grafana.runbook import runbook
 
 OUTCOMES = {
     "accepted": "green",
-    "projected": "light-green",
-    "rejected_cosine": "orange",
     "invalid": "red",
     "refused": "dark-red",
     "missing": GREY,
@@ -36,33 +35,32 @@ OUTCOMES = {
 
 
 def convergence() -> Dashboard:
+    (method, panels), *others = method_rows().items()
     return board(
         "convergence",
         "FedIL / Convergence",
-        "Whether runs converge and learn, and whose updates count.",
+        "Whether runs converge and learn, and which updates count.",
         {
             "Now": now(),
             "Does it converge?": increments(),
-            "Does it learn?": learning(),
-            "Who is heard?": updates(),
+            "Does it learn?": [accuracy()],
+            method: panels,
+            "Which updates count?": updates(),
             "Rounds": rounds(),
         },
         {
+            **dict(others),
             "Buffered mode": [staleness()],
             "Alerts, and what to do": [alerts(), words("Runbook", runbook(), height=24)],
         },
     )
 
 
-def of_run(metric: str, *labels: str) -> str:
-    """One value for a run, also while a standby server shows the same run."""
-    return f"max by (run) ({metric}{{{','.join([RUN, *labels])}}})"
-
-
 def now() -> list[Panel]:
     silent = f"(time() - {of_run('fedil_progress_timestamp_seconds')}) * on (run) {of_run('fedil_running')}"
     left = f"({of_run('fedil_rounds_planned')} - {of_run('fedil_round')})"
-    gain = " - ".join(of_run("fedil_accuracy", f'model="{model}"') for model in ("global", "server"))
+    shipped = of_run("fedil_accuracy", 'model="global"')
+    others = f'max by (run, model) (fedil_accuracy{{{RUN},model!="global"}})'
     firing = 'count(ALERTS{alertname=~"Fedil.+",alertstate="firing"}) or vector(0)'
     return [
         number(
@@ -94,22 +92,21 @@ def now() -> list[Panel]:
             steps={None: GREEN, 300: YELLOW, 900: RED},
         ),
         number(
-            "Accuracy of θ′",
+            "Accuracy",
             "Of the global model on the test data, as last measured.",
-            Query(of_run("fedil_accuracy", 'model="global"')),
+            Query(shipped),
             unit=units.PercentUnit,
         ),
         number(
-            "Gain over θ₀",
-            "Accuracy of the global model less that of the server's own step. Below 0 the clients do harm.",
-            Query(gain),
+            "Gain over other models",
+            "Accuracy of the global model less that of each other model that the method evaluates.",
+            Query(f"{shipped} - on (run) group_right () {others}", "over {{model}} {{run}}"),
             unit=units.PercentUnit,
-            steps={None: RED, -0.02: YELLOW, 0: GREEN},
+            steps={None: YELLOW, 0: GREEN},
         ),
         number(
             "Accepted in 1 h",
-            "Share of the updates that were judged on their content (accepted, projected, rejected by cosine, "
-            "invalid) and went into the model.",
+            "Of the updates that were judged on their content, the share that went into the model.",
             Query(f"run:fedil_acceptance:ratio1h{{{RUN}}}"),
             unit=units.PercentUnit,
             steps={None: RED, 0.2: YELLOW, 0.5: GREEN},
@@ -131,10 +128,9 @@ def increments() -> list[Panel]:
     return [
         lines(
             "Norm of the round's increment ‖Δθ‖",
-            "Falling means settling. ‖θ₀ − θ′‖ is the server's own step, against which updates are judged.",
+            "Falling means settling.",
             Query(of_run("fedil_delta_theta_norm"), "‖Δθ‖ {{run}}"),
             Query(of_run("fedil_delta_theta_moving_average"), "moving average {{run}}"),
-            Query(of_run("fedil_reference_norm"), "‖θ₀ − θ′‖ {{run}}"),
             unit=units.Short,
             logarithmic=True,
         ),
@@ -147,7 +143,7 @@ def increments() -> list[Panel]:
         ),
         lines(
             "Increment, relative and normalised",
-            "‖Δθ‖/‖θ′‖, and ‖Δθ‖ by learning rate and steps: the latter still shows drift when a decaying "
+            "‖Δθ‖ by the model's norm, and by learning rate and steps: the latter still shows drift when a decaying "
             "learning rate makes everything small.",
             Query(of_run("fedil_delta_theta_relative"), "relative {{run}}"),
             Query(of_run("fedil_delta_theta_lr_normalized"), "by learning rate {{run}}"),
@@ -172,67 +168,27 @@ def increments() -> list[Panel]:
     ]
 
 
-def learning() -> list[Panel]:
-    return [
-        lines(
-            "Accuracy",
-            "global: θ′ after the round; server: θ₀, the server's own step; ema: the smoothed θ′ where it is kept.",
-            Query(f"max by (run, model) (fedil_accuracy{{{RUN}}})", "{{model}} {{run}}"),
-            unit=units.PercentUnit,
-        ),
-        lines(
-            "Loss terms",
-            "Means over the round's clients and the server's own.",
-            Query(f"max by (run, term) (fedil_loss{{{RUN}}})", "{{term}} {{run}}"),
-            unit=units.Short,
-            lowest=0,
-        ),
-        lines(
-            "Pseudo-labels held by clients",
-            "held: a confident, agreed label now. credible: agreed for T activations in a row, promoted to the "
-            "pseudo-label set.",
-            Query(of_run("fedil_pseudo_labels"), "held {{run}}"),
-            Query(of_run("fedil_credible_samples"), "credible {{run}}"),
-            unit=units.Short,
-            lowest=0,
-            width=8,
-        ),
-        lines(
-            "Purity of pseudo-labels",
-            "Share of right ones, where truth is known offline. Falling: wrong labels feed themselves.",
-            Query(f"max by (run, set) (fedil_pseudo_label_purity{{{RUN}}})", "{{set}} {{run}}"),
-            unit=units.PercentUnit,
-            highest=1,
-            width=8,
-        ),
-        bars(
-            "Samples promoted",
-            "That became credible within each step of time.",
-            Query(f"sum by (run) (increase(fedil_promoted_samples_total{{{RUN}}}[$__rate_interval]))"),
-            unit=units.Short,
-            width=8,
-        ),
-    ]
+def accuracy() -> Panel:
+    return lines(
+        "Accuracy",
+        f"On the test data, by model. {models_text()}",
+        Query(f"max by (run, model) (fedil_accuracy{{{RUN}}})", "{{model}} {{run}}"),
+        unit=units.PercentUnit,
+        width=24,
+    )
 
 
 def updates() -> list[Panel]:
-    cosines = f"sum by (le) (increase(fedil_update_cosine_bucket{{{RUN}}}[$__rate_interval]))"
     return [
         bars(
-            "What became of those who were asked",
-            "Late, stale and duplicate ones arrived and did not count. The live page names each client's reason.",
+            "What became of the clients asked",
+            "Late, stale and duplicate updates arrived and did not count. The live page names each client's reason.",
             Query(
                 f"sum by (outcome) (increase(fedil_updates_total{{{RUN}}}[$__rate_interval]))", "{{outcome}}"
             ),
             unit=units.Short,
-            colors=OUTCOMES,
-        ),
-        buckets(
-            "Cosine of updates with the server's step",
-            "Updates below the method's threshold are rejected. All of them near 0 or below: clients and server "
-            "pull apart.",
-            cosines,
-            unit=units.Short,
+            colors=OUTCOMES | outcome_colors(),
+            width=8,
         ),
         lines(
             "Share accepted",
@@ -241,6 +197,7 @@ def updates() -> list[Panel]:
             unit=units.PercentUnit,
             lowest=0,
             highest=1,
+            width=8,
         ),
         bars(
             "Messages refused",
@@ -250,6 +207,7 @@ def updates() -> list[Panel]:
                 "{{reason}}",
             ),
             unit=units.Short,
+            width=8,
         ),
     ]
 
@@ -262,7 +220,7 @@ def rounds() -> list[Panel]:
         lines(
             "Seconds per phase",
             "Mean over the rounds that closed within each step of time. wait is the clients' training; evaluate "
-            "goes on beside the next round.",
+            "runs beside the next round.",
             Query(f"{rate('sum')} / ({rate('count')} > 0)", "{{phase}}"),
             unit=units.Seconds,
             lowest=0,

@@ -1,10 +1,10 @@
-"""Who works, on what, and how fast? Workers serve every run, so their metrics have a site and no run."""
+"""Workers and their tasks. Workers serve every run, so their metrics have a site and no run."""
 
 from grafana_foundation_sdk.models import units
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from ops.monitoring.grafana.board import RUN, SITE, board
-from ops.monitoring.grafana.convergence import of_run
+from ops.monitoring.grafana.board import RUN, SITE, board, of_run
+from ops.monitoring.grafana.methods import worker_row
 from ops.monitoring.grafana.panels import (
     GREEN,
     GREY,
@@ -36,9 +36,9 @@ def fleet() -> Dashboard:
     return board(
         "fleet",
         "FedIL / Fleet",
-        "Workers and clients: who is there, what they do, how fast.",
+        "Workers and clients: which are there, what they do, how fast.",
         {"Now": now(), "Workers": workers(), "Tasks": tasks(), "Machines": machines()},
-        {},
+        {"What clients report": worker_row()},
         sites=True,
     )
 
@@ -156,6 +156,7 @@ def tasks() -> list[Panel]:
             Query(outcomes, "{{outcome}}"),
             unit=units.Short,
             colors=OUTCOMES,
+            width=8,
         ),
         lines(
             "Seconds per task, by phase",
@@ -165,14 +166,9 @@ def tasks() -> list[Panel]:
             ),
             unit=units.Seconds,
             lowest=0,
+            width=8,
         ),
-        buckets("Seconds of training", "All workers chosen above.", training, unit=units.Seconds),
-        lines(
-            "Losses at the workers",
-            "Of each worker's last task, mean by site. A site that stands apart has other data, or bad data.",
-            Query(f"avg by (site, term) (fedil_worker_loss{{{SITE}}})", "{{term}} {{site}}"),
-            unit=units.Short,
-        ),
+        buckets("Seconds of training", "All workers chosen above.", training, unit=units.Seconds, width=8),
     ]
 
 

@@ -1,4 +1,4 @@
-"""The few kinds of panels that our dashboards have, each with a title, a text that says how to read it, and queries."""
+"""Kinds of panels, each with a title, a text that says how to read it, and queries."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -72,8 +72,8 @@ def number(
     names_only: bool = False,
     width: int = 3,
 ) -> Panel:
-    """The last value, large. `words`: what to show instead of a value, and in which colour. `names_only`: what is
-    there now, by name; a query over time would also find what was there before."""
+    """The last value, large. `words`: what to show instead of a value, and in which colour. `names_only`: names of the
+    series that exist now; a query over time would also find earlier ones."""
     panel = stat.Panel()
     _begin(panel, title, about, width, 4, *queries, instant=names_only)
     panel.unit(unit).thresholds(_thresholds(steps or {None: BLUE})).color_scheme(_by_thresholds())

@@ -1,10 +1,9 @@
-"""What goes over the wire, and how RabbitMQ and Redis are."""
+"""Traffic, queues, and the state of RabbitMQ and Redis."""
 
 from grafana_foundation_sdk.models import units
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from ops.monitoring.grafana.board import RUN, board
-from ops.monitoring.grafana.convergence import of_run
+from ops.monitoring.grafana.board import RUN, board, of_run
 from ops.monitoring.grafana.panels import GREEN, RED, YELLOW, Panel, Query, bars, lines, number
 
 ALARM = {"0": ("off", GREEN), "1": ("ALARM", RED)}
@@ -32,7 +31,7 @@ def now() -> list[Panel]:
         ),
         number(
             "RabbitMQ memory alarm",
-            "While it is on, nobody can publish. FedilBrokerMemoryAlarm says what to do.",
+            "While it is on, RabbitMQ blocks publishers. FedilBrokerMemoryAlarm says what to do.",
             Query("max(rabbitmq_alarms_memory_used_watermark)", "memory"),
             unit=units.Short,
             words=ALARM,
@@ -40,7 +39,7 @@ def now() -> list[Panel]:
         ),
         number(
             "RabbitMQ disk alarm",
-            "While it is on, nobody can publish.",
+            "While it is on, RabbitMQ blocks publishers.",
             Query("max(rabbitmq_alarms_free_disk_space_watermark)", "disk"),
             unit=units.Short,
             words=ALARM,
@@ -73,8 +72,8 @@ def now() -> list[Panel]:
 
 
 def traffic() -> list[Panel]:
-    def bytes_of(who: str) -> str:
-        return f"sum by (direction, kind) (rate(fedil_transport_bytes_total{{{who}}}[$__rate_interval]))"
+    def bytes_of(labels: str) -> str:
+        return f"sum by (direction, kind) (rate(fedil_transport_bytes_total{{{labels}}}[$__rate_interval]))"
 
     return [
         lines(
@@ -169,7 +168,7 @@ def rabbitmq() -> list[Panel]:
         ),
         lines(
             "Connections and channels",
-            "A sawtooth: somebody connects again and again. See RabbitMQ's log for the reason.",
+            "A sawtooth: a client connects again and again. See RabbitMQ's log for the reason.",
             Query("rabbitmq_connections", "connections {{instance}}"),
             Query("rabbitmq_channels", "channels {{instance}}"),
             unit=units.Short,
@@ -188,7 +187,7 @@ def rabbitmq() -> list[Panel]:
         ),
         bars(
             "Dead-lettered by RabbitMQ",
-            "delivery_limit: a task that every worker who took it has failed on. What a process refuses itself is "
+            "delivery_limit: a task that every worker that took it has failed on. What a process refuses itself is "
             "in Messages refused (Convergence).",
             *(Query(expr, reason) for reason, expr in dead.items()),
             unit=units.Short,
@@ -200,7 +199,7 @@ def redis() -> list[Panel]:
     return [
         lines(
             "Memory",
-            "As Redis tells the server. Ledgers take two to three bytes a sample.",
+            "As Redis tells the server. It holds what clients keep between activations.",
             Query(of_run("fedil_store_memory_bytes")),
             unit=units.BytesIEC,
             lowest=0,

@@ -1,4 +1,4 @@
-// Stacked bars by round. Where rounds are narrower than a bar may be, a bar stands for several, with their mean.
+// Stacked bars by round. Where rounds are too narrow for bars, a bar stands for the mean of several rounds.
 import { svg } from "./dom.js";
 import { known } from "./numbers.js";
 import { extent } from "./scales.js";
@@ -6,7 +6,7 @@ import { extent } from "./scales.js";
 const NARROWEST = 3;
 const WIDEST = 48;
 
-/** Neighbours together, so that at most `most` are left: [{first, last, rows}]. */
+/** Neighbouring rows in at most `most` groups: [{first, last, rows}]. */
 export function grouped(rows, most) {
   const size = Math.max(1, Math.ceil(rows.length / Math.max(1, most)));
   const groups = [];

@@ -1,9 +1,9 @@
-// Why a single update did not count, in the server's words: asked for when somebody points at it.
+// Why a single update did not count, in the server's words: fetched when the pointer is on it.
 const MOST_ROUNDS = 50;
 const rounds = new Map(); // life and round → {client: detail}
 let asking = false;
 
-/** "" as long as it is not known; `ready` is called once it is. */
+/** "" until it is known; then `ready` is called. */
 export function detailOf(life, round, client, ready) {
   const key = `${life}/${round}`;
   if (rounds.has(key)) return rounds.get(key)[client] ?? "";

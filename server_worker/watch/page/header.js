@@ -1,8 +1,9 @@
-// The top of the page: which run, how it is, what happens now.
+// The top of the page: the run, its state, its current phase.
+import { formatOf, outcomeOf, seriesWords } from "./display.js";
 import { byId, make, put, set } from "./dom.js";
 import { ENDED } from "./feed.js";
 import { brief, clock, count, duration, known, median, percent, points, wholeDuration } from "./numbers.js";
-import { OUTCOMES, PHASES, STATES, VERDICTS, VERDICT_FOOT } from "./words.js";
+import { PHASES, VERDICTS, VERDICT_FOOT } from "./words.js";
 
 const MOST_ANSWERS = 40;
 const RECENT = 20;
@@ -36,7 +37,7 @@ function showState(run, feed) {
   const pill = byId("state");
   const ended = ENDED.has(run.state);
   const gone = feed.gone !== null;
-  put(pill, gone && !ended ? "server is gone" : (STATES[run.state] ?? run.state));
+  put(pill, gone && !ended ? "server is gone" : run.state);
   set(pill, "data-state", gone && !ended ? "gone" : run.state);
   const trouble = byId("trouble");
   const text = troubleText(run, feed, ended);
@@ -47,7 +48,7 @@ function showState(run, feed) {
 function troubleText(run, feed, ended) {
   if (feed.gone && feed.seen === null) return `The server cannot be reached: ${feed.gone.why}. Asking again.`;
   if (feed.gone && ended)
-    return `The run has ended (${STATES[run.state]}) and its server with it; last seen ${clock(feed.seen)}.`;
+    return `The run has ended (${run.state}) and its server with it; last seen ${clock(feed.seen)}.`;
   if (feed.gone)
     return `The server is gone: ${feed.gone.why}. Last seen ${clock(feed.seen)}; this page goes on when it is back.`;
   if (run.state === "failed")
@@ -72,8 +73,8 @@ function showNow(run, feed) {
   bar.firstElementChild.style.width = `${planned ? (100 * Math.min(done, planned)) / planned : 0}%`;
   byId("answers").classList.toggle("gone", !phase?.round);
   showAnswers(
+    run,
     run.open.find((opened) => opened.round === phase?.round),
-    run.about,
   );
 }
 
@@ -84,7 +85,7 @@ function phaseWords(run, phase, feed) {
   if (run.state === "failed") return `failed ${clock(run.since)}`;
   if (run.state === "standby") return `waiting since ${clock(run.since)}`;
   if (run.state === "starting" && run.reason) return `waiting since ${clock(run.since)}: ${run.reason}`;
-  if (!phase) return STATES[run.state] ?? run.state;
+  if (!phase) return run.state;
   const opened = run.open.find((one) => one.round === phase.round);
   const words = PHASES[phase.name] ?? phase.name.replaceAll("_", " ");
   const answered =
@@ -95,7 +96,7 @@ function phaseWords(run, phase, feed) {
   return since >= 2 ? `${words}${answered}, for ${wholeDuration(since)}` : `${words}${answered}`;
 }
 
-/** From what the last rounds took. */
+/** Estimated from the last rounds. */
 function leftWords(run, planned, feed) {
   const last = run.rounds.at(-1);
   if (run.state !== "running" || feed.gone || !last || last.round >= planned) return "";
@@ -106,7 +107,7 @@ function leftWords(run, planned, feed) {
   return `about ${wholeDuration(left)} left`;
 }
 
-function showAnswers(opened, about) {
+function showAnswers({ about, outcomes }, opened) {
   const host = byId("answers");
   const selected = opened?.selected || about?.asked || 0;
   const answered = opened?.answered ?? 0;
@@ -120,7 +121,7 @@ function showAnswers(opened, about) {
   host.dataset.key = key;
   host.replaceChildren(
     ...cells.map((letter) =>
-      make("i", { class: letter ? `answer mark-${OUTCOMES[letter]?.key ?? "unknown"}` : "answer" }),
+      make("i", { class: letter ? `answer mark-${outcomeOf(outcomes, letter).key}` : "answer" }),
     ),
   );
 }
@@ -180,21 +181,17 @@ function showFigures(run) {
       : measured
         ? `after round ${measured.round}`
         : "";
-  const purity = last?.purity.pseudo_labels;
   const alive = run.fleet;
+  const model = run.about?.display.models[0].title;
   const figures = [
-    ["Accuracy of θ′", measured ? percent(measured.accuracy.global, 2) : "–", gain],
+    [`Accuracy of ${model}`, measured ? percent(measured.accuracy.global, 2) : "–", gain],
     [
       "Step ‖Δθ‖",
       last ? brief(last.delta) : "–",
       last && known(last.ratio) ? `${brief(last.ratio)} × the one before` : "",
     ],
     ["Accepted", last ? `${last.accepted} of ${last.selected}` : "–", last ? `in round ${last.round}` : ""],
-    [
-      "Pseudo-labels",
-      last ? count(last.pseudo_labels) : "–",
-      last ? `${count(last.credible)} credible${known(purity) ? `, ${percent(purity)} right` : ""}` : "",
-    ],
+    ...declaredFigures(run.about, last),
     [
       "A round takes",
       last ? duration(median(run.rounds.slice(-RECENT).map((row) => row.seconds.total))) : "–",
@@ -210,7 +207,9 @@ function showFigures(run) {
   ];
   const host = byId("figures");
   host.hidden = !last;
-  if (host.children.length !== figures.length) {
+  const names = figures.map(([name]) => name).join("\n");
+  if (host.dataset.key !== names) {
+    host.dataset.key = names;
     host.replaceChildren(
       ...figures.map(([name]) =>
         make(
@@ -226,5 +225,16 @@ function showFigures(run) {
   figures.forEach(([, value, more], index) => {
     put(host.children[index].children[1], value);
     put(host.children[index].children[2], more);
+  });
+}
+
+/** One figure per declared chart that has a series with a column in the terminal; its other such series below. */
+function declaredFigures(about, last) {
+  if (!about || !last) return [];
+  const charts = about.display.charts.filter((chart) => chart.series.some((one) => one.column));
+  return charts.map((chart) => {
+    const [first, ...others] = chart.series.filter((one) => one.column);
+    const more = seriesWords({ series: others }, last.series);
+    return [chart.title, formatOf(first.unit)(last.series[first.name]), more.join(", ") || first.title];
   });
 }

@@ -1,4 +1,4 @@
-// Accuracy by class: a row a class, a column a round, the darker the better.
+// Accuracy by class: one row per class, one column per round, darker is better.
 import { fit, svg } from "./dom.js";
 import { grouped, mean } from "./bars.js";
 import { known, percent } from "./numbers.js";
@@ -8,8 +8,8 @@ const LEVELS = 8;
 const NARROWEST = 3;
 const MOST_CLASSES = 20;
 
-/** names() → of the classes; all(): whether more than a screenful are to be shown. */
-export function heatKind({ label, names, all }) {
+/** names() of the classes; all(): show more than a screenful; many(are): whether there are more than that. */
+export function heatKind({ label, names, all, many }) {
   return {
     label,
     height: (prepared) => prepared.classes.length * rowHeight(prepared) + 10,
@@ -17,6 +17,7 @@ export function heatKind({ label, names, all }) {
       const measured = rows.filter((row) => row.classes.length);
       if (!measured.length) return null;
       const latest = measured.at(-1).classes;
+      many(latest.length > MOST_CLASSES);
       const classes = chosenClasses(latest, all());
       const [least] = extent(measured.flatMap((row) => row.classes).filter(known));
       const low = Math.min(0.9, Math.floor(10 * least) / 10);

@@ -1,49 +1,47 @@
-// Charts of lines: one value a round in each.
+// Line charts: one value per round in each line.
 import { svg } from "./dom.js";
-import { known } from "./numbers.js";
+import { brief, count, known, percent } from "./numbers.js";
 import { logRoomFor, roomFor } from "./scales.js";
 
 const MOST_DOTS = 60;
 const DENSE = 150;
 
+// By unit: how the axis is marked, and how much room is left around the values.
+const AXES = {
+  share: { format: percent, unit: 0.01, room: { ceiling: 1, least: 0.005 } },
+  samples: { format: count, whole: true, room: { least: 1 } },
+};
+
 /**
- * series(rows) → [{name, css, value(row), format, short?}]; levels() → [{name, short, value, css}] drawn across.
- * bounds: see roomFor; log: a logarithmic axis, on which values that are not positive lie at the bottom.
+ * series: [{name, css, value(row), format, short?, help?}] or a function that returns them;
+ * levels() → [{name, short, value, css}] drawn across;
+ * log: a logarithmic axis, on which values that are not positive lie at the bottom.
  */
-export function lineKind({
-  label,
-  series,
-  levels = () => [],
-  tick,
-  unit,
-  whole,
-  bounds = {},
-  log = false,
-  tall = 190,
-}) {
+export function lineKind({ label, series, levels = () => [], unit, log = false, tall = 190 }) {
+  const { format = brief, room = {}, ...axis } = AXES[unit] ?? {};
   return {
     label,
     height: () => tall,
     prepare(rows) {
-      const drawn = series(rows)
+      const drawn = (typeof series === "function" ? series() : series)
         .map((one) => ({ ...one, points: pointsOf(rows, one.value) }))
         .filter((one) => one.points.length);
+      if (!drawn.length) return null;
       const across = levels().filter((level) => known(level.value));
       const values = [
         ...drawn.flatMap((one) => one.points.map(([, value]) => value)),
         ...across.map((level) => level.value),
       ];
-      const usable = log ? values.filter((value) => value > 0) : values;
-      if (!drawn.length) return null;
-      const domain = log ? logRoomFor(usable.length ? usable : [1]) : roomFor(usable, bounds);
-      return { series: drawn, levels: across, y: { domain, log, whole, unit, format: tick } };
+      const positive = values.filter((value) => value > 0);
+      const domain = log ? logRoomFor(positive.length ? positive : [1]) : roomFor(values, room);
+      return { series: drawn, levels: across, y: { ...axis, domain, log, format } };
     },
     marks: (frame, { series: drawn, levels: across }) => [
       ...across.map((level) => {
         const y = frame.y(level.value);
         return svg("line", { class: `level ${level.css}`, x1: frame.left, x2: frame.right, y1: y, y2: y });
       }),
-      // The first on top; a mean above what it is the mean of.
+      // The first on top; a mean above its values.
       ...drawn
         .toSorted((a, b) => Boolean(a.plain) - Boolean(b.plain) || drawn.indexOf(b) - drawn.indexOf(a))
         .flatMap((one) => curve(frame, one, log)),
@@ -64,7 +62,7 @@ export function lineKind({
       ...across.map((level) => ({ mark: level.css, name: level.name, value: level.text })),
     ],
     legend: (prepared) => [
-      ...prepared.series.map((one) => ({ css: one.css, name: one.name })),
+      ...prepared.series.map((one) => ({ css: one.css, name: one.name, help: one.help })),
       ...prepared.levels.map((level) => ({ css: level.css, name: level.name })),
     ],
     columns: (prepared) =>

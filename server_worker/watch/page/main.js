@@ -1,4 +1,4 @@
-// Puts the page together: what the feed hears goes to the header, the charts and the tables.
+// Puts the page together: the feed's answers go to the header, the charts and the tables.
 import { detailOf } from "./details.js";
 import { byId, put } from "./dom.js";
 import { Feed } from "./feed.js";
@@ -11,12 +11,10 @@ import { look, onView } from "./view.js";
 
 const ANNOUNCE_EVERY_MS = 15000;
 const feed = new Feed(hear);
-const panels = makePanels(
-  () => feed.run.about,
-  redraw,
-  (round, client, ready) => detailOf(feed.run.life, round, client, ready),
-);
+const detail = (round, client, ready) => detailOf(feed.run.life, round, client, ready);
 const roundPanel = new RoundPanel();
+let panels = null;
+let declared = "";
 let opened = "";
 let behind = false;
 let due = 0;
@@ -36,7 +34,7 @@ function hear(run, { fresh, complete }) {
   document.body.dataset.ready = String(complete);
 }
 
-/** At most once a frame, however much has come. */
+/** At most once per frame. */
 function redraw() {
   cancelAnimationFrame(due);
   due = requestAnimationFrame(() => {
@@ -44,10 +42,19 @@ function redraw() {
     byId("nothing").hidden = feed.seen === null || run.rounds.length > 0;
     put(byId("nothing-words"), plan(run.about));
     byId("tools").hidden = !run.rounds.length;
-    panels.show(run);
+    build(run);
+    panels?.show(run);
     roundPanel.show(run);
     document.body.dataset.drawn = run.rounds.at(-1)?.round ?? 0;
   });
+}
+
+/** The charts that the method declares; anew if another run has taken this address. */
+function build({ about, outcomes }) {
+  const key = JSON.stringify(about?.display);
+  if (!about || key === declared) return;
+  declared = key;
+  panels = makePanels(about.display, outcomes, () => feed.run, redraw, detail);
 }
 
 function plan(about) {
@@ -69,6 +76,6 @@ onView((changed) => {
   if (changed.includes("range")) redraw();
 });
 wireVerdict();
-// What ticks on between two answers.
+// Times go on between two answers.
 setInterval(() => showHeader(feed.run, feed), 1000);
 feed.start();

@@ -1,4 +1,4 @@
-// The panel around a chart: its title, its legend, and the same as a table.
+// The panel around a chart: title, legend, and the values as a table.
 import { make, put, svg, table } from "./dom.js";
 import { Chart } from "./chart.js";
 import { glyph } from "./strip.js";
@@ -48,10 +48,10 @@ export class Panel {
     this.chart = new Chart(this.host, kind);
   }
 
-  show(run, about) {
-    this.rows = inRange(this.rowsOf(run, about));
+  show(run) {
+    this.rows = inRange(this.rowsOf(run));
     const prepared = this.rows.length ? this.kind.prepare(this.rows, 600) : null;
-    // Once shown it stays, so that nothing jumps; unless another run has taken the place of this one.
+    // Once shown it stays, so that nothing jumps, unless there are no rounds any more.
     if (prepared) this.element.hidden = false;
     else if (!this.rows.length) this.element.hidden = true;
     if (!prepared) return;
@@ -67,7 +67,7 @@ export class Panel {
     if (key === this.legendKey) return;
     this.legendKey = key;
     this.legend.replaceChildren(
-      ...entries.map((entry) => make("li", {}, sample(entry), make("bdi", {}, entry.name))),
+      ...entries.map((entry) => make("li", { title: entry.help }, sample(entry), make("bdi", {}, entry.name))),
     );
   }
 

@@ -1,9 +1,9 @@
-// One round in full: who was excluded and why, what was turned away, how long it took.
+// One round in full: which updates were excluded and why, which messages were refused, how long it took.
+import { outcomeNamed, outcomeOf, seriesWords, siteOf } from "./display.js";
 import { byId, make, put, set, table } from "./dom.js";
 import { brief, clock, count, duration, known, percent, signed } from "./numbers.js";
-import { siteOf } from "./panels.js";
 import { look, onView, view } from "./view.js";
-import { LETTER_OF, MODELS, OUTCOMES, REFUSALS, SECONDS } from "./words.js";
+import { SECONDS } from "./words.js";
 
 const MOST_ROWS = 200;
 const EVERY_MS = 1000;
@@ -11,7 +11,7 @@ const EVERY_MS = 1000;
 export class RoundPanel {
   constructor() {
     this.shown = null;
-    this.everybody = false;
+    this.all = false;
     byId("round-back").addEventListener("click", () => this.step(-1));
     byId("round-on").addEventListener("click", () => this.step(1));
     byId("round-latest").addEventListener("click", () => look({ chosen: null }));
@@ -52,7 +52,7 @@ export class RoundPanel {
     }
   }
 
-  /** The latest round may change several times a second; nobody reads that fast. */
+  /** The latest round may change several times a second: it is fetched once a second. */
   fetchSoon(number, key) {
     clearTimeout(this.timer);
     const wait =
@@ -62,45 +62,52 @@ export class RoundPanel {
 
   async fetch(number, key) {
     this.fetched = performance.now();
-    const row = this.run.rounds.find((one) => one.round === number);
+    const { run } = this;
+    const row = run.rounds.find((one) => one.round === number);
     try {
       const reply = await fetch(new URL(`api/round?number=${number}`, document.baseURI), {
         cache: "no-store",
       });
       if (!reply.ok) throw new Error();
       const record = await reply.json();
-      if (this.wanted === key) this.draw(record, row);
+      if (this.wanted === key) this.draw(record);
     } catch {
-      // What is known of it without the server: no details.
-      if (this.wanted === key && row) this.draw(recordOf(row), row);
+      // Without the server there are no details.
+      if (this.wanted === key && row) this.draw(recordOf(row, run.outcomes));
     }
   }
 
-  draw(record, row) {
+  draw(record) {
+    const { about } = this.run;
     this.record = record;
     const excluded = record.outcomes.filter((outcome) => outcome.outcome !== "accepted");
     byId("round-body").dataset.round = record.round;
     byId("round-body").replaceChildren(
-      facts(record, row),
-      make("div", { class: "two" }, this.who(excluded, record.outcomes), turnedAway(record.refused)),
+      facts(record, about.display),
+      make(
+        "div",
+        { class: "two" },
+        this.clients(excluded, record.outcomes),
+        refusals(record.refused, about.reasons),
+      ),
     );
   }
 
-  who(excluded, all) {
-    const shown = this.everybody ? all : excluded;
+  clients(excluded, all) {
+    const shown = this.all ? all : excluded;
     const button = make(
       "button",
-      { class: "plain small", type: "button", "aria-pressed": String(this.everybody) },
-      this.everybody ? "only exclusions" : `all ${count(all.length)} clients`,
+      { class: "plain small", type: "button", "aria-pressed": String(this.all) },
+      this.all ? "only exclusions" : `all ${count(all.length)} clients`,
     );
     button.addEventListener("click", () => {
-      this.everybody = !this.everybody;
-      this.draw(this.record, null);
+      this.all = !this.all;
+      this.draw(this.record);
     });
-    const title = this.everybody ? "Everybody who was asked" : "Excluded or projected, and why";
+    const title = this.all ? "All clients that were asked" : "Excluded or changed, and why";
     const body = shown.length
-      ? outcomeTable(title, shown, this.run.about)
-      : make("p", { class: "quiet" }, "Nobody: every update counted as it came.");
+      ? outcomeTable(title, shown, this.run)
+      : make("p", { class: "quiet" }, "None: every update counted as it came.");
     const rest =
       shown.length > MOST_ROWS &&
       make("p", { class: "quiet" }, `${count(shown.length - MOST_ROWS)} more are in history.jsonl.`);
@@ -114,23 +121,22 @@ export class RoundPanel {
   }
 }
 
-/** As far as the strip knows it. */
-function recordOf(row) {
-  const names = Object.fromEntries(Object.entries(LETTER_OF).map(([name, letter]) => [letter, name]));
-  const outcomes = row.clients.map((client, index) => ({
+/** From a row of the charts. */
+function recordOf(row, outcomes) {
+  const clients = row.clients.map((client, index) => ({
     client,
-    outcome: names[row.outcomes[index]] ?? "other",
-    cosine: row.cosines[index],
+    outcome: outcomeOf(outcomes, row.outcomes[index]).name,
+    values: Object.fromEntries(Object.entries(row.values).map(([name, numbers]) => [name, numbers[index]])),
     detail: "",
     staleness: row.staleness?.[index] ?? null,
   }));
-  return { ...row, outcomes, delta_norm: row.delta, finished_at: row.at };
+  return { ...row, outcomes: clients, delta_norm: row.delta, finished_at: row.at };
 }
 
-function facts(record, row) {
-  const accuracy = MODELS.filter((model) => known(record.accuracy[model.key])).map(
-    (model) => `${model.name} ${percent(record.accuracy[model.key], 2)}`,
-  );
+function facts(record, { models, charts }) {
+  const accuracy = models
+    .filter((model) => known(record.accuracy[model.name]))
+    .map((model) => `${model.title} ${percent(record.accuracy[model.name], 2)}`);
   const phases = SECONDS.filter((phase) => known(record.seconds[phase.key])).map(
     (phase) => `${phase.name} ${duration(record.seconds[phase.key])}`,
   );
@@ -140,49 +146,44 @@ function facts(record, row) {
     ["closed", clock(record.finished_at)],
     ["counted", `${count(record.accepted)} of ${count(record.selected)}`],
     ["accuracy", accuracy.join(", ") || "not evaluated"],
-    [
-      "‖Δθ‖",
-      `${brief(record.delta_norm)}, server's own step ${brief(record.reference_norm ?? row?.reference)}`,
-    ],
-    [
-      "pseudo-labels",
-      `${count(record.pseudo_labels)} held, ${count(record.credible)} credible, ${count(record.promoted)} new`,
-    ],
+    ["‖Δθ‖", brief(record.delta_norm)],
+    ...charts.map((chart) => [chart.title, seriesWords(chart, record.series).join(", ")]),
     ["took", `${duration(record.seconds.total)}: ${phases.join(", ")}`],
   ];
   return make(
     "dl",
     { class: "facts" },
-    ...lines.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))),
+    ...lines.filter(([, value]) => value).map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))),
   );
 }
 
-function outcomeTable(caption, outcomes, about) {
+function outcomeTable(caption, outcomes, { about, outcomes: kinds }) {
   const stale = outcomes.some((outcome) => known(outcome.staleness));
-  const sites = about && about.sites.length > 1;
+  const sites = about.sites.length > 1;
+  const values = about.display.client_values;
   const head = [
     "client",
     ...(sites ? ["site"] : []),
     "outcome",
-    "cosine",
+    ...values.map((value) => value.title),
     ...(stale ? ["behind"] : []),
     "why",
   ];
   const rows = outcomes.slice(0, MOST_ROWS).map((outcome) => {
-    const kind = OUTCOMES[LETTER_OF[outcome.outcome]] ?? { ...OUTCOMES["?"], words: outcome.outcome };
+    const kind = outcomeNamed(kinds, outcome.outcome);
     return [
       outcome.client,
       ...(sites ? [siteOf(about, outcome.client)] : []),
-      make("span", { class: `tag mark-${kind.key}` }, kind.words),
-      signed(outcome.cosine, 4),
+      make("span", { class: `tag mark-${kind.key}` }, kind.title),
+      ...values.map((value) => signed(outcome.values[value.name], 4)),
       ...(stale ? [known(outcome.staleness) ? outcome.staleness : "–"] : []),
-      outcome.detail || kind.why,
+      outcome.detail || kind.help,
     ];
   });
   return table(caption, head, rows);
 }
 
-function turnedAway(refused) {
+function refusals(refused, reasons) {
   const entries = Object.entries(refused ?? {}).sort((a, b) => b[1] - a[1]);
   const body = entries.length
     ? make(
@@ -194,10 +195,10 @@ function turnedAway(refused) {
             {},
             make("b", {}, `${count(times)} × `),
             make("bdi", {}, reason),
-            make("span", { class: "quiet" }, REFUSALS[reason] ? ` ${REFUSALS[reason]}` : ""),
+            make("span", { class: "quiet" }, reasons[reason] ? ` ${reasons[reason]}` : ""),
           ),
         ),
       )
     : make("p", { class: "quiet" }, "None.");
-  return make("div", {}, make("div", { class: "panel-head" }, make("h3", {}, "Messages turned away")), body);
+  return make("div", {}, make("div", { class: "panel-head" }, make("h3", {}, "Messages refused")), body);
 }

@@ -1,4 +1,4 @@
-// From values to pixels, and the values worth a label.
+// From values to pixels, and the values that get a label.
 
 export function linear([low, high], [from, to]) {
   const scale = (to - from) / (high - low || 1);
@@ -10,7 +10,7 @@ export function logarithmic([low, high], [from, to]) {
   return (value) => inner(Math.log(value));
 }
 
-/** Round numbers between low and high, about so many. */
+/** About so many round numbers between low and high. */
 export function ticks(low, high, about) {
   const rough = (high - low) / Math.max(1, about);
   if (!(rough > 0)) return [low];
@@ -23,7 +23,7 @@ export function ticks(low, high, about) {
   return found;
 }
 
-/** How many digits after the point these need. */
+/** The number of decimals that these need. */
 export function decimals(values) {
   let digits = 0;
   const exact = (value) => Math.abs(value * 10 ** digits - Math.round(value * 10 ** digits)) < 1e-6;
@@ -31,7 +31,7 @@ export function decimals(values) {
   return digits;
 }
 
-/** Whole numbers only: there is no round 2.5. */
+/** Whole numbers only. */
 export function roundTicks(first, last, about) {
   return [...new Set(ticks(first, last, about).filter(Number.isInteger))];
 }
@@ -55,7 +55,7 @@ export function logTicks(low, high, about) {
   return found;
 }
 
-/** [least, greatest]; a call with hundreds of thousands of arguments would fail. */
+/** [least, greatest]; Math.min fails with hundreds of thousands of arguments. */
 export function extent(values) {
   let low = Infinity;
   let high = -Infinity;
@@ -66,11 +66,11 @@ export function extent(values) {
   return [low, high];
 }
 
-/** A little wider than the values, with room for a single one. */
+/** A little wider than the values, also for a single one. Values that are not negative need no room below 0. */
 export function roomFor(values, { floor = -Infinity, ceiling = Infinity, least = 0 } = {}) {
   let [low, high] = extent(values);
-  const pad = Math.max((high - low) * 0.08, least, Math.abs(high) * 1e-3, 1e-9);
-  low = Math.max(floor, low - pad);
+  const pad = Math.max((high - low) * 0.08, least, Math.abs(high) * 0.01, 1e-9);
+  low = Math.max(low < 0 ? floor : 0, low - pad);
   high = Math.min(ceiling, high + pad);
   return [low, high > low ? high : low + 1e-6];
 }

@@ -1,4 +1,4 @@
-"""The small web server, asked over real sockets."""
+"""The small web server, over real sockets."""
 
 import gzip
 import http.client
@@ -63,13 +63,13 @@ def ask(
 
 
 def raw(server: WebServer, question: bytes) -> bytes:
-    """All that comes back until the other side hangs up."""
+    """All that comes back until the server disconnects"""
     with socket.create_connection((LOOPBACK, server.port), PATIENCE) as connection:
         connection.sendall(question)
         return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
-def hung_up(connection: socket.socket) -> bool:
+def disconnected(connection: socket.socket) -> bool:
     try:
         connection.sendall(b"GET /small HTTP/1.1\r\n\r\n")
         return connection.recv(1) == b""
@@ -77,7 +77,7 @@ def hung_up(connection: socket.socket) -> bool:
         return True
 
 
-def test_a_question_is_answered_with_its_kind_and_where_nothing_may_be_loaded_from(server: WebServer) -> None:
+def test_a_reply_has_its_content_type_and_security_headers(server: WebServer) -> None:
     answer, body = ask(server, "/")
     assert (answer.status, body) == (200, b"<html>")
     assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
@@ -88,9 +88,9 @@ def test_a_question_is_answered_with_its_kind_and_where_nothing_may_be_loaded_fr
     assert "Python" not in str(answer.headers)
 
 
-def test_what_is_asked_with_head_has_no_body_and_the_same_headers(server: WebServer) -> None:
+def test_head_has_the_headers_of_get_and_no_body(server: WebServer) -> None:
     connection = connected(server)
-    for _ in range(2):  # a body that nobody expects would be taken for the next answer
+    for _ in range(2):  # a body here would be taken for the next reply
         connection.request("HEAD", "/large")
         answer = connection.getresponse()
         assert (answer.status, answer.read()) == (200, b"")
@@ -98,7 +98,7 @@ def test_what_is_asked_with_head_has_no_body_and_the_same_headers(server: WebSer
     connection.close()
 
 
-def test_a_path_that_is_not_there_is_told_with_those_that_are(server: WebServer) -> None:
+def test_an_unknown_path_lists_the_known_ones(server: WebServer) -> None:
     answer, body = ask(server, "/nothing")
     assert answer.status == 404
     assert b"/echo" in body
@@ -107,19 +107,41 @@ def test_a_path_that_is_not_there_is_told_with_those_that_are(server: WebServer)
 @pytest.mark.parametrize(
     ("path", "rest"), [("/file/a.js", "a.js"), ("/file/", ""), ("/file/..%2Fsecret", "..%2Fsecret")]
 )
-def test_a_folder_gets_what_follows_it(server: WebServer, path: str, rest: str) -> None:
+def test_a_folder_gets_the_rest_of_the_path(server: WebServer, path: str, rest: str) -> None:
     assert ask(server, f"{path}?rest=forged")[1] == f"file {rest}".encode()
 
 
 @pytest.mark.parametrize(
     "path", ["/file", "/file/../small", "/file/a/b", "/small/", "/%73mall", "/small%00", "*"]
 )
-def test_a_path_that_is_nearly_right_is_not(server: WebServer, path: str) -> None:
+def test_similar_paths_are_unknown(server: WebServer, path: str) -> None:
     assert ask(server, path)[0].status == 404
 
 
+@pytest.mark.parametrize(
+    "name", ["evil.example", "evil.example:80", "localhost.evil.example:9000", "a@evil.example"]
+)
+def test_a_page_from_elsewhere_cannot_read_a_loopback_server(server: WebServer, name: str) -> None:
+    """DNS rebinding: the browser believes that evil.example is at 127.0.0.1."""
+    answer, body = ask(server, "/small", headers={"Host": name})
+    assert (answer.status, body) == (
+        421,
+        f"not served as {name!r}, only as 127.0.0.1 or localhost\n".encode(),
+    )
+
+
+@pytest.mark.parametrize("name", ["localhost", "LOCALHOST:9", "127.0.0.1:80", "[::1]:9000", "192.0.2.7", ""])
+def test_a_loopback_server_is_read_by_the_names_of_this_machine(server: WebServer, name: str) -> None:
+    assert ask(server, "/small", headers={"Host": name})[0].status == 200
+
+
+def test_a_server_on_all_interfaces_has_any_name() -> None:
+    with WebServer(WebAddress("0.0.0.0"), ROUTES) as server:
+        assert ask(server, "/small", headers={"Host": "fedil.svc.cluster.local:9100"})[0].status == 200
+
+
 @pytest.mark.parametrize("path", ["http://[", "/echo?" + "&".join(f"a{i}=1" for i in range(1000))])
-def test_what_is_no_question_is_told_so(server: WebServer, path: str) -> None:
+def test_a_malformed_target_is_a_bad_request(server: WebServer, path: str) -> None:
     answer = raw(server, f"GET {path} HTTP/1.1\r\nConnection: close\r\n\r\n".encode())
     assert answer.startswith(b"HTTP/1.1 400 ")
 
@@ -135,7 +157,7 @@ def test_what_is_no_question_is_told_so(server: WebServer, path: str) -> None:
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", b"400"),
     ],
 )
-def test_hostile_requests_get_an_answer_and_others_go_on(
+def test_hostile_requests_get_an_error_and_others_a_reply(
     server: WebServer, question: bytes, status: bytes
 ) -> None:
     assert status in raw(server, question)[:200]
@@ -148,7 +170,7 @@ def test_parameters_are_decoded_and_markup_stays_text(server: WebServer) -> None
     assert answer.headers["Content-Type"].startswith("text/plain")
 
 
-def test_a_body_that_comes_with_a_question_is_not_taken_for_the_next_one(server: WebServer) -> None:
+def test_a_request_body_is_not_taken_for_the_next_request(server: WebServer) -> None:
     smuggled = b"GET /large HTTP/1.1\r\n\r\n"
     head = f"GET /small HTTP/1.1\r\nContent-Length: {len(smuggled)}\r\n\r\n".encode()
     answer = raw(server, head + smuggled)
@@ -156,14 +178,16 @@ def test_a_body_that_comes_with_a_question_is_not_taken_for_the_next_one(server:
     assert answer.count(b"HTTP/1.1") == 1
 
 
-def test_an_answer_that_fails_is_told_and_logged(server: WebServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_route_that_fails_is_reported_and_logged(
+    server: WebServer, caplog: pytest.LogCaptureFixture
+) -> None:
     answer, body = ask(server, "/broken")
     assert (answer.status, body) == (500, b"RuntimeError: out of order\n")
-    assert "'/broken' cannot be answered" in caplog.text
+    assert "no reply to '/broken'" in caplog.text
     assert ask(server, "/small")[0].status == 200
 
 
-def test_a_question_that_makes_no_sense_is_the_askers_affair(
+def test_bad_parameters_are_reported_and_not_logged(
     server: WebServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     answer, body = ask(server, "/no-sense")
@@ -173,7 +197,7 @@ def test_a_question_that_makes_no_sense_is_the_askers_affair(
 
 
 @pytest.mark.parametrize(
-    ("accepted", "packed"),
+    ("accepted", "compressed"),
     [
         ("gzip, deflate", True),
         ("deflate;q=1.0, GZIP;q=0.5", True),
@@ -184,18 +208,18 @@ def test_a_question_that_makes_no_sense_is_the_askers_affair(
         ("", False),
     ],
 )
-def test_a_large_answer_is_packed_for_whoever_can_unpack_it(
-    server: WebServer, accepted: str, packed: bool
+def test_a_large_reply_is_compressed_for_clients_that_accept_it(
+    server: WebServer, accepted: str, compressed: bool
 ) -> None:
     answer, body = ask(server, "/large", headers={"Accept-Encoding": accepted})
-    assert (answer.headers["Content-Encoding"] == "gzip") is packed
+    assert (answer.headers["Content-Encoding"] == "gzip") is compressed
     assert int(answer.headers["Content-Length"]) == len(body)
-    assert (gzip.decompress(body) if packed else body) == LARGE
+    assert (gzip.decompress(body) if compressed else body) == LARGE
     small, _ = ask(server, "/small", headers={"Accept-Encoding": accepted})
     assert small.headers["Content-Encoding"] is None
 
 
-def test_a_connection_serves_for_many_questions(server: WebServer) -> None:
+def test_a_connection_serves_many_requests(server: WebServer) -> None:
     connection = connected(server)
     places = set()
     for _ in range(5):
@@ -206,7 +230,7 @@ def test_a_connection_serves_for_many_questions(server: WebServer) -> None:
     connection.close()
 
 
-def test_many_who_say_nothing_keep_nobody_out(server: WebServer) -> None:
+def test_idle_connections_keep_no_client_out(server: WebServer) -> None:
     before = threading.active_count()
     with ExitStack() as stack:
         slow = []
@@ -215,14 +239,14 @@ def test_many_who_say_nothing_keep_nobody_out(server: WebServer) -> None:
             connection.sendall(b"GET /sma")
             slow.append(connection)
         assert ask(server, "/small")[1] == b"few words"
-        assert hung_up(slow[0]), "the one that was silent for longest is let go"
+        assert disconnected(slow[0]), "the longest idle connection is closed"
         deadline = time.monotonic() + PATIENCE
         while threading.active_count() > before + MOST_CONNECTIONS + 5:
             assert time.monotonic() < deadline, "their threads stay"
             time.sleep(0.01)
 
 
-def test_who_asks_now_and_then_is_not_let_go_for_those_who_only_connect(server: WebServer) -> None:
+def test_an_active_connection_is_kept_before_idle_ones(server: WebServer) -> None:
     connection = connected(server)
     with ExitStack() as stack:
         for number in range(2 * MOST_CONNECTIONS):
@@ -236,7 +260,7 @@ def test_who_asks_now_and_then_is_not_let_go_for_those_who_only_connect(server: 
     connection.close()
 
 
-def test_who_leaves_in_the_middle_of_an_answer_is_not_mentioned(
+def test_a_client_that_disconnects_during_a_reply_is_not_logged(
     server: WebServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -248,19 +272,19 @@ def test_who_leaves_in_the_middle_of_an_answer_is_not_mentioned(
     assert caplog.text == ""
 
 
-def test_after_the_end_nobody_is_answered_not_even_on_an_old_connection() -> None:
+def test_a_closed_server_gives_no_replies_on_open_connections_either() -> None:
     with WebServer(ANY, ROUTES) as server:
         connection = connected(server)
         connection.request("GET", "/small")
         connection.getresponse().read()
     kept = connection.sock
-    assert hung_up(kept)
+    assert disconnected(kept)
     connection.close()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((LOOPBACK, server.port), PATIENCE)
 
 
-def test_a_busy_port_is_named_with_what_to_do(server: WebServer) -> None:
+def test_a_taken_port_is_named_with_a_remedy(server: WebServer) -> None:
     taken = WebAddress(LOOPBACK, server.port)
     said = re.escape(
         f"cannot serve pages at 127.0.0.1:{server.port} (Address already in use): "
@@ -287,7 +311,7 @@ def test_a_port_is_free_again_at_once() -> None:
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "192.0.2.1", "a" * 70, "..", "münchen..de"])
-def test_a_host_that_is_not_here_is_named(host: str) -> None:
+def test_a_host_of_another_machine_is_named(host: str) -> None:
     with pytest.raises(PortTaken, match=f"cannot serve pages at {re.escape(host)}:0 .*--web HOST:PORT"):
         WebServer(WebAddress(host), ROUTES)
 
@@ -317,7 +341,7 @@ def test_ipv6_is_served_too(text: str, host: str) -> None:
                 WebServer(WebAddress("::1", server.port), ROUTES)
 
 
-def test_where_every_interface_is_served_others_are_told_this_machines_name() -> None:
+def test_on_all_interfaces_the_place_is_the_machines_name() -> None:
     address = parse_address(":0")
     assert address is not None
     with WebServer(address, ROUTES) as server:
@@ -335,7 +359,7 @@ def test_where_every_interface_is_served_others_are_told_this_machines_name() ->
         ("0", LOOPBACK, 0),
     ],
 )
-def test_an_address_reads_as_people_write_it(text: str, host: str, port: int) -> None:
+def test_addresses_are_parsed(text: str, host: str, port: int) -> None:
     address = parse_address(text)
     assert address == WebAddress(host, port)
     assert parse_address(str(address)) == address
@@ -344,10 +368,10 @@ def test_an_address_reads_as_people_write_it(text: str, host: str, port: int) ->
 @pytest.mark.parametrize(
     "text", ["", "x", "65536", "-1", "host:", "::1:9000", "http://host:9000", "a b:9", "9000 "]
 )
-def test_what_is_no_address_is_named(text: str) -> None:
+def test_a_bad_address_is_named(text: str) -> None:
     with pytest.raises(ValueError, match=f"wants HOST:PORT, PORT or off, got {re.escape(repr(text))}"):
         parse_address(text)
 
 
-def test_off_is_no_address() -> None:
+def test_off_means_no_address() -> None:
     assert parse_address("off") is None

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from broker_config.brokers.topology import tasks_queue, updates_queue
-from broker_config.protocol.messages import Refusal, TrainTask, Update
+from broker_config.protocol.messages import ModelEntry, Refusal, TrainTask, Update
 from broker_config.protocol.wire import decode_message, digest, encode_arrays, encode_message
 from broker_config.transports.interface import Delivery
 from broker_config.transports.memory.transport import MemoryTransport
@@ -38,8 +38,7 @@ class Bench:
             "round": 1,
             "client": client,
             "activation": activation,
-            "model": self.address,
-            "model_digest": self.digest,
+            "model": ModelEntry(self.address, self.digest),
             "learning": self.federation.recipe.learning().model_dump_json(),
         }
         return TrainTask(**(fields | changes))

@@ -11,9 +11,10 @@ import client_worker.participant
 from broker_config.brokers.topology import DEAD_LETTERS
 from broker_config.process.logs import set_up_logs
 from broker_config.protocol.errors import BrokerUnavailable
-from broker_config.protocol.messages import Refusal, TrainTask, Update
+from broker_config.protocol.messages import ModelEntry, Refusal, TrainTask, Update
 from broker_config.transports.interface import Buffers, ModelAddress
-from broker_config.transports.memory.transport import EmbeddedBroker, MemoryTransport
+from broker_config.transports.memory.broker import EmbeddedBroker
+from broker_config.transports.memory.transport import MemoryTransport
 from client_worker.participant import Participant
 from client_worker.shards import ShardFolder, write_shards
 from client_worker.stopping import Interrupted
@@ -79,7 +80,7 @@ def test_an_overtaken_task_is_dropped_without_an_answer(tmp_path: Path) -> None:
 
 def test_a_model_that_has_left_the_log_is_told_to_the_server(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    bench.put(bench.task(model=ModelAddress(RUN, 99, 0)))
+    bench.put(bench.task(model=ModelEntry(ModelAddress(RUN, 99, 0), bench.digest)))
     serve_one(bench)
     refusal = bench.refusal()
     assert (refusal.reason, refusal.round, refusal.client, refusal.activation) == ("ModelMissing", 1, 0, 1)
@@ -92,7 +93,7 @@ def test_a_task_whose_model_was_rewritten_makes_way_for_the_good_one_behind_it(
     caplog.set_level(logging.INFO)
     bench = Bench(tmp_path)
     participant = bench.participant()
-    bench.put(bench.task(model_digest="0" * 32))
+    bench.put(bench.task(model=ModelEntry(bench.address, "0" * 32)))
     bench.put(bench.task())
     serve_one(bench, participant)
     assert "dropped (model 1 is" in caplog.text
@@ -215,7 +216,7 @@ def test_a_task_that_comes_again_is_answered_again_without_training(tmp_path: Pa
     participant = bench.participant()
     trained = counted_training(participant)
     moved = ModelAddress(RUN, 1, bench.address.offset + 7)  # the server was restarted and wrote it again
-    for task in (bench.task(), bench.task(model=moved)):
+    for task in (bench.task(), bench.task(model=ModelEntry(moved, bench.digest))):
         bench.put(task)
         serve_one(bench, participant)
     first, second = bench.update(), bench.update()
@@ -267,7 +268,8 @@ def test_the_answer_to_a_run_that_is_over_is_dropped_and_the_worker_lives_on(
     bench = Bench(tmp_path)
     participant = bench.participant()
     body = bench.transport.read_model(bench.address)
-    bench.put(bench.task(run="over", model=bench.transport.append_model("over", 1, [body])))
+    model = ModelEntry(bench.transport.append_model("over", 1, [body]), bench.digest)
+    bench.put(bench.task(run="over", model=model))
     serve_one(bench, participant)
     assert "dropped, the run is over" in caplog.text
     assert bench.receive(TASKS) is None

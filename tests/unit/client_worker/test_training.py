@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 import client_worker.training
-from broker_config.protocol.buffers import room_for
+from broker_config.protocol.buffers import aligned_buffer
 from broker_config.protocol.messages import Update
 from broker_config.protocol.wire import decode_arrays, encode_arrays
 from broker_config.transports.interface import ModelAddress
 from client_worker.device_cache import DeviceCache, cache_bytes
 from client_worker.training import DoesNotFit, OutOfMemory, Trainer
 from fedil_model.methods import make_method
-from fedil_model.methods.interface import ClientResult, Method
+from fedil_model.methods.interface import Activation, ClientResult, Method
 from fedil_model.training.flat_model import FlatModel, Weights, from_arrays, to_arrays
 from server_worker.run.inputs import network_of
 from tests.unit.client_worker.bench import CPU, TASKS, UPDATES, Bench, serve_one
@@ -269,7 +269,7 @@ def test_a_worker_that_has_trained_holds_what_it_received_once_and_lets_go_of_it
     method = make_method(learning, bench.federation.dataset, torch.device("cpu"))
     start = FlatModel(network_of(bench.federation.recipe, bench.federation.dataset)).weights()
     tensors = start.tensors("global") | Weights(start.params + 0.01, start.buffers).tensors("server")
-    body = room_for(1 << 16)
+    body = aligned_buffer(1 << 16)
     pieces = b"".join(encode_arrays("model", {}, to_arrays(tensors)))
     view = body[: len(pieces)]
     view[:] = pieces
@@ -277,7 +277,7 @@ def test_a_worker_that_has_trained_holds_what_it_received_once_and_lets_go_of_it
     arrays = decode_arrays(view, "model")[1]
     broadcast = from_arrays(arrays)
     assert all(tensor.data_ptr() % 64 == 0 for tensor in broadcast.values() if len(tensor))
-    result = method.client_step(broadcast, bench.federation.train.inputs[:40], None, 1, 0)
+    result = method.client_step(Activation(0, 1, broadcast, bench.federation.train.inputs[:40], None))
     assert result.num_steps > 0
     assert torch.equal(from_arrays(arrays)["server.params"], start.params + 0.01)  # nobody wrote into it
     del body, view, arrays, broadcast, tensors

@@ -8,18 +8,26 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedil_model.data.augment import TensorViews
-from fedil_model.data.datasets.interface import Samples
 from fedil_model.errors import NumericError, StateError
-from fedil_model.methods.fedil.aggregation import Verdict
+from fedil_model.methods import find_method
+from fedil_model.methods.base import check_finite
 from fedil_model.methods.fedil.ledger import Ledger
-from fedil_model.methods.fedil.method import FedIL, _check_finite
-from fedil_model.methods.interface import ClientResult, Folded, State
-from fedil_model.settings import Learning, merge
+from fedil_model.methods.fedil.method import FedIL
+from fedil_model.methods.interface import Arrays, ClientResult, Folded, State, Verdict
+from fedil_model.settings import merge
 from fedil_model.training.batches import shuffled_batches
 from fedil_model.training.flat_model import Weights
+from tests.unit.fedil_model.steps import (
+    CPU,
+    LABELLED,
+    UNLABELLED,
+    activate,
+    answer,
+    answered,
+    broadcast_of,
+    context_of,
+)
 
-CPU = torch.device("cpu")
 BASE = {
     "network": {"name": "mlp", "width": 16},
     "client": {"epochs": 2, "batch_size": 16, "lr": 0.1},
@@ -28,32 +36,15 @@ BASE = {
 }
 
 
-def learning(profile: str = "paper", **changes: Any) -> Learning:
-    norm = {"network": {"norm": "gn"}}
-    return Learning.model_validate(merge(merge(merge({"profile": profile}, BASE), norm), changes))
-
-
 def method(profile: str = "paper", **changes: Any) -> FedIL:
-    return FedIL(learning(profile, **changes), (8,), 4, TensorViews(), CPU)
+    values = merge(merge({"profile": profile, "network": {"norm": "gn"}}, BASE), changes)
+    made = find_method("fedil").make(context_of(values))
+    assert isinstance(made, FedIL)
+    return made
 
 
-def cloud(num_samples: int, seed: int) -> Samples:
-    labels = torch.arange(num_samples) % 4
-    noise = torch.randn(num_samples, 8, generator=torch.Generator().manual_seed(seed))
-    return Samples(torch.eye(8)[:4][labels] * 3.0 + noise, labels)
-
-
-LABELLED, UNLABELLED = cloud(20, 1), cloud(60, 2).inputs
-
-
-def broadcast_of(fedil: FedIL) -> Mapping[str, Tensor]:
-    return fedil.server_step(fedil.initial_state(LABELLED), LABELLED, 1).broadcast
-
-
-def client(
-    fedil: FedIL, broadcast: Mapping[str, Tensor], ledger: Mapping[str, np.ndarray] | None = None
-) -> ClientResult:
-    return fedil.client_step(broadcast, UNLABELLED, ledger, 1, 0)
+def client(fedil: FedIL, broadcast: Mapping[str, Tensor], ledger: Arrays | None = None) -> ClientResult:
+    return activate(fedil, broadcast, ledger)
 
 
 @pytest.mark.parametrize("profile", ["paper", "fedil"])
@@ -71,8 +62,8 @@ def test_the_same_task_gives_the_same_bits_in_a_fresh_method(profile: str) -> No
     broadcast = broadcast_of(method(profile))
     first, second = client(method(profile), broadcast), client(method(profile), broadcast)
     assert torch.equal(first.update["delta.params"], second.update["delta.params"])
-    assert all(np.array_equal(first.ledger[key], second.ledger[key]) for key in first.ledger)
-    other = method(profile).client_step(broadcast, UNLABELLED, None, 2, 0)
+    assert all(np.array_equal(first.state[key], second.state[key]) for key in first.state)
+    other = activate(method(profile), broadcast, round_number=2)
     assert not torch.equal(first.update["delta.params"], other.update["delta.params"])
 
 
@@ -91,7 +82,7 @@ def test_without_consistency_no_label_can_flow_from_an_unsure_start() -> None:
     result = client(fedil, broadcast)
     assert float(result.update["delta.params"].norm()) == 0.0
     fold = fedil.open_fold(fedil.initial_state(LABELLED), {1: broadcast}, 1)
-    assert fold.add(result.update, result.num_steps, 1).outcome == "rejected_cosine"
+    assert fold.add(answered(result)).outcome == "rejected_cosine"
 
     with_it = method(client={"weight_decay": 0.0}, method={"threshold": 0.999})
     assert float(client(with_it, broadcast).update["delta.params"].norm()) > 1e-3
@@ -123,14 +114,14 @@ def test_samples_are_promoted_after_enough_activations_and_train_as_labelled_one
     first = client(fedil, broadcast)
     assert first.metrics["pseudo_labels"] > 30
     assert first.metrics["credible"] == 0
-    second = client(fedil, broadcast, first.ledger)
+    second = client(fedil, broadcast, first.state)
     assert second.metrics["credible"] == first.metrics["pseudo_labels"]
     assert second.metrics["loss_credible"] == 0.0  # promote_lag = 1 (eq. 20)
-    third = client(fedil, broadcast, second.ledger)
+    third = client(fedil, broadcast, second.state)
     assert third.metrics["loss_credible"] > 0.0
 
     at_once = method("fedil", server={"pretrain_epochs": 30}, method={"promote_lag": 0})
-    assert client(at_once, broadcast, first.ledger).metrics["loss_credible"] > 0.0
+    assert client(at_once, broadcast, first.state).metrics["loss_credible"] > 0.0
 
 
 def test_a_client_whose_samples_are_all_promoted_still_trains() -> None:
@@ -152,7 +143,7 @@ def test_disagreeing_models_promote_nobody() -> None:
     agreed = client(fedil, broadcast).metrics["pseudo_labels"]
     for _ in range(4):
         result = client(fedil, broadcast, ledger)
-        ledger = result.ledger
+        ledger = result.state
     assert result.metrics["credible"] <= agreed < len(UNLABELLED)
 
 
@@ -176,7 +167,7 @@ def folded(
     state = fedil.initial_state(LABELLED)
     broadcast = broadcast or fedil.server_step(state, LABELLED, 1).broadcast
     fold = fedil.open_fold(state, {1: broadcast}, 1)
-    verdicts = [fold.add({"delta.params": d, "delta.buffers": d[:0]}, 1, 1) for d in deltas]
+    verdicts = [fold.add(answer({"delta.params": d, "delta.buffers": d[:0]})) for d in deltas]
     return state, verdicts, fold.close()
 
 
@@ -221,7 +212,7 @@ def test_momentum_and_the_moving_average_follow_the_increments() -> None:
     step = fedil.server_step(one.state, LABELLED, 2)
     fold = fedil.open_fold(one.state, {2: step.broadcast}, 2)
     move = step.broadcast["server.params"] - step.broadcast["global.params"]
-    fold.add({"delta.params": move, "delta.buffers": move[:0]}, 1, 2)
+    fold.add(answer({"delta.params": move, "delta.buffers": move[:0]}, 1, 2))
     two = fold.close()
     expected = one.state["global.params"] + 0.5 * g0 + move
     assert torch.allclose(two.state["global.params"], expected, atol=1e-6)
@@ -243,7 +234,7 @@ def test_with_batch_norm_the_buffers_are_part_of_the_update_and_of_the_mean() ->
     assert float(result.update["delta.buffers"].norm()) > 0
     state = fedil.initial_state(LABELLED)
     fold = fedil.open_fold(state, {1: broadcast}, 1)
-    assert fold.add(result.update, result.num_steps, 1).counts
+    assert fold.add(answered(result)).counts
     after = fold.close().state
     expected = state["global.buffers"] + result.update["delta.buffers"]
     assert torch.allclose(after["global.buffers"], expected, atol=1e-5)
@@ -268,9 +259,9 @@ def test_the_averaged_model_gets_static_statistics_of_its_own() -> None:
     step = fedil.server_step(state, LABELLED, 1)
     fold = fedil.open_fold(state, {1: step.broadcast}, 1)
     result = client(fedil, step.broadcast)
-    assert fold.add(result.update, result.num_steps, 1).counts
+    assert fold.add(answered(result)).counts
     after = fold.close().state
-    shipped = fedil.models(after, step.broadcast, LABELLED)["global"]
+    shipped = fedil.end_round(after, step.broadcast, LABELLED, 1).models["global"]
     assert torch.equal(shipped.params, after["global.params"])
     assert not torch.allclose(shipped.buffers, state["global.buffers"])
     sent = fedil.server_step(after, LABELLED, 2).broadcast
@@ -279,7 +270,7 @@ def test_the_averaged_model_gets_static_statistics_of_its_own() -> None:
 
 def test_a_loss_that_is_not_finite_is_an_error_though_the_weights_still_are() -> None:
     with pytest.raises(NumericError, match="diverged"):
-        _check_finite(0, torch.ones(1), {"loss_pseudo": float("nan")})
+        check_finite(0, torch.ones(1), [float("nan")])
 
 
 def test_known_labels_can_teach_the_weak_view_too() -> None:

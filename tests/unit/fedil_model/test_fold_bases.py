@@ -9,13 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedil_model.data.augment import TensorViews
-from fedil_model.methods.fedil.aggregation import Gauge, IncrementalFold, Verdict
+from fedil_model.methods import make_learning
+from fedil_model.methods.fedil.aggregation import Gauge, IncrementalFold
 from fedil_model.methods.fedil.fold import FedILFold
 from fedil_model.methods.fedil.method import FedIL
-from fedil_model.settings import FedILSettings, Learning
+from fedil_model.methods.fedil.settings import FedILSettings
+from fedil_model.methods.interface import Answer, Verdict
+from fedil_model.settings import Learning
 from fedil_model.training.flat_model import Weights
 from fedil_model.training.optimiser import decay_factor, learning_rate
+from tests.unit.fedil_model.steps import answer, context_of
 
 P = 600
 NOTHING = torch.zeros(0)
@@ -162,7 +165,7 @@ class Bases(Mapping[int, Mapping[str, Tensor]]):
         return len(self._broadcasts)
 
 
-LEARNING = Learning.model_validate(
+LEARNING = make_learning(
     {
         "rounds": 10,
         "network": {"name": "mlp", "width": 4, "norm": "none"},
@@ -179,7 +182,7 @@ FROM_THE_SERVER = LEARNING.model_copy(
 
 
 def opened(learning: Learning = LEARNING) -> tuple[FedILFold, Bases, Mapping[str, Tensor]]:
-    method = FedIL(learning, (8,), 4, TensorViews(), torch.device("cpu"))
+    method = FedIL(context_of(learning))
     size = method._student.num_params
 
     def broadcast(version: int) -> dict[str, Tensor]:
@@ -198,26 +201,26 @@ def step_of(bases: Bases, version: int) -> Tensor:
     return bases._broadcasts[version]["server.params"] - bases._broadcasts[version]["global.params"]
 
 
-def update(delta: Tensor) -> dict[str, Tensor]:
-    return {"delta.params": delta, "delta.buffers": NOTHING}
+def update(delta: Tensor, num_steps: int, base_version: int, weight: float = 1.0) -> Answer:
+    return answer({"delta.params": delta, "delta.buffers": NOTHING}, num_steps, base_version, weight)
 
 
 def test_the_next_version_is_this_one_and_the_weighted_mean_of_what_was_learned_from_any() -> None:
     fold, bases, state = opened()
-    assert fold.add(update(step_of(bases, 7)), 1, 7).counts
-    assert fold.add(update(step_of(bases, 5)), 1, 5, 0.5).counts
-    assert not fold.add(update(-step_of(bases, 4)), 1, 4, 0.5).counts
+    assert fold.add(update(step_of(bases, 7), 1, 7)).counts
+    assert fold.add(update(step_of(bases, 5), 1, 5, 0.5)).counts
+    assert not fold.add(update(-step_of(bases, 4), 1, 4, 0.5)).counts
     after = fold.close()
     moved = (step_of(bases, 7) + 0.5 * step_of(bases, 5)) / 1.5
     assert torch.allclose(after.state["global.params"], state["global.params"] + moved, atol=1e-6)
-    assert after.reference_norm == pytest.approx(float(step_of(bases, 7).norm()))
+    assert after.metrics["reference_norm"] == pytest.approx(float(step_of(bases, 7).norm()))
 
 
 def test_a_stale_client_that_started_from_the_servers_weights_does_not_bring_its_old_step_again() -> None:
     fold, bases, state = opened(FROM_THE_SERVER)
     own = {version: draw(len(step_of(bases, version)), version, 0.01) for version in (5, 6, 7)}
     for version, weight in ((7, 1.0), (6, 0.5), (5, 0.5)):
-        assert fold.add(update(step_of(bases, version) + own[version]), 1, version, weight).counts
+        assert fold.add(update(step_of(bases, version) + own[version], 1, version, weight)).counts
     learned = (own[7] + 0.5 * own[6] + 0.5 * own[5]) / 2.0
     expected = state["global.params"] + step_of(bases, 7) + learned
     assert torch.allclose(fold.close().state["global.params"], expected, atol=1e-6)
@@ -226,7 +229,7 @@ def test_a_stale_client_that_started_from_the_servers_weights_does_not_bring_its
 def test_a_stale_step_taken_again_would_make_the_model_swing_and_does_not() -> None:
     """The server always goes all the way to 0, and its clients learn nothing of their own; all are two versions
     late. Without care x(t+1) = x(t) − x(t−2), which grows without end."""
-    method = FedIL(FROM_THE_SERVER, (8,), 4, TensorViews(), torch.device("cpu"))
+    method = FedIL(context_of(FROM_THE_SERVER))
     size = method._student.num_params
     state: Mapping[str, Tensor] = Weights(torch.ones(size), NOTHING).tensors("global")
     state = {**state, "empty_rounds": torch.zeros((), dtype=torch.int64)}
@@ -238,7 +241,7 @@ def test_a_stale_step_taken_again_would_make_the_model_swing_and_does_not() -> N
         bases[version] = {**state, **server, **decay}
         base = max(version - 2, 1)
         fold = method.open_fold(state, bases, version)
-        fold.add(update(bases[base]["server.params"] - bases[base]["global.params"]), 1, base)
+        fold.add(update(bases[base]["server.params"] - bases[base]["global.params"], 1, base))
         state = fold.close().state
         sizes.append(float(state["global.params"].abs().max()))
     assert max(sizes) < 0.1
@@ -246,16 +249,16 @@ def test_a_stale_step_taken_again_would_make_the_model_swing_and_does_not() -> N
 
 def test_only_versions_that_updates_started_from_are_looked_at() -> None:
     fold, bases, _ = opened()
-    fold.add(update(step_of(bases, 7)), 1, 7)
+    fold.add(update(step_of(bases, 7), 1, 7))
     assert bases.read == set()
     for _ in range(2):
-        fold.add(update(step_of(bases, 5)), 1, 5)
+        fold.add(update(step_of(bases, 5), 1, 5))
     assert bases.read == {5}
 
 
 def test_a_version_that_is_not_kept_is_named_and_leaves_no_trace() -> None:
     fold, bases, state = opened()
-    verdict = fold.add(update(step_of(bases, 4)), 1, 3)
+    verdict = fold.add(update(step_of(bases, 4), 1, 3))
     assert verdict.outcome == "invalid"
     assert "version 3" in verdict.detail
     assert torch.equal(fold.close().state["global.params"], state["global.params"])
@@ -265,16 +268,16 @@ def test_decay_is_taken_out_at_the_learning_rate_of_the_version_an_update_starte
     fold, bases, _ = opened()
     theta = bases._broadcasts[5]["global.params"].clone()
     c = decay_factor(LEARNING.client, learning_rate(LEARNING.client, 5, LEARNING.rounds), 40)
-    decayed = FedIL(LEARNING, (8,), 4, TensorViews(), torch.device("cpu"))._student.num_decayed
+    decayed = FedIL(context_of(LEARNING))._student.num_decayed
     theta[decayed:] = 0.0
-    assert fold.add(update((c - 1.0) * theta), 40, 5).detail == "the client did not move"
+    assert fold.add(update((c - 1.0) * theta, 40, 5)).detail == "the client did not move"
 
 
 def test_the_effort_is_that_of_the_busiest_update_that_counts_at_its_own_learning_rate() -> None:
     fold, bases, _ = opened()
-    fold.add(update(step_of(bases, 7)), 30, 7)
-    fold.add(update(step_of(bases, 4)), 29, 4)
-    fold.add(update(-step_of(bases, 4)), 1000, 4)
+    fold.add(update(step_of(bases, 7), 30, 7))
+    fold.add(update(step_of(bases, 4), 29, 4))
+    fold.add(update(-step_of(bases, 4), 1000, 4))
     rates = {v: learning_rate(LEARNING.client, v, LEARNING.rounds) for v in (4, 7)}
     assert fold.close().effort == pytest.approx(max(30 * rates[7], 29 * rates[4]))
 
@@ -282,7 +285,7 @@ def test_the_effort_is_that_of_the_busiest_update_that_counts_at_its_own_learnin
 def test_one_who_claims_a_thousand_times_the_steps_of_others_does_not_decide_the_effort() -> None:
     fold, bases, _ = opened()
     for num_steps in (29, 30, 30_000):
-        assert fold.add(update(step_of(bases, 7)), num_steps, 7).counts
+        assert fold.add(update(step_of(bases, 7), num_steps, 7)).counts
     rate = learning_rate(LEARNING.client, 7, LEARNING.rounds)
     assert fold.close().effort == pytest.approx(4 * 30 * rate)
 
@@ -292,6 +295,6 @@ def test_a_faded_step_is_noted_if_it_is_that_of_a_version_in_use() -> None:
     faded = dict(bases._broadcasts[5])
     faded["server.params"] = faded["global.params"]
     bases._broadcasts = {**bases._broadcasts, 5: faded}
-    assert fold.add(update(step_of(bases, 7)), 1, 7).counts
-    assert fold.add(update(-step_of(bases, 4)), 1, 5).counts
+    assert fold.add(update(step_of(bases, 7), 1, 7)).counts
+    assert fold.add(update(-step_of(bases, 4), 1, 5)).counts
     assert any("faded" in note for note in fold.close().notes)

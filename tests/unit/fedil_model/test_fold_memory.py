@@ -5,8 +5,9 @@ import torch
 from torch import Tensor
 
 from fedil_model.methods.fedil import aggregation
-from fedil_model.methods.fedil.aggregation import IncrementalFold, Verdict
-from fedil_model.settings import FedILSettings
+from fedil_model.methods.fedil.aggregation import IncrementalFold
+from fedil_model.methods.fedil.settings import FedILSettings
+from fedil_model.methods.interface import Verdict
 from fedil_model.training.exact_sum import BLOCK
 from fedil_model.training.flat_model import Weights
 
@@ -63,7 +64,7 @@ def test_g0_that_is_not_kept_gives_the_same_verdicts(
     computed = folded()
     # It lies elsewhere, where products may have other last bits.
     assert [verdict.outcome for verdict in kept[0]] == [verdict.outcome for verdict in computed[0]]
-    cosines = [[verdict.cosine for verdict in side[0]] for side in (kept, computed)]
+    cosines = [[verdict.values.get("cosine") for verdict in side[0]] for side in (kept, computed)]
     assert cosines[0] == pytest.approx(cosines[1], abs=1e-6)
     if on_reject == "drop":
         assert torch.equal(kept[1], computed[1])

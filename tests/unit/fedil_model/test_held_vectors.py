@@ -28,7 +28,7 @@ def test_a_handed_over_vector_is_the_one_that_was_trained_and_nothing_of_it_is_k
     model = FlatModel(network())
     assert not model.grads.any()
     trained, before = model.params, model.weights()
-    given = model.hand_over()
+    given = model.take_weights()
     assert given.params is trained
     assert torch.equal(given.buffers, before.buffers)
     assert trained.untyped_storage().data_ptr() not in storages(model.module)
@@ -39,7 +39,7 @@ def test_a_network_that_holds_nothing_keeps_its_shape_and_can_be_loaded_and_trai
     model, twin = FlatModel(network()), FlatModel(network())
     shapes = [p.shape for p in model.module.parameters()]
     start = model.weights()
-    model.let_go()
+    model.release()
     assert [p.shape for p in model.module.parameters()] == shapes
     model.load(start)
     x = torch.randn(8, 1, 3, 3)
@@ -52,7 +52,7 @@ def test_a_network_that_holds_nothing_keeps_its_shape_and_can_be_loaded_and_trai
 
 def test_what_is_loaded_after_a_vector_was_handed_over_does_not_change_it() -> None:
     model = FlatModel(network())
-    given = model.hand_over()
+    given = model.take_weights()
     before = given.clone()
     model.load(Weights(torch.ones(model.num_params), torch.ones(8)))
     model.params.add_(1.0)
@@ -65,7 +65,7 @@ def test_borrowed_parameters_are_looked_at_where_they_are() -> None:
     lender.params.add_(0.5)
     expected = FlatModel(network())
     expected.load(lender)
-    model.borrow(lender)
+    model.load_view(lender)
     x = torch.randn(2, 1, 3, 3)
     assert torch.equal(model.module.eval()(x), expected.module.eval()(x))
     assert storages(model.module) == {lender.params.untyped_storage().data_ptr()}
@@ -74,7 +74,7 @@ def test_borrowed_parameters_are_looked_at_where_they_are() -> None:
 def test_loading_after_borrowing_does_not_write_into_what_was_lent() -> None:
     model, lender = FlatModel(network()), FlatModel(network()).weights()
     before = lender.clone()
-    model.borrow(lender)
+    model.load_view(lender)
     model.load(Weights(torch.full_like(before.params, 7.0), torch.full_like(before.buffers, 7.0)))
     assert torch.equal(lender.params, before.params)
     assert torch.equal(lender.buffers, before.buffers)
@@ -84,7 +84,7 @@ def test_loading_after_borrowing_does_not_write_into_what_was_lent() -> None:
 def test_parameters_that_lie_where_arithmetic_has_other_bits_are_copied_instead() -> None:
     model, lender = FlatModel(network()), FlatModel(network()).weights()
     aside = shifted(lender.params)
-    model.borrow(Weights(aside, lender.buffers))
+    model.load_view(Weights(aside, lender.buffers))
     assert torch.equal(model.params, lender.params)
     assert storages(model.module).isdisjoint({aside.untyped_storage().data_ptr()})
 
@@ -94,7 +94,7 @@ def test_weights_of_another_network_are_not_borrowed(shift: bool) -> None:
     model, before = FlatModel(network()), FlatModel(network()).weights()
     wrong = torch.zeros(model.num_params + 1)
     with pytest.raises(StateError, match="do not fit a network"):
-        model.borrow(Weights(shifted(wrong) if shift else wrong, before.buffers))
+        model.load_view(Weights(shifted(wrong) if shift else wrong, before.buffers))
     assert torch.equal(model.params, before.params)
 
 

@@ -8,7 +8,8 @@ from fedil_model.methods.fedil.batch import ViewedBatch
 from fedil_model.methods.fedil.ledger import Ledger
 from fedil_model.methods.fedil.method import FedIL
 from fedil_model.methods.interface import ClientResult
-from tests.unit.fedil_model.test_fedil_method import UNLABELLED, broadcast_of, method
+from tests.unit.fedil_model.steps import UNLABELLED, activate, broadcast_of
+from tests.unit.fedil_model.test_fedil_method import method
 
 
 def client_result(fedil: FedIL, micro_batch: int | None, num_credible: int) -> ClientResult:
@@ -17,7 +18,7 @@ def client_result(fedil: FedIL, micro_batch: int | None, num_credible: int) -> C
     ledger.credible_N[:num_credible] = True
     ledger.labels_N[:num_credible] = 1
     fedil.micro_batch = micro_batch
-    return fedil.client_step(broadcast_of(fedil), UNLABELLED, ledger.to_arrays(), 1, 0)
+    return activate(fedil, broadcast_of(fedil), ledger.to_arrays())
 
 
 ONE_STEP = {"epochs": 1, "batch_size": 64, "clip_norm": 0.0, "momentum": 0.0, "nesterov": False}

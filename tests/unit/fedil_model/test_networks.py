@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fedil_model.errors import DataError, NetworkError, SettingError
-from fedil_model.networks import NETWORKS, build_network, refresh_statistics
+from fedil_model.networks import NETWORKS, build_network, features_of, refresh_statistics
 from fedil_model.networks.normalisation import StaticBatchNorm2d, make_norm, num_groups
 from fedil_model.settings import NetworkSettings
 
@@ -248,3 +248,20 @@ def test_trying_a_network_leaves_it_as_it_was_made() -> None:
         made = TwoFaced("good")
     assert same_state(network, made)
     assert [module.training for module in network.modules()] == [True, True, False]
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("name", sorted(NETWORKS))
+def test_logits_are_the_last_linear_layer_of_the_features(name: str, norm: Norm) -> None:
+    network = build_network(NetworkSettings(name=name, norm=norm, width=8), SHAPE_OF[name], 5, seed=1).eval()
+    x = torch.randn(3, *SHAPE_OF[name], generator=torch.Generator().manual_seed(0))
+    embed, head = features_of(network)
+    features_BF = embed(x)
+    assert features_BF.shape == (3, head.in_features)
+    assert torch.equal(head(features_BF), network(x))
+
+
+@pytest.mark.parametrize("network", [nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)), TwoFaced("good")])
+def test_a_network_without_features_is_told_what_to_add(network: nn.Module) -> None:
+    with pytest.raises(NetworkError, match=r"add a method embed\(x\).*attribute fc, the last nn\.Linear"):
+        features_of(network)

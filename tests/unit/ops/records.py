@@ -13,10 +13,8 @@ from server_worker.watch.events import ClientOutcome, RoundRecord
 def make_record(number: int, rounds: int = 30, **changes: Any) -> RoundRecord:
     accuracy = 0.95 - 0.45 * math.exp(-number / 6)
     rejected = number % 4 == 0
-    outcomes = [ClientOutcome(client, "accepted", 0.31) for client in range(4)]
-    outcomes.append(
-        ClientOutcome(17, "rejected_cosine" if rejected else "accepted", -0.021 if rejected else 0.2)
-    )
+    outcomes = [_outcome(client, 0.31) for client in range(4)]
+    outcomes.append(_outcome(17, -0.021 if rejected else 0.2))
     record = RoundRecord(
         round=number,
         rounds=rounds,
@@ -24,17 +22,26 @@ def make_record(number: int, rounds: int = 30, **changes: Any) -> RoundRecord:
         accepted=4 if rejected else 5,
         outcomes=tuple(outcomes),
         delta_norm=1.7 / number,
-        reference_norm=0.8,
         verdict="plateau",
         convergence={"exponent": 1.0, "rate": None},
         accuracy={"global": accuracy, "server": accuracy + 0.011},
-        losses={"consistency": 0.2},
-        pseudo_labels=40 * number,
-        credible=max(0, 25 * (number - 7)),
-        purity={"pseudo_labels": 0.981, "credible": None},
+        series={
+            "reference_norm": 0.8,
+            "loss_consistency": 0.2,
+            "pseudo_labels": 40 * number,
+            "credible": max(0, 25 * (number - 7)),
+            "purity_pseudo_labels": 0.981,
+            "purity_credible": None,
+        },
         seconds={"total": 1.9, "server_step": 0.4},
     )
     return dataclasses.replace(record, **changes)
+
+
+def _outcome(client: int, cosine: float) -> ClientOutcome:
+    accepted = cosine >= 0.0
+    name = "accepted" if accepted else "rejected_cosine"
+    return ClientOutcome(client, name, counts=accepted, values={"cosine": cosine})
 
 
 def make_summary(run_dir: Path, **changes: Any) -> Summary:

@@ -1,6 +1,7 @@
 """The dashboards as Grafana will read them. There is no Grafana here: their schema is that of Grafana's own library,
 their queries are run by tests/integration/test_monitoring.py."""
 
+import dataclasses
 import json
 import re
 from itertools import pairwise
@@ -11,13 +12,18 @@ import pytest
 from grafana_foundation_sdk.models import units
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
+import ops.monitoring.grafana.methods
+from fedil_model.methods import METHODS, find_method
+from fedil_model.methods.interface import Chart, ClientValue, Display, Model, Series
 from ops.monitoring.grafana import DASHBOARDS
 from ops.monitoring.grafana.__main__ import BOARDS, as_text
+from ops.monitoring.grafana.methods import method_rows, metrics_of, registered
 from ops.monitoring.prometheus import RULES
 
 ROOT = Path(__file__).parents[3]
+ROOMS = ("broker_config", "server_worker", "client_worker")
 FEDIL = re.compile(r"\bfedil_[a-z_]+")
-SUFFIXES = re.compile(r"_(bucket|sum|count)$")
+SUFFIXES = re.compile(r"_(bucket|sum|count|total|info)$")
 KNOWN_UNITS = {value for name, value in vars(units).items() if name[0].isupper() and isinstance(value, str)}
 
 
@@ -128,15 +134,45 @@ def test_what_servers_and_workers_both_export_is_asked_of_one_of_them(name: str)
 
 
 def exported() -> set[str]:
-    """Every name is written once, in a metrics.py."""
-    sources = [ROOT / room / "metrics.py" for room in ("broker_config", "server_worker", "client_worker")]
-    return {
-        name for source in sources for name in re.findall(r'"(fedil_[a-z_]+)"', source.read_text("utf-8"))
+    """Every name is written once, in a metrics.py or in what a method declares."""
+    sources = [path for room in ROOMS for path in (ROOT / room).rglob("metrics.py")]
+    written = [re.findall(r'"(fedil_[a-z_]+)"', source.read_text("utf-8")) for source in sources]
+    return {name for names in written for name in names} | {
+        metric for spec in registered() for metric in metrics_of(spec)
     }
 
 
 def without_suffix(name: str) -> str:
     return name if name in exported() else SUFFIXES.sub("", name)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_everything_that_a_method_declares_has_a_panel(method: str) -> None:
+    asked = " ".join(query for name in BOARDS for query in queries(name))
+    for metric in metrics_of(find_method(method)):
+        assert f"{metric}{{" in asked or f"{metric}_bucket{{" in asked
+
+
+def test_metrics_that_methods_share_are_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def method(title: str, *series: Series) -> Any:
+        value = ClientValue(f"of_{title}", "value", "help", 0, 1)
+        display = Display((Model("global", "w", "help"),), (Chart("Chart", "help", series),), (value,))
+        return dataclasses.replace(find_method("fedil"), title=title, display=display)
+
+    common = Series("common", "in both", "help", unit="share")
+    specs = [method("one", common, Series("grown", "grown", "help", "client_gain")), method("two", common)]
+    monkeypatch.setattr(ops.monitoring.grafana.methods, "registered", lambda: specs)
+    rows = {title: [panel.build() for panel in panels] for title, panels in method_rows().items()}
+    asked: dict[str, list[Any]] = {title: [] for title in rows}
+    for title, panels in rows.items():
+        asked[title] += [vars(target)["expr"] for panel in panels for target in panel.targets or ()]
+    assert [title for title in asked if "fedil_common{" in " ".join(asked[title])] == ["Several methods"]
+    assert len(asked["Several methods"]) == 1
+    assert len(asked["one"]) == 2
+    assert "increase(fedil_grown_total{" in asked["one"][0]
+    assert "fedil_update_of_two_bucket{" in asked["two"][0]
+    widths = {title: [panel.grid_pos.w for panel in panels] for title, panels in rows.items()}  # type: ignore[union-attr]
+    assert widths == {"one": [12, 12], "two": [24], "Several methods": [24]}
 
 
 def test_every_metric_that_is_asked_for_is_exported() -> None:
@@ -152,7 +188,7 @@ def test_every_metric_that_is_exported_is_shown_somewhere() -> None:
     recording = (RULES / "recording.yml").read_text("utf-8")
     shown = " ".join(query for name in BOARDS for query in queries(name)) + recording
     unseen = exported() - {without_suffix(name) for name in FEDIL.findall(shown)}
-    # When a round was closed is for those who ask; the panels show how long ago anything happened. How many were
+    # The time of the last round is for queries by hand; the panels show how long ago anything happened. How many were
     # asked to spare and how many rounds were empty is for alerts.
     assert unseen == {
         "fedil_round_closed_timestamp_seconds",

@@ -1,3 +1,4 @@
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,9 +9,12 @@ import ops.inspect.diagnostics
 from broker_config.protocol.wire import decode_arrays, encode_arrays
 from broker_config.stores.batches import CLIENTS_AT_ONCE
 from broker_config.stores.memory.store import MemoryStore
+from fedil_model.methods import find_method
 from fedil_model.methods.fedil.ledger import Ledger
-from ops.inspect.diagnostics import LedgerDiagnostics
+from fedil_model.methods.interface import Display, StateView
+from ops.inspect.diagnostics import LabelSetTruth
 
+FEDIL = find_method("fedil")
 LABELS = np.array([0, 1, 2, 0, 1, 2])
 CLIENTS = [np.array([0, 1, 2]), np.array([3, 4, 5])]
 
@@ -24,13 +28,13 @@ ONE_RIGHT_OF_TWO = ledger([0, 2, -1], [True, False, False])
 ALL_RIGHT = ledger([0, 1, 2], [True, True, True])
 
 
-def test_purity_is_the_share_of_right_labels_over_all_clients() -> None:
+def test_a_share_is_that_of_right_labels_over_all_clients() -> None:
     store = MemoryStore()
-    diagnostics = LedgerDiagnostics(store, "run", LABELS, CLIENTS)
-    assert diagnostics.purity({}) == {"pseudo_labels": None, "credible": None}
+    truth = LabelSetTruth(store, "run", FEDIL, LABELS, CLIENTS)
+    assert truth.shares({}) == {"purity_pseudo_labels": None, "purity_credible": None}
     store.commit("run", 0, 1, ONE_RIGHT_OF_TWO)
     store.commit("run", 1, 1, ALL_RIGHT)
-    assert diagnostics.purity({0: 1, 1: 1}) == {"pseudo_labels": 4 / 5, "credible": 1.0}
+    assert truth.shares({0: 1, 1: 1}) == {"purity_pseudo_labels": 4 / 5, "purity_credible": 1.0}
 
 
 @pytest.mark.parametrize("damaged", [b"nonsense", ledger([0, 1], [True, True])], ids=["bytes", "size"])
@@ -38,20 +42,20 @@ def test_a_ledger_that_makes_no_sense_is_left_out(damaged: bytes) -> None:
     store = MemoryStore()
     store.commit("run", 0, 1, ONE_RIGHT_OF_TWO)
     store.commit("run", 1, 1, damaged)
-    diagnostics = LedgerDiagnostics(store, "run", LABELS, CLIENTS)
-    assert diagnostics.purity({}) == {"pseudo_labels": 1 / 2, "credible": 1.0}
+    truth = LabelSetTruth(store, "run", FEDIL, LABELS, CLIENTS)
+    assert truth.shares({}) == {"purity_pseudo_labels": 1 / 2, "purity_credible": 1.0}
 
 
 @pytest.mark.parametrize("name", ["1.ledger", "record"])
-def test_a_damaged_file_costs_the_purity_of_its_client_and_not_the_run(tmp_path: Path, name: str) -> None:
+def test_a_damaged_file_costs_the_share_of_its_client_and_not_the_run(tmp_path: Path, name: str) -> None:
     store = MemoryStore(tmp_path)
     store.commit("run", 0, 1, ALL_RIGHT)
     store.commit("run", 1, 1, ONE_RIGHT_OF_TWO)
     (tmp_path / "run" / "0" / name).write_bytes(b"nonsense")
-    diagnostics = LedgerDiagnostics(store, "run", LABELS, CLIENTS)
-    assert diagnostics.purity({}) == {"pseudo_labels": 1 / 2, "credible": 1.0}
+    truth = LabelSetTruth(store, "run", FEDIL, LABELS, CLIENTS)
+    assert truth.shares({}) == {"purity_pseudo_labels": 1 / 2, "purity_credible": 1.0}
     store.commit("run", 1, 2, ALL_RIGHT)
-    assert diagnostics.purity({0: 2, 1: 2}) == {"pseudo_labels": 1.0, "credible": 1.0}
+    assert truth.shares({0: 2, 1: 2}) == {"purity_pseudo_labels": 1.0, "purity_credible": 1.0}
 
 
 def test_only_the_ledgers_of_clients_that_trained_are_decoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,11 +69,11 @@ def test_only_the_ledgers_of_clients_that_trained_are_decoded_again(monkeypatch:
     store = MemoryStore()
     for client in (0, 1):
         store.commit("run", client, 1, ONE_RIGHT_OF_TWO)
-    diagnostics = LedgerDiagnostics(store, "run", LABELS, CLIENTS)
-    diagnostics.purity({})
+    truth = LabelSetTruth(store, "run", FEDIL, LABELS, CLIENTS)
+    truth.shares({})
     store.commit("run", 1, 2, ALL_RIGHT)
-    for _ in range(2):  # the second time nobody has trained
-        assert diagnostics.purity({0: 1, 1: 2})["pseudo_labels"] == 4 / 5
+    for _ in range(2):  # the second time no client has trained
+        assert truth.shares({0: 1, 1: 2})["purity_pseudo_labels"] == 4 / 5
     assert decoded == [ONE_RIGHT_OF_TWO, ONE_RIGHT_OF_TWO, ALL_RIGHT]
 
 
@@ -84,7 +88,21 @@ def test_ledgers_are_read_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
         return latest(run, clients)
 
     monkeypatch.setattr(store, "latest", counted)
-    diagnostics = LedgerDiagnostics(store, "run", LABELS, clients)
-    assert diagnostics.purity({}) == {"pseudo_labels": 1 / 2, "credible": 1.0}
+    truth = LabelSetTruth(store, "run", FEDIL, LABELS, clients)
+    assert truth.shares({}) == {"purity_pseudo_labels": 1 / 2, "purity_credible": 1.0}
     assert sum(asked) == len(clients)
     assert max(asked) <= CLIENTS_AT_ONCE
+
+
+def test_a_method_without_label_sets_or_a_view_reads_no_ledger() -> None:
+    def never(*_: object) -> StateView:
+        raise AssertionError
+
+    store = MemoryStore()
+    store.commit("run", 0, 1, ALL_RIGHT)
+    store.latest = never  # type: ignore[assignment]
+    for spec in (
+        dataclasses.replace(FEDIL, view_state=None),
+        dataclasses.replace(FEDIL, view_state=never, display=Display(FEDIL.display.models)),
+    ):
+        assert LabelSetTruth(store, "run", spec, LABELS, CLIENTS).shares({0: 1}) == {}

@@ -37,7 +37,7 @@ def test_a_folder_with_a_run_is_refused_with_both_ways_out(tmp_path: Path) -> No
     refuse_if_taken(run_dir, resume=False, overwrite=True)
 
 
-def test_a_folder_of_somebody_elses_files_is_never_overwritten(tmp_path: Path) -> None:
+def test_a_folder_of_other_files_is_never_overwritten(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     for resume, overwrite in [(False, False), (True, False), (False, True)]:
         with pytest.raises(SettingError, match="choose another"):

@@ -28,6 +28,7 @@ RUN: dict[str, Any] = {
     "answered": 2,
     "selected": 5,
     "sites": {"north": 12, "south": 8},
+    "models": {"global": "θ′", "server": "θ₀", "ema": "EMA"},
     "recent": [ROUND | {"accepted": 4, "selected": 5, "seconds": 1.24}],
 }
 WORKER: dict[str, Any] = {
@@ -58,8 +59,18 @@ def test_a_run_its_rounds_and_its_workers() -> None:
     text = shown({"run-1": RUN | {"verdict": "decays"}}, {"north": {"w1": WORKER}, "south": {}})
     assert "run-1  digits, rounds mode, round 4 of 30, 2 of 5 clients have answered; on tower" in text
     assert "on tower for 1 h 02 min; decays" in text
-    cells = [cell.strip() for cell in text.splitlines()[2].split("  ") if cell.strip()]
-    assert cells == ["3", "98.33 %", "98.05 %", "1.291", "4/5", "1.2"]
+    headings, cells = (line.split("  ") for line in text.splitlines()[1:3])
+    assert [heading.strip() for heading in headings if heading.strip()] == [
+        *("round", "θ′", "θ₀", "‖Δθ‖", "accepted", "seconds")
+    ]
+    assert [cell.strip() for cell in cells if cell.strip()] == [
+        "3",
+        "98.33 %",
+        "98.05 %",
+        "1.291",
+        "4/5",
+        "1.2",
+    ]
     assert "site north  12 clients, 1 worker\n" in text
     assert [cell.strip() for cell in row(text, "w1")] == [
         *("w1", "cuda:0", "training client 7, round 4", "1 min 01 s", "9", "1234")
@@ -73,6 +84,11 @@ def test_a_worker_that_waits_and_a_note() -> None:
     assert "\n  Redis is away\n" in text
     assert "2 workers" in text
     assert [cell.strip() for cell in row(text, "a ")] == ["a", "cpu", "idle", "0 s", "0"]
+
+
+def test_a_model_without_a_title_is_called_by_its_name() -> None:
+    text = shown({"run-1": RUN | {"models": {"global": 7}}}, {})
+    assert text.splitlines()[1].split()[:3] == ["round", "7", "server"]
 
 
 def test_an_empty_board_says_what_to_do() -> None:
@@ -107,7 +123,9 @@ def facts_like(known: Mapping[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries({}, optional={key: JSON | st.just(value) for key, value in known.items()})
 
 
-RUNS = facts_like(RUN | {"verdict": "", "note": ""} | {"recent": [{}], "sites": {"north": 1}}) | st.builds(
+RUNS = facts_like(
+    RUN | {"verdict": "", "note": ""} | {"recent": [{}], "sites": {"north": 1}, "models": {}}
+) | st.builds(
     lambda told, accuracy: RUN | {"recent": [told | {"accuracy": accuracy}, told]},
     facts_like(RUN["recent"][0]),
     facts_like(ROUND["accuracy"]),  # type: ignore[arg-type]

@@ -8,11 +8,16 @@ from rich.console import Console
 from rich.text import Text
 
 import ops.cli.view.live
+from fedil_model.methods import find_method
 from ops.cli.view import JsonView, PlainView, QuietView
 from ops.cli.view.live import LiveView
+from server_worker.run.recipe import make_recipe
 from server_worker.watch.events import ClientOutcome
+from server_worker.watch.notices import RoundRemark, SiteBack
 from tests.unit.ops.records import make_record, make_summary, write_history
 
+RECIPE = make_recipe({})
+DISPLAY = find_method(RECIPE.method.name).display
 RESUME = "fedil simulate digits --resume"
 
 
@@ -27,7 +32,7 @@ def drawn(view: LiveView, console: Console) -> list[str]:
 
 
 def view_in_round(number: int, console: Console) -> LiveView:
-    view = LiveView("digits", expected=5, console=console)
+    view = LiveView(DISPLAY, "digits", 5, console)
     view.run_started(1, 30)
     for closed in range(1, number):
         view.round_closed(make_record(closed))
@@ -43,7 +48,7 @@ def test_a_live_frame_stays_within_the_terminal(width: int) -> None:
     assert len(lines) <= 24
 
 
-def test_a_live_frame_shows_the_last_rounds_and_who_has_answered() -> None:
+def test_a_live_frame_shows_the_last_rounds_and_how_many_have_answered() -> None:
     console = terminal(80)
     view = view_in_round(6, console)
     view.update_arrived(6, ClientOutcome(3, "accepted"), answered=3, selected=5)
@@ -66,27 +71,27 @@ def test_a_live_frame_tells_exclusions_and_that_it_is_stopping() -> None:
     view = view_in_round(6, console)
     view.stopping()
     text = "\n".join(drawn(view, console))
-    assert "round 4: client 17: rejected cosine (-0.021)" in text
+    assert "round 4: client 17: rejected cosine (cosine -0.021)" in text
     assert "Ctrl-C again" in text
 
 
 def test_a_live_frame_can_be_drawn_while_notes_come_in(monkeypatch: pytest.MonkeyPatch) -> None:
     console = terminal(80)
-    view = LiveView("digits", expected=5, console=console)
-    view.note("one")
+    view = LiveView(DISPLAY, "digits", 5, console)
+    view.note(SiteBack("one"))
 
     def meanwhile(text: str = "", **style: Any) -> Text:
-        view.note("another")
+        view.note(SiteBack("another"))
         return Text(text, **style)
 
     meanwhile.assemble = Text.assemble  # type: ignore[attr-defined]
     monkeypatch.setattr(ops.cli.view.live, "Text", meanwhile)
-    assert "one" in drawn(view, console)
+    assert "site one is back" in drawn(view, console)
 
 
 def test_a_live_frame_before_the_first_evaluation_does_not_fail() -> None:
     console = terminal(80)
-    view = LiveView("digits", expected=5, console=console)
+    view = LiveView(DISPLAY, "digits", 5, console)
     view.round_closed(make_record(1, accuracy={}))
     assert any("–" in line for line in drawn(view, console))
 
@@ -94,7 +99,7 @@ def test_a_live_frame_before_the_first_evaluation_does_not_fail() -> None:
 def test_the_plain_view_writes_one_line_per_round_with_elapsed_time_first(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    view = PlainView()
+    view = PlainView(DISPLAY)
     view.round_closed(make_record(1))
     view.round_closed(make_record(2))
     lines = capsys.readouterr().out.splitlines()
@@ -109,29 +114,30 @@ def test_the_json_view_writes_nothing_but_json_to_stdout(
     with view:
         view.run_started(1, 30)
         view.phase(1, "wait")
-        view.note("a message was refused")
+        view.note(RoundRemark(1, "no update was accepted"))
         view.round_closed(make_record(1, delta_norm=float("nan")))
-    view.finish(make_summary(tmp_path), RESUME)
+    view.finish(make_summary(tmp_path), RECIPE, RESUME)
     captured = capsys.readouterr()
     first, last = (json.loads(line) for line in captured.out.splitlines())
     assert (first["event"], first["round"], first["delta_norm"]) == ("round", 1, None)
     assert first["outcomes"][4] == {
         "client": 17,
         "outcome": "accepted",
-        "cosine": 0.2,
         "detail": "",
+        "counts": True,
+        "values": {"cosine": 0.2},
         "metrics": {},
         "num_samples": 0,
         "staleness": None,
     }
     assert (last["event"], last["run_dir"], last["stopped"]) == ("summary", str(tmp_path), False)
-    assert "a message was refused" in captured.err
+    assert captured.err == "fedil: round 1: no update was accepted\n"
 
 
 def test_the_json_summary_of_a_stopped_run_says_how_to_resume(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    JsonView().finish(make_summary(tmp_path, stopped=True), RESUME)
+    JsonView().finish(make_summary(tmp_path, stopped=True), RECIPE, RESUME)
     assert json.loads(capsys.readouterr().out)["resume"] == RESUME
 
 
@@ -141,7 +147,7 @@ def test_the_summary_puts_the_baseline_beside_the_accuracy(
     run_dir = tmp_path / "digits"
     write_history(run_dir, [make_record(number) for number in range(1, 31)])
     summary = make_summary(run_dir)
-    QuietView().finish(summary, RESUME)
+    QuietView().finish(summary, RECIPE, RESUME)
     text = capsys.readouterr().out
     assert "θ′ 94.70 %   θ₀ 95.81 %" in text
     assert "server-only on the same labels: 86.11 %   θ′ +8.59 points" in text
@@ -155,7 +161,7 @@ def test_the_summary_puts_the_baseline_beside_the_accuracy(
 def test_paths_and_commands_are_never_cut_by_the_width_of_the_terminal(tmp_path: Path) -> None:
     run_dir = tmp_path / ("long" * 30)
     console = terminal(40)
-    LiveView("digits", expected=5, console=console).finish(make_summary(run_dir), RESUME)
+    LiveView(DISPLAY, "digits", 5, console).finish(make_summary(run_dir), RECIPE, RESUME)
     assert isinstance(console.file, io.StringIO)
     assert f"export {run_dir} --format onnx" in console.file.getvalue()
 
@@ -163,7 +169,9 @@ def test_paths_and_commands_are_never_cut_by_the_width_of_the_terminal(tmp_path:
 def test_the_summary_of_a_stopped_run_gives_the_exact_command_to_go_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    QuietView().finish(make_summary(tmp_path, stopped=True, rounds_done=7, baseline_accuracy=None), RESUME)
+    QuietView().finish(
+        make_summary(tmp_path, stopped=True, rounds_done=7, baseline_accuracy=None), RECIPE, RESUME
+    )
     text = capsys.readouterr().out
     assert "stopped after 7 of 30 rounds" in text
     assert f"  {RESUME}\n" in text
@@ -177,7 +185,7 @@ def test_the_summary_of_a_stopped_run_gives_the_exact_command_to_go_on(
 def test_a_verdict_is_only_something_that_the_data_agree_with(
     verdict: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    QuietView().finish(make_summary(tmp_path, verdict=verdict), RESUME)
+    QuietView().finish(make_summary(tmp_path, verdict=verdict), RECIPE, RESUME)
     text = capsys.readouterr().out
     assert text.count("consistent with") == 1
     assert "converged" not in text
@@ -188,6 +196,23 @@ def test_the_curve_of_a_resumed_run_shows_each_round_once(
 ) -> None:
     rounds = [1, 2, 3, 3, 4]  # killed between the history's line and the checkpoint of round 3
     write_history(tmp_path, [make_record(number) for number in rounds])
-    QuietView().finish(make_summary(tmp_path), RESUME)
+    QuietView().finish(make_summary(tmp_path), RECIPE, RESUME)
     (foot,) = [line for line in capsys.readouterr().out.splitlines() if "round 1" in line]
     assert foot.split()[-1] == "4"
+
+
+def test_what_to_do_next_allows_the_code_that_the_recipe_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = make_recipe({"data": {"name": "mine:data"}, "network": {"name": "mine:network"}})
+    QuietView().finish(make_summary(tmp_path), recipe, RESUME)
+    steps = capsys.readouterr().out.partition("\nNext\n")[2].splitlines()
+    allowed = f"{tmp_path} --plugin mine:data --plugin mine:network"
+    assert [step.partition(" ops.cli ")[2] for step in steps] == [
+        *(
+            f"report {allowed}",
+            f"evaluate {allowed}",
+            f"export {allowed} --format onnx",
+            f"predict {allowed} FOLDER",
+        )
+    ]

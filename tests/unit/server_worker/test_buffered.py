@@ -45,7 +45,7 @@ def test_a_run_learns_and_explains_every_task(tmp_path: Path) -> None:
     found = [o for record in federation.diary.records for o in record.outcomes]
     assert {o.outcome for o in found} == {"accepted"}
     assert {o.staleness for o in found} > {0, 1}
-    assert federation.diary.records[-1].pseudo_labels > 0
+    assert (federation.diary.records[-1].series["pseudo_labels"] or 0) > 0
     assert federation.diary.notes == ["started 1 of 6"]
 
 
@@ -109,7 +109,7 @@ def test_a_slow_client_holds_nobody_up_and_its_update_counts_late(tmp_path: Path
         for _ in range(2):
             hands.answer(task)
             (task,) = hands.take(1)
-        assert task.model.version == 3
+        assert task.model.address.version == 3
         hands.answer(slow)
         server.end()
     assert outcomes(federation.diary.records[-1]) == [(slow.client, "accepted", 2)]
@@ -135,7 +135,7 @@ def test_who_is_too_stale_is_named_its_place_is_filled_and_its_answer_dropped(tm
         slow, quick = hands.take(2)
         hands.answer(quick)
         tasks = hands.take(2)  # for the one that answered and for the one that is too late
-        assert [task.model.version for task in tasks] == [2, 2]
+        assert [task.model.address.version for task in tasks] == [2, 2]
         hands.send(dataclasses.replace(hands.answer(tasks[0]), client=slow.client, round=1))
         hands.answer(hands.take(1)[0])
         server.end()
@@ -227,7 +227,7 @@ def test_clients_of_a_site_that_went_away_give_their_places_to_others(tmp_path: 
         hands.answer(tasks[2])
         # Three answers are all that there can be: the buffer does not wait for five.
         for task in hands.take(3):
-            assert task.model.version == 2
+            assert task.model.address.version == 2
             hands.answer(task)
         server.end()
     first = {o.client: (o.outcome, o.detail) for o in federation.diary.records[0].outcomes}
@@ -238,10 +238,10 @@ def test_clients_of_a_site_that_went_away_give_their_places_to_others(tmp_path: 
 
 def test_a_damaged_list_of_who_was_asked_is_named_with_what_to_do(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
-    assert folder.asked() is None
-    folder.save_asked({"version": 3, "flights": [[1, 2, 3]]})
-    assert folder.asked() == {"version": 3, "flights": [[1, 2, 3]]}
+    assert folder.journal() is None
+    folder.save_journal({"version": 3, "flights": [[1, 2, 3]]})
+    assert folder.journal() == {"version": 3, "flights": [[1, 2, 3]]}
     (path,) = tmp_path.iterdir()
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(CheckpointDamaged, match="delete it to ask clients anew"):
-        folder.asked()
+        folder.journal()

@@ -2,6 +2,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,7 +56,7 @@ def test_a_run_learns_and_explains_every_client(tmp_path: Path) -> None:
     for record in federation.diary.records:
         assert len(record.outcomes) == record.selected == 3
         assert record.accepted == sum(outcome.outcome == "accepted" for outcome in record.outcomes)
-    assert federation.diary.records[-1].pseudo_labels > 0
+    assert (federation.diary.records[-1].series["pseudo_labels"] or 0) > 0
     assert progress.activations == tuple(
         sum(outcome.client == client for r in federation.diary.records for outcome in r.outcomes)
         for client in range(6)
@@ -136,7 +137,7 @@ def test_an_update_that_does_not_fit_is_invalid_and_says_why(
     tmp_path: Path, tensors: dict[str, np.ndarray], detail: str
 ) -> None:
     federation = Federation(blobs_recipe(rounds=1), tmp_path)
-    client = federation.coordinator()._asking.select(1)[0]
+    client = federation.coordinator()._dispatcher.select(1)[0]
     bad = fake_update(client=client, num_samples=federation.split.held[client], tensors=tensors)
     publish(federation, encode_message(bad))
     federation.play()
@@ -148,7 +149,7 @@ def test_an_update_that_does_not_fit_is_invalid_and_says_why(
 @pytest.mark.parametrize("poison", [np.nan, np.inf, 1e6])
 def test_poison_never_reaches_the_global_model(tmp_path: Path, poison: float) -> None:
     federation = Federation(blobs_recipe(rounds=1), tmp_path)
-    client = federation.coordinator()._asking.select(1)[0]
+    client = federation.coordinator()._dispatcher.select(1)[0]
     coordinator = federation.coordinator()
     size = coordinator._method.initial_state(coordinator._labelled)["global.params"].numel()
     delta = np.full(size, poison, np.float32)
@@ -176,7 +177,7 @@ def answer_by_hand(federation: Federation, answers: Sequence[Update | Refusal]) 
 
 def test_a_refusal_is_recorded_with_its_reason(tmp_path: Path) -> None:
     federation = Federation(blobs_recipe(rounds=1, split={"clients": 3}), tmp_path)
-    first, *others = federation.coordinator()._asking.select(1)
+    first, *others = federation.coordinator()._dispatcher.select(1)
     refusal = Refusal(RUN, 1, first, 1, "NumericError", "it diverged")
     answer_by_hand(federation, [refusal, *(fake_update(client=client) for client in others)])
     federation.coordinator().run()
@@ -187,7 +188,7 @@ def test_a_refusal_is_recorded_with_its_reason(tmp_path: Path) -> None:
 
 def test_who_refused_a_server_that_then_died_is_asked_again(tmp_path: Path) -> None:
     federation = Federation(blobs_recipe(rounds=1), tmp_path)
-    client = federation.coordinator()._asking.select(1)[0]
+    client = federation.coordinator()._dispatcher.select(1)[0]
     publish(federation, encode_message(Refusal(RUN, 1, client, 1, "DataError", "no shards")))
     federation.play()
     assert federation.diary.records[0].outcomes[0].outcome == "accepted"
@@ -198,7 +199,7 @@ def test_refusals_do_not_fill_a_round_while_others_are_still_at_work(tmp_path: P
         blobs_recipe(rounds=1, split={"clients": 4}, federation={"clients_per_round": 2, "over_select": 2}),
         tmp_path,
     )
-    asked = federation.coordinator()._asking.select(1)
+    asked = federation.coordinator()._dispatcher.select(1)
     refusals = [Refusal(RUN, 1, client, 1, "DataError", "no shards") for client in asked[:2]]
     answer_by_hand(federation, [*refusals, *(fake_update(client=client) for client in asked[2:])])
     federation.coordinator().run()
@@ -280,11 +281,11 @@ def test_the_model_log_is_written_once_a_round_however_many_clients_there_are(tm
     transport = MemoryTransport(federation.broker)
     append = transport.append_model
 
-    def counted(run: str, version: int, body: Buffers, kept: int = 2) -> ModelAddress:
+    def counted(run: str, version: int, body: Buffers, *more: Any) -> ModelAddress:
         versions.append(version)
-        return append(run, version, body, kept)
+        return append(run, version, body, *more)
 
-    transport.append_model = counted  # type: ignore[method-assign]
+    transport.append_model = counted  # type: ignore[method-assign, assignment]
     with working(federation.broker, federation.participant()):
         federation.coordinator(transport).run()
     assert versions == [1, 2, 3]
@@ -301,7 +302,7 @@ def test_each_selected_client_gets_one_small_task(
         task = decode_message(delivery.body)
         assert len(delivery.body) < 4096
         clients.append(task.client)
-    assert sorted(clients) == sorted(federation.coordinator()._asking.select(1))
+    assert sorted(clients) == sorted(federation.coordinator()._dispatcher.select(1))
 
 
 def test_stopped_before_anything_is_worth_keeping_it_leaves_nothing_half_done(tmp_path: Path) -> None:
@@ -314,7 +315,7 @@ def test_stopped_before_anything_is_worth_keeping_it_leaves_nothing_half_done(tm
 
 def test_a_task_that_became_a_dead_letter_is_not_waited_for(tmp_path: Path) -> None:
     federation = Federation(blobs_recipe(rounds=1), tmp_path)
-    poisoned = federation.coordinator()._asking.select(1)[1]
+    poisoned = federation.coordinator()._dispatcher.select(1)[1]
     participant = federation.participant()
     handle = participant._handle
 
@@ -341,7 +342,7 @@ def test_an_update_without_the_usual_metrics_or_with_absurd_ones_does_not_stop_t
     tmp_path: Path,
 ) -> None:
     federation = Federation(blobs_recipe(rounds=1), tmp_path)
-    first, second, _ = federation.coordinator()._asking.select(1)
+    first, second, _ = federation.coordinator()._dispatcher.select(1)
     bad = {"delta.params": np.zeros(3, np.float32), "delta.buffers": np.zeros(0, np.float32)}
     for client, metrics, steps in ((first, {"pseudo_labels": 1.0}, 5), (second, {}, 2**62)):
         update = fake_update(client=client, metrics=metrics, num_steps=steps, tensors=bad)
@@ -367,15 +368,15 @@ def test_a_record_is_out_before_the_next_checkpoint_forgets_it(tmp_path: Path) -
             submitted.append(Late())
             return submitted[-1]
 
-    save, seen = coordinator._around.checkpoints.save, []
+    save, seen = coordinator._context.checkpoints.save, []
 
     def watch(checkpoint: Checkpoint) -> None:
         seen.append((checkpoint.round, [record.round for record in federation.diary.records]))
         save(checkpoint)
 
-    around = dataclasses.replace(coordinator._around, evaluator=LateEvaluator())
+    around = dataclasses.replace(coordinator._context, evaluator=LateEvaluator())
     around.checkpoints.save = watch  # type: ignore[method-assign]
-    coordinator._reporter._around = around  # it is the one that asks the evaluator
+    coordinator._reporter._context = around  # it is the one that asks the evaluator
 
     with working(federation.broker, federation.participant()):
         coordinator.run()
@@ -402,7 +403,7 @@ def test_a_quorum_closes_the_round_at_the_deadline_and_names_who_is_missing(tmp_
     clock = Clock()
     federation = Federation(recipe, tmp_path, clock=clock)
     federation.diary.on_update = lambda *_: setattr(clock, "now", 4.0)  # later than the deadline
-    alone, *silent = federation.coordinator()._asking.select(1)
+    alone, *silent = federation.coordinator()._dispatcher.select(1)
     participant = federation.participant()
     handle = participant._handle
 
@@ -420,7 +421,7 @@ def test_a_quorum_closes_the_round_at_the_deadline_and_names_who_is_missing(tmp_
 
 def test_a_client_whose_ledger_its_site_has_spoilt_is_refused_and_the_run_goes_on(tmp_path: Path) -> None:
     federation = Federation(blobs_recipe(rounds=2), tmp_path)
-    client = federation.coordinator()._asking.select(1)[0]
+    client = federation.coordinator()._dispatcher.select(1)[0]
     federation.store.open_activation(RUN, client, 10**6)
     assert federation.play() is not None
     outcome = next(o for o in federation.diary.records[0].outcomes if o.client == client)

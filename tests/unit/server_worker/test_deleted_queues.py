@@ -20,9 +20,9 @@ IN_BOTH_MODES = pytest.mark.parametrize("mode", [{}, BUFFERED], ids=["rounds", "
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    for mode in ("rounds", "buffered"):
-        monkeypatch.setattr(f"server_worker.{mode}.DEAD_TASK_SECONDS", 0.1)
-        monkeypatch.setattr(f"server_worker.{mode}.POLL_SECONDS", 0.05)
+    for mode in ("round", "buffered"):
+        monkeypatch.setattr(f"server_worker.{mode}.loop.QUIET_SECONDS", 0.1)
+        monkeypatch.setattr(f"server_worker.{mode}.loop.POLL_SECONDS", 0.05)
 
 
 def forgetful(federation: Federation) -> Participant:
@@ -121,7 +121,7 @@ def test_only_what_continues_a_checkpoints_selection_is_believed(tmp_path: Path,
     selected = tuple(saved.meta["selection"])
     others = tuple(client for client in range(6) if client not in selected)
     written = (*selected, others[0]) if continues else others
-    folder.save_asked({"version": saved.round + 1, "selection": list(written)})
+    folder.save_journal({"version": saved.round + 1, "selection": list(written)})
     second = Federation(recipe, tmp_path, first.broker)
     assert second.play() is not None
     asked = tuple(outcome.client for outcome in second.diary.records[-2].outcomes)

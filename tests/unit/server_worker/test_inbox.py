@@ -13,7 +13,8 @@ from broker_config.protocol.messages import Refusal, TrainTask
 from broker_config.protocol.wire import encode_arrays, encode_message
 from broker_config.transports.interface import Delivery, Transport
 from broker_config.transports.memory.transport import MemoryTransport
-from server_worker.round.inbox import MANY_LETTERS, Inbox
+from server_worker.round.dead_letters import MANY_LETTERS
+from server_worker.round.inbox import Inbox
 from server_worker.run.recipe import Recipe
 from tests.federation import RUN, Federation, Hands, blobs_recipe
 from tests.serving import Clock, Looks, served, until
@@ -120,7 +121,9 @@ def test_letters_go_back_as_they_were_also_from_a_connection_of_its_own(tmp_path
         opened.append(federation.connect())
         return opened[-1]
 
-    around = dataclasses.replace(federation.coordinator()._around, look=look if own else None)
+    around = dataclasses.replace(
+        federation.coordinator()._context, connect_for_inspection=look if own else None
+    )
     inbox, transport = Inbox(RUN, around), federation.connect()
     bodies = [b"garbage %d" % number for number in range(3)]
     for body in bodies:
@@ -145,8 +148,8 @@ def test_letters_are_looked_through_only_when_there_are_others_than_before_or_af
         looks.append(federation.connect())
         return looks[-1]
 
-    federation.look = look
-    inbox, transport = Inbox(RUN, federation.coordinator()._around), federation.connect()
+    federation.connect_for_inspection = look
+    inbox, transport = Inbox(RUN, federation.coordinator()._context), federation.connect()
 
     def looks_now() -> bool:
         before = len(looks)

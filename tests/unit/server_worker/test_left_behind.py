@@ -45,24 +45,6 @@ def test_a_store_restored_from_an_older_copy_while_a_client_trained_is_not_taken
         again.coordinator().run()
 
 
-def test_a_run_of_an_earlier_version_is_marked_when_it_is_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe = blobs_recipe(rounds=2)
-    undisturbed = Federation(recipe, tmp_path / "undisturbed")
-    undisturbed.play()
-    earlier = Federation(recipe, tmp_path / "earlier")
-    earlier.diary.on_update = lambda number, _: earlier.stop.set() if number == 2 else None
-    with monkeypatch.context() as patch:
-        patch.setattr("server_worker.run.progress._MARKED", "a word that nobody looks for")
-        assert earlier.play() is None
-    (earlier.directory / "ledgers" / recipe.name / "begun").unlink()
-    again = Federation(recipe, earlier.directory, broker=earlier.broker)
-    assert again.play() is not None
-    assert again.fingerprint() == undisturbed.fingerprint()
-    again.store.check_begun(recipe.name)
-
-
 def test_a_store_that_has_lost_the_mark_is_not_gone_on_with_though_all_ledgers_are_there(
     tmp_path: Path,
 ) -> None:

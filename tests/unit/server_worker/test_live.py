@@ -1,21 +1,26 @@
-"""What the live page is told: complete, in pages, true after restarts, and never what JSON or a page cannot hold."""
+"""What the live page receives: complete, in parts, valid after restarts, and only what JSON and a page can hold."""
 
 import dataclasses
 import json
 import threading
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from broker_config.protocol.errors import FedILError
+from fedil_model.methods import find_method
 from server_worker.run.history import HistoryWriter
 from server_worker.watch.events import ClientOutcome, RoundRecord
 from server_worker.watch.live import MOST_ROUNDS, LiveRun
+from server_worker.watch.notices import AnswerDropped, Remark
 from server_worker.watch.page_rows import LONGEST_NAME, MOST_CLIENTS, MOST_WORKERS
 from server_worker.watch.survey import Survey
 from tests.federation import blobs_recipe
 from tests.unit.ops.records import make_record, write_history
+
+FEDIL = find_method("fedil").display
 
 
 def live_run(tmp_path: Path, **recipe: Any) -> LiveRun:
@@ -27,7 +32,7 @@ def numbers(answer: dict[str, Any]) -> list[int]:
 
 
 def fetch_all(live: LiveRun) -> list[dict[str, Any]]:
-    """As the page does."""
+    """As the page does"""
     found: list[dict[str, Any]] = []
     answer = live.state({})
     while True:
@@ -37,11 +42,17 @@ def fetch_all(live: LiveRun) -> list[dict[str, Any]]:
         answer = live.state({"life": answer["life"], "after": str(found[-1]["round"])})
 
 
+def outcomes_of(answer: dict[str, Any], row: dict[str, Any]) -> list[str]:
+    """The letters of a row, looked up in the table that the page receives"""
+    table = [outcome["name"] for outcome in answer["about"]["display"]["outcomes"]]
+    return [table[ord(letter) - ord("a")] for letter in row["outcomes"]]
+
+
 def crowd(count: int) -> tuple[ClientOutcome, ...]:
-    return tuple(ClientOutcome(client, "accepted", -0.1234) for client in range(count))
+    return tuple(ClientOutcome(client, "accepted", values={"cosine": -0.1234}) for client in range(count))
 
 
-def test_a_round_is_told_once_to_who_says_what_it_knows(tmp_path: Path) -> None:
+def test_a_round_is_sent_once_to_a_page_that_says_what_it_has(tmp_path: Path) -> None:
     live = live_run(tmp_path)
     live.round_closed(make_record(1))
     first = live.state({})
@@ -54,18 +65,30 @@ def test_a_round_is_told_once_to_who_says_what_it_knows(tmp_path: Path) -> None:
     assert numbers(live.state({**known, "after": "2"})) == []
 
 
-def test_a_row_holds_what_the_charts_show(tmp_path: Path) -> None:
+def test_a_row_holds_what_the_charts_draw(tmp_path: Path) -> None:
     live = live_run(tmp_path)
     outcomes = (
-        ClientOutcome(3, "accepted", 0.123456789, staleness=2),
+        ClientOutcome(3, "accepted", values={"cosine": 0.123456789, "undeclared": 1.0}, staleness=2),
         ClientOutcome(5, "missing", detail="its site has no worker"),
     )
-    record = make_record(7, outcomes=outcomes, per_class=(0.5, None), refused={"late": 2}, finished_at=1.75e9)
+    series = {"credible": 7.0, "loss_server": 1 / 3, "purity_credible": None, "undeclared": 5.0}
+    record = make_record(
+        7,
+        outcomes=outcomes,
+        series=series,
+        per_class=(0.5, None),
+        refused={"late": 2},
+        finished_at=1.75e9,
+    )
     live.round_closed(record)
-    (row,) = live.state({})["rounds"]
+    answer = live.state({})
+    (row,) = answer["rounds"]
     assert row["clients"] == [3, 5]
-    assert row["outcomes"] == "am"
-    assert row["cosines"] == [0.1235, None]
+    assert outcomes_of(answer, row) == ["accepted", "missing"]
+    assert row["values"] == {"cosine": [0.1235, None]}
+    assert row["series"].keys() == {series.name for series in FEDIL.series()}
+    known = {name: number for name, number in row["series"].items() if number is not None}
+    assert known == {"credible": 7, "loss_server": 0.333333}
     assert row["staleness"] == [2, None]
     assert row["classes"] == [0.5, None]
     assert row["refused"] == {"late": 2}
@@ -74,7 +97,7 @@ def test_a_row_holds_what_the_charts_show(tmp_path: Path) -> None:
     assert row["delta"] == pytest.approx(record.delta_norm, rel=1e-5)
 
 
-def test_many_rounds_come_in_pages(tmp_path: Path) -> None:
+def test_many_rounds_come_in_parts(tmp_path: Path) -> None:
     live = live_run(tmp_path)
     for number in range(1, 2 * MOST_ROUNDS + 8):
         live.round_closed(make_record(number))
@@ -82,7 +105,7 @@ def test_many_rounds_come_in_pages(tmp_path: Path) -> None:
     assert [row["round"] for row in fetch_all(live)] == list(range(1, 2 * MOST_ROUNDS + 8))
 
 
-def test_an_answer_is_not_large_even_with_many_clients(tmp_path: Path) -> None:
+def test_an_answer_has_a_bound_whatever_the_number_of_clients(tmp_path: Path) -> None:
     live = live_run(tmp_path)
     for number in range(1, 181):
         live.round_closed(make_record(number, outcomes=crowd(600)))
@@ -92,11 +115,11 @@ def test_an_answer_is_not_large_even_with_many_clients(tmp_path: Path) -> None:
     assert len(fetch_all(live)) == 180
 
 
-def test_of_very_many_clients_some_are_shown_and_the_rest_is_counted(tmp_path: Path) -> None:
+def test_of_very_many_clients_some_are_sent_and_the_rest_is_counted(tmp_path: Path) -> None:
     live = live_run(tmp_path)
     live.round_closed(make_record(1, outcomes=crowd(10_000)))
     (row,) = live.state({})["rounds"]
-    assert len(row["clients"]) == len(row["outcomes"]) == len(row["cosines"]) == MOST_CLIENTS
+    assert len(row["clients"]) == len(row["outcomes"]) == len(row["values"]["cosine"]) == MOST_CLIENTS
     assert row["not_shown"] == 10_000 - MOST_CLIENTS
     assert row["clients"][0] == 0
     assert row["clients"][-1] > 9_900
@@ -109,13 +132,13 @@ def test_earlier_rounds_are_read_from_the_history(tmp_path: Path) -> None:
     assert numbers(live_run(tmp_path).state({})) == [1, 2, 3]
 
 
-def test_a_damaged_history_is_named(tmp_path: Path) -> None:
+def test_a_damaged_line_of_the_history_is_named(tmp_path: Path) -> None:
     (tmp_path / "history.jsonl").write_text("nonsense\n{}\n", encoding="utf-8")
     with pytest.raises(FedILError, match="line 1"):
         live_run(tmp_path)
 
 
-def test_rounds_that_are_played_again_are_forgotten_and_told_anew(tmp_path: Path) -> None:
+def test_repeated_rounds_replace_the_earlier_ones(tmp_path: Path) -> None:
     write_history(tmp_path, [make_record(number) for number in (1, 2, 3)])
     live = live_run(tmp_path)
     before = live.state({})
@@ -124,12 +147,12 @@ def test_rounds_that_are_played_again_are_forgotten_and_told_anew(tmp_path: Path
     after = live.state(known)
     assert after["life"] != before["life"]
     assert numbers(after) == [1, 2]
-    live.round_closed(make_record(3, pseudo_labels=777))
+    live.round_closed(make_record(3, series={"credible": 777}))
     (row,) = live.state({"life": after["life"], "after": "2"})["rounds"]
-    assert row["pseudo_labels"] == 777
+    assert row["series"]["credible"] == 777
 
 
-def test_what_a_leader_wrote_is_there_when_the_standby_takes_over(tmp_path: Path) -> None:
+def test_a_standby_that_takes_over_has_the_rounds_of_the_leader(tmp_path: Path) -> None:
     live = live_run(tmp_path)
     live.tell(state="standby")
     write_history(tmp_path, [make_record(number) for number in (1, 2)])
@@ -137,50 +160,51 @@ def test_what_a_leader_wrote_is_there_when_the_standby_takes_over(tmp_path: Path
     assert numbers(live.state({})) == [1, 2]
 
 
-def test_a_round_that_comes_again_replaces_itself(tmp_path: Path) -> None:
+def test_a_round_that_is_closed_again_replaces_itself(tmp_path: Path) -> None:
     live = live_run(tmp_path)
     for number in (1, 2):
         live.round_closed(make_record(number))
     life = live.state({})["life"]
-    live.round_closed(make_record(2, credible=5))
+    live.round_closed(make_record(2, series={"credible": 5}))
     answer = live.state({"life": life, "after": "2"})
     assert numbers(answer) == [1, 2]
-    assert answer["rounds"][1]["credible"] == 5
+    assert answer["rounds"][1]["series"]["credible"] == 5
 
 
-def test_the_open_round_shows_who_has_answered(tmp_path: Path) -> None:
+def test_an_open_round_shows_the_answers_so_far(tmp_path: Path) -> None:
     live = live_run(tmp_path)
     live.phase(1, "server_step")
     live.phase(1, "wait")
-    live.update_arrived(1, ClientOutcome(4, "rejected_cosine", -0.5), 1, 3)
+    live.update_arrived(1, ClientOutcome(4, "rejected_cosine", values={"cosine": -0.5}), 1, 3)
     answer = live.state({})
     assert answer["phase"]["name"] == "wait"
     (opened,) = answer["open"]
     assert (opened["round"], opened["answered"], opened["selected"]) == (1, 1, 3)
-    assert (opened["clients"], opened["outcomes"], opened["cosines"]) == ([4], "r", [-0.5])
+    assert (opened["clients"], opened["values"]) == ([4], {"cosine": [-0.5]})
+    assert outcomes_of(answer, opened) == ["rejected_cosine"]
 
 
 def test_an_open_round_is_shown_until_its_record_comes(tmp_path: Path) -> None:
-    """Its accuracy is measured while the next one runs already."""
+    """Its accuracy is measured while the next round is open."""
     live = live_run(tmp_path)
     for number in (1, 2, 3):
         live.phase(number, "server_step")
-        live.update_arrived(number, ClientOutcome(number, "accepted", 0.5), 1, 1)
+        live.update_arrived(number, ClientOutcome(number, "accepted"), 1, 1)
     assert [opened["round"] for opened in live.state({})["open"]] == [2, 3]
     live.round_closed(make_record(2))
     assert [opened["round"] for opened in live.state({})["open"]] == [3]
 
 
-def test_a_round_that_is_begun_again_starts_with_no_answers(tmp_path: Path) -> None:
+def test_a_round_that_begins_again_has_no_answers(tmp_path: Path) -> None:
     live = live_run(tmp_path)
     for _ in range(2):
         live.phase(1, "server_step")
-        live.update_arrived(1, ClientOutcome(0, "accepted", 0.5), 1, 3)
+        live.update_arrived(1, ClientOutcome(0, "accepted"), 1, 3)
     (opened,) = live.state({})["open"]
     assert opened["clients"] == [0]
 
 
-def test_what_was_told_of_the_run_reaches_who_looks_already(tmp_path: Path) -> None:
+def test_new_facts_reach_an_open_page(tmp_path: Path) -> None:
     live = live_run(tmp_path)
     first = live.state({})
     assert first["about"]["class_names"] == []
@@ -191,7 +215,7 @@ def test_what_was_told_of_the_run_reaches_who_looks_already(tmp_path: Path) -> N
     assert second["about"]["class_names"] == ["cat", "dog"]
 
 
-def test_the_baseline_is_found_where_the_run_keeps_it(tmp_path: Path) -> None:
+def test_the_baseline_is_read_from_the_run_folder(tmp_path: Path) -> None:
     live = live_run(tmp_path)
     assert live.state({})["about"]["baseline"] is None
     (tmp_path / "baseline.json").write_text('{"accuracy": 0.8125, "epochs": 3}', encoding="utf-8")
@@ -205,21 +229,21 @@ def test_a_broken_baseline_is_no_baseline(tmp_path: Path, text: str) -> None:
     assert live_run(tmp_path).state({})["about"]["baseline"] is None
 
 
-def test_notes_and_fleet_are_told_once(tmp_path: Path) -> None:
+def test_notes_and_fleet_are_sent_once(tmp_path: Path) -> None:
     live = live_run(tmp_path)
-    live.note("one")
+    live.note(Remark("one"))
     live.survey(Survey(at=5.0, depths={"tasks": 2}))
     first = live.state({})
     assert [text for _, _, text in first["notes"]] == ["one"]
     assert first["fleet"]["depths"] == {"tasks": 2}
-    live.note("two")
+    live.note(AnswerDropped(3, 7, "late"))
     known = {"life": first["life"], "fleet": str(first["surveys"]), "note": str(first["notes"][-1][0])}
     second = live.state(known)
-    assert [text for _, _, text in second["notes"]] == ["two"]
+    assert [text for _, _, text in second["notes"]] == ["round 3, client 7: late"]
     assert "fleet" not in second
 
 
-def test_workers_are_listed_up_to_a_number_with_what_is_known_of_them(tmp_path: Path) -> None:
+def test_workers_are_listed_up_to_a_limit_with_known_facts_only(tmp_path: Path) -> None:
     live = live_run(tmp_path)
     worker = {
         "name": "w" * 10_000,
@@ -232,10 +256,10 @@ def test_workers_are_listed_up_to_a_number_with_what_is_known_of_them(tmp_path: 
     fleet = live.state({})["fleet"]
     assert len(fleet["workers"]) == MOST_WORKERS
     assert fleet["workers_not_shown"] == 5
-    told = fleet["workers"][0]
-    assert len(told["name"]) == LONGEST_NAME
-    assert (told["tasks_done"], told["images_per_second"]) == (3, None)
-    assert "evil" not in told
+    shown = fleet["workers"][0]
+    assert len(shown["name"]) == LONGEST_NAME
+    assert (shown["tasks_done"], shown["images_per_second"]) == (3, None)
+    assert "evil" not in shown
 
 
 def test_sites_without_a_worker_are_named(tmp_path: Path) -> None:
@@ -259,20 +283,22 @@ def test_every_answer_is_strict_json(tmp_path: Path) -> None:
         1,
         delta_norm=bad,
         accuracy={"global": float("nan")},
-        outcomes=(ClientOutcome(0, "invalid", float("nan"), "x" * 5000, {"loss": bad}),),
-        losses={f"loss_{index}": 1.0 for index in range(1000)},
+        outcomes=(
+            ClientOutcome(0, "invalid", "x" * 5000, values={"cosine": float("nan")}, metrics={"loss": bad}),
+        ),
+        series={"credible": bad} | {f"loss_{index}": 1.0 for index in range(1000)},
     )
     write_history(tmp_path, [record])
     live.round_closed(record)
     live.survey(Survey(workers=({"round": 10**400, "since": -bad},), store={"x": bad}))
     state = json.dumps(live.state({}), allow_nan=False)
     whole = json.dumps(live.round({"number": "1"}), allow_nan=False)
-    assert len(state) < 10_000
+    assert len(state) < 12_000
     assert len(whole) < 60_000
     assert json.loads(whole)["outcomes"][0]["detail"].endswith("…")
 
 
-def test_a_round_in_full_is_read_from_the_history(tmp_path: Path) -> None:
+def test_a_whole_round_is_read_from_the_history(tmp_path: Path) -> None:
     live = live_run(tmp_path)
     writer = HistoryWriter(tmp_path / "history.jsonl", live)
     writer.run_started(1, 30)
@@ -283,7 +309,7 @@ def test_a_round_in_full_is_read_from_the_history(tmp_path: Path) -> None:
         assert live.round({"number": str(record.round)}) == json.loads(json.dumps(dataclasses.asdict(record)))
 
 
-def test_a_round_of_an_earlier_life_is_read_from_the_history(tmp_path: Path) -> None:
+def test_a_whole_round_from_before_a_restart_is_read_from_the_history(tmp_path: Path) -> None:
     records = [make_record(number) for number in (1, 2, 12)]
     write_history(tmp_path, records)
     live = live_run(tmp_path)
@@ -291,8 +317,8 @@ def test_a_round_of_an_earlier_life_is_read_from_the_history(tmp_path: Path) -> 
     assert live.round({"number": "12"})["round"] == 12
 
 
-def test_somebody_may_have_edited_the_history(tmp_path: Path) -> None:
-    """Where its lines begin is then not where they began."""
+def test_a_whole_round_is_found_after_the_history_was_edited(tmp_path: Path) -> None:
+    """The remembered positions of lines are then wrong."""
     live = live_run(tmp_path)
     writer = HistoryWriter(tmp_path / "history.jsonl", live)
     writer.run_started(1, 30)
@@ -305,13 +331,13 @@ def test_somebody_may_have_edited_the_history(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("query", [{"after": "x"}, {"after": "-1"}, {"note": "1e3"}, {"fleet": "9" * 5000}])
-def test_a_bad_question_is_answered_with_what_is_wrong(tmp_path: Path, query: dict[str, str]) -> None:
+def test_a_bad_parameter_is_named(tmp_path: Path, query: dict[str, str]) -> None:
     name = next(iter(query))
     with pytest.raises(ValueError, match=f"{name} wants a number, got .{{1,60}}$"):
         live_run(tmp_path).state(query)
 
 
-def test_a_bad_question_for_a_round_is_answered_with_what_is_wrong(tmp_path: Path) -> None:
+def test_a_bad_round_number_is_named(tmp_path: Path) -> None:
     live = live_run(tmp_path)
     with pytest.raises(ValueError, match="which round"):
         live.round({})
@@ -324,7 +350,7 @@ def test_a_bad_question_for_a_round_is_answered_with_what_is_wrong(tmp_path: Pat
         live.round({"number": "7"})
 
 
-def test_it_may_be_asked_while_it_is_told(tmp_path: Path) -> None:
+def test_reading_and_writing_at_the_same_time_is_safe(tmp_path: Path) -> None:
     live, done, seen = live_run(tmp_path), threading.Event(), list[Exception]()
 
     def ask() -> None:
@@ -340,9 +366,9 @@ def test_it_may_be_asked_while_it_is_told(tmp_path: Path) -> None:
         thread.start()
     for number in range(1, 101):
         live.phase(number, "server_step")
-        live.update_arrived(number, ClientOutcome(0, "accepted", 0.1), 1, 1)
+        live.update_arrived(number, ClientOutcome(0, "accepted", values={"cosine": 0.1}), 1, 1)
         live.tell(class_names=["a"] * number)
-        live.note("x")
+        live.note(Remark("x"))
         live.round_closed(make_record(number))
     done.set()
     for thread in threads:
@@ -351,8 +377,28 @@ def test_it_may_be_asked_while_it_is_told(tmp_path: Path) -> None:
     assert len(fetch_all(live)) == 100
 
 
-def test_thousands_of_rounds_are_kept_in_little_memory(tmp_path: Path) -> None:
+def test_a_round_is_kept_in_little_memory(tmp_path: Path) -> None:
     record: RoundRecord = make_record(1, outcomes=crowd(100))
     live = live_run(tmp_path)
     live.round_closed(record)
-    assert sum(map(len, live._rows)) < 2500
+    assert sum(map(len, live._rows)) < 2800
+
+
+def test_what_the_method_declares_is_sent_once(tmp_path: Path) -> None:
+    display = live_run(tmp_path).state({})["about"]["display"]
+    assert [model["title"] for model in display["models"]] == ["θ′", "θ₀", "average of θ′"]
+    declared = [series["name"] for chart in display["charts"] for series in chart["series"]]
+    assert declared == [series.name for series in FEDIL.series()]
+    (cosine,) = display["client_values"]
+    assert (cosine["low"], cosine["high"], cosine["threshold"]) == (-1.0, 1.0, 0.0)
+    names = {outcome["name"] for outcome in display["outcomes"]}
+    assert names == {"accepted", "projected", "rejected_cosine", "invalid", "refused", "missing", "stale"}
+    assert all(outcome["title"] and outcome["help"] for outcome in display["outcomes"])
+
+
+def test_no_file_of_the_page_contains_a_word_of_a_method() -> None:
+    words = ("cosine", "pseudo", "credible", "purity", "loss", "θ₀", "θ′", "ξ")
+    files = list((resources.files("server_worker.watch") / "page").iterdir())
+    assert len(files) > 20
+    found = [(file.name, word) for file in files for word in words if word in file.read_text("utf-8")]
+    assert found == []

@@ -1,4 +1,4 @@
-"""What the live page of a standby is told: what the leader writes into the history that they share."""
+"""The live page of a standby server: it shows what the leader writes to the history that they share."""
 
 import dataclasses
 import json
@@ -34,7 +34,7 @@ def line(number: int, **changes: Any) -> str:
     return json.dumps(dataclasses.asdict(make_record(number, **changes))) + "\n"
 
 
-def test_a_standby_shows_what_the_leader_writes_once_a_line_is_whole(tmp_path: Path) -> None:
+def test_a_standby_shows_a_round_when_its_line_is_complete(tmp_path: Path) -> None:
     append(tmp_path, line(1))
     live = standby(tmp_path)
     before = live.state({})
@@ -48,14 +48,14 @@ def test_a_standby_shows_what_the_leader_writes_once_a_line_is_whole(tmp_path: P
     assert live.round({"number": "3"})["round"] == 3
 
 
-def test_a_standby_that_is_there_before_the_first_round_shows_it_too(tmp_path: Path) -> None:
+def test_a_standby_that_starts_before_the_first_round_shows_it(tmp_path: Path) -> None:
     live = standby(tmp_path)
     assert numbers(live.state({})) == []
     append(tmp_path, line(1))
     assert numbers(live.state({})) == [1]
 
 
-def test_a_standby_reads_only_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_standby_reads_only_new_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     append(tmp_path, "".join(map(line, range(1, 21))))
     live, decoded = standby(tmp_path), list[int]()
     live.state({})
@@ -65,17 +65,17 @@ def test_a_standby_reads_only_what_is_new(tmp_path: Path, monkeypatch: pytest.Mo
         return checked_record(fields)
 
     monkeypatch.setattr("server_worker.watch.live.checked_record", noted)
-    looks = [live._tail.offset]
+    offsets = [live._tail.offset]
     for number in (21, 22):
         append(tmp_path, line(number))
         live.state({})
         live.state({})
-        looks.append(live._tail.offset)
+        offsets.append(live._tail.offset)
     assert decoded == [21, 22]
-    assert looks[1:] == [looks[0] + len(line(21)), looks[0] + len(line(21) + line(22))]
+    assert offsets[1:] == [offsets[0] + len(line(21)), offsets[0] + len(line(21) + line(22))]
 
 
-def test_a_standby_notices_that_the_leader_plays_rounds_again(tmp_path: Path) -> None:
+def test_a_standby_notices_that_the_leader_repeats_rounds(tmp_path: Path) -> None:
     append(tmp_path, line(1) + line(2) + line(3))
     live = standby(tmp_path)
     before = live.state({})
@@ -84,18 +84,18 @@ def test_a_standby_notices_that_the_leader_plays_rounds_again(tmp_path: Path) ->
     after = live.state({"life": before["life"], "after": "3"})
     assert after["life"] != before["life"]
     assert numbers(after) == [1, 2]
-    writer.round_closed(make_record(3, pseudo_labels=777))
+    writer.round_closed(make_record(3, series={"credible": 777}))
     (row,) = live.state({"life": after["life"], "after": "2"})["rounds"]
-    assert row["pseudo_labels"] == 777
+    assert row["series"]["credible"] == 777
 
 
-def test_a_damaged_line_does_not_stop_a_standbys_page(tmp_path: Path) -> None:
+def test_a_standby_skips_damaged_lines(tmp_path: Path) -> None:
     live = standby(tmp_path)
     append(tmp_path, line(1) + 'nonsense\n{"round": 2}\n{"outcomes": [1]}\n[]\n' + line(3))
     assert numbers(live.state({})) == [1, 3]
 
 
-def test_a_standby_that_leads_shows_every_round_once_and_reads_no_more(tmp_path: Path) -> None:
+def test_a_standby_that_begins_to_lead_shows_every_round_once_and_stops_reading(tmp_path: Path) -> None:
     append(tmp_path, line(1) + line(2))
     live = standby(tmp_path)
     writer = HistoryWriter(tmp_path / "history.jsonl", live)

@@ -1,4 +1,4 @@
-"""What a server's log says of each event."""
+"""The lines of a server's log."""
 
 import json
 from collections.abc import Iterator
@@ -10,10 +10,11 @@ import pytest
 from broker_config.process.logs import set_up_logs
 from server_worker.watch.events import ClientOutcome
 from server_worker.watch.log import LogWatcher
+from server_worker.watch.notices import AnswerDropped, Notice, PageServed, Remark, RoundRemark, SiteBack
 from tests.unit.ops.records import make_record
 
 
-class Told:
+class WrittenLog:
     def __init__(self, watcher: LogWatcher, log: Path) -> None:
         self.watcher, self._log = watcher, log
 
@@ -27,72 +28,84 @@ class Told:
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Iterator[Told]:
+def log(tmp_path: Path) -> Iterator[WrittenLog]:
     with set_up_logs("json", "debug", tmp_path / "log") as logs:
-        yield Told(LogWatcher("r", logs.always), tmp_path / "log")
+        yield WrittenLog(LogWatcher("r", logs.always), tmp_path / "log")
 
 
 @pytest.mark.parametrize(("first", "word"), [(1, "started"), (3, "resumed")])
-def test_a_run_that_goes_on_is_told_from_a_new_one(told: Told, first: int, word: str) -> None:
-    told.watcher.run_started(first, 9)
-    assert told.last()["message"] == f"{word}: round {first} of 9 is next"
+def test_a_resumed_run_is_distinguished_from_a_new_one(log: WrittenLog, first: int, word: str) -> None:
+    log.watcher.run_started(first, 9)
+    assert log.last()["message"] == f"{word}: round {first} of 9 is next"
 
 
-def test_a_note_is_about_the_round_and_client_that_it_names(told: Told) -> None:
-    told.watcher.phase(5, "wait")
-    told.watcher.note("round 4, client 7: late")
-    assert (told.where(), told.last()["message"]) == (("r", 4, 7), "late")
-    told.watcher.note("round 5: nobody was accepted")
-    assert (told.where(), told.last()["message"]) == (("r", 5, None), "nobody was accepted")
-    told.watcher.note("site north has no worker")
-    assert (told.where(), told.last()["level"]) == (("r", 5, None), "WARNING")
+@pytest.mark.parametrize(
+    ("notice", "where", "level", "message"),
+    [
+        (AnswerDropped(4, 7, "late"), ("r", 4, 7), "WARNING", "late"),
+        (RoundRemark(4, "no update was accepted"), ("r", 4, None), "WARNING", "no update was accepted"),
+        (Remark("round 4, client 7: late"), ("r", 5, None), "WARNING", "round 4, client 7: late"),
+        (PageServed("http://h:1/"), ("r", 5, None), "INFO", "watch it at http://h:1/"),
+        (SiteBack("north"), ("r", 5, None), "INFO", "site north is back"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Notice) else "",
+)
+def test_a_notice_brings_its_round_client_and_severity(
+    log: WrittenLog, notice: Notice, where: tuple[str, int, int | None], level: str, message: str
+) -> None:
+    log.watcher.phase(5, "wait")
+    log.watcher.note(notice)
+    assert (log.where(), log.last()["level"], log.last()["message"]) == (where, level, message)
 
 
-def test_what_others_say_in_a_note_does_not_count_as_a_name(told: Told) -> None:
-    told.watcher.phase(5, "wait")
-    told.watcher.note("message refused (digest): \nround 4, client 7: late")
-    assert told.where() == ("r", 5, None)
-
-
-def test_before_the_first_round_there_is_none(told: Told) -> None:
-    told.watcher.phase(0, "pretrain")
-    assert (told.where(), told.last()["level"]) == (("r", None, None), "INFO")
-    told.watcher.phase(1, "wait")
-    assert (told.where(), told.last()["level"]) == (("r", 1, None), "DEBUG")
+def test_before_the_first_round_a_line_has_no_round(log: WrittenLog) -> None:
+    log.watcher.phase(0, "pretrain")
+    assert (log.where(), log.last()["level"]) == (("r", None, None), "INFO")
+    log.watcher.phase(1, "wait")
+    assert (log.where(), log.last()["level"]) == (("r", 1, None), "DEBUG")
 
 
 @pytest.mark.parametrize(
     ("outcome", "level", "message"),
     [
-        (ClientOutcome(7, "accepted", 0.5), "INFO", "accepted, cosine 0.500; 1 of 4"),
+        (ClientOutcome(7, "accepted", values={"cosine": 0.5}), "INFO", "accepted, cosine 0.500; 1 of 4"),
         (
-            ClientOutcome(7, "accepted", 0.5, staleness=2),
+            ClientOutcome(7, "accepted", values={"cosine": 0.5}, staleness=2),
             "INFO",
             "accepted, cosine 0.500, 2 versions old; 1 of 4",
         ),
-        (ClientOutcome(7, "rejected_cosine", -0.25), "INFO", "rejected_cosine, cosine -0.250; 1 of 4"),
+        (
+            ClientOutcome(7, "rejected_cosine", values={"cosine": -0.25}),
+            "INFO",
+            "rejected_cosine, cosine -0.250; 1 of 4",
+        ),
         (ClientOutcome(7, "refused", detail="no data"), "WARNING", "refused (no data); 1 of 4"),
-        (ClientOutcome(7, "invalid", float("nan"), "NaN"), "WARNING", "invalid, cosine nan (NaN); 1 of 4"),
+        (
+            ClientOutcome(7, "invalid", "NaN", values={"cosine": float("nan")}),
+            "WARNING",
+            "invalid, cosine nan (NaN); 1 of 4",
+        ),
         (ClientOutcome(7, "missing", detail="gone"), "INFO", "missing (gone); 1 of 4"),
     ],
     ids=lambda value: value.outcome if isinstance(value, ClientOutcome) else "",
 )
-def test_each_outcome_is_told_with_its_reason(
-    told: Told, outcome: ClientOutcome, level: str, message: str
+def test_each_outcome_is_logged_with_its_values_and_reason(
+    log: WrittenLog, outcome: ClientOutcome, level: str, message: str
 ) -> None:
-    told.watcher.update_arrived(3, outcome, 1, 4)
-    last = told.last()
-    assert (told.where(), last["level"], last["message"]) == (("r", 3, 7), level, message)
+    log.watcher.update_arrived(3, outcome, 1, 4)
+    last = log.last()
+    assert (log.where(), last["level"], last["message"]) == (("r", 3, 7), level, message)
     assert (last["outcome"], last["detail"]) == (outcome.outcome, outcome.detail or None)
-    assert last["cosine"] == (None if outcome.outcome == "invalid" else outcome.cosine)
+    cosine = outcome.values.get("cosine")
+    assert last.get("cosine") == (None if outcome.outcome == "invalid" else cosine)
 
 
-def test_a_round_that_closes_late_is_told_as_itself(told: Told) -> None:
-    told.watcher.phase(5, "server_step")
+def test_a_round_that_closes_during_the_next_has_its_own_number(log: WrittenLog) -> None:
+    log.watcher.phase(5, "server_step")
     record = make_record(4)
-    told.watcher.round_closed(record)
-    last = told.last()
-    assert told.where() == ("r", 4, None)
+    log.watcher.round_closed(record)
+    last = log.last()
+    assert log.where() == ("r", 4, None)
     assert last["message"].startswith(f"closed: accepted {record.accepted} of {record.selected}, ‖Δθ‖ ")
     assert last["message"].endswith(f"rounds left: {record.rounds - 4}")
     assert last["accuracy"] == dict(record.accuracy)

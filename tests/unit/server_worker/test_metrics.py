@@ -1,8 +1,8 @@
-"""A server's metrics: their names, that they say what the rounds' records say, and that nobody can inflate them."""
+"""A server's metrics: their names, and that they agree with the records of rounds."""
 
 import ast
 import dataclasses
-import re
+import math
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -11,16 +11,19 @@ from typing import Any
 import pytest
 
 from broker_config.brokers.topology import updates_queue
-from broker_config.protocol.messages import TrainTask
+from broker_config.protocol.messages import ModelEntry, TrainTask
 from broker_config.protocol.wire import encode_message
 from broker_config.transports.interface import ModelAddress
 from broker_config.transports.memory.transport import MemoryTransport
+from fedil_model.methods import find_method
 from fedil_model.training.convergence import VERDICTS
 from server_worker.run.folder import RunDir
 from server_worker.run.history import HistoryWriter, read_records
 from server_worker.run.recipe import Recipe
 from server_worker.watch.events import ClientOutcome, RoundRecord
-from server_worker.watch.metrics import OTHER_REASON, OUTCOMES, PHASES, REASONS, ServerMetrics
+from server_worker.watch.metrics import DUPLICATE, LATE, OTHER_REASON, PHASES, ServerMetrics
+from server_worker.watch.notices import Remark
+from server_worker.watch.outcomes import REASONS, all_outcomes
 from server_worker.watch.survey import Survey
 from server_worker.watch.watching import Watching
 from tests.exposition import by_label, promtool_complaints, types, value, values
@@ -56,6 +59,7 @@ NAMES = {
     "fedil_promoted_samples_total": COUNTER,
     "fedil_pseudo_label_purity": GAUGE,
     "fedil_loss": GAUGE,
+    "fedil_sure_share": GAUGE,
     "fedil_images_total": COUNTER,
     "fedil_transport_bytes_total": COUNTER,
     "fedil_queue_messages": GAUGE,
@@ -68,10 +72,12 @@ NAMES = {
     "fedil_brokers_reachable": GAUGE,
 }
 ROOT = Path(__file__).parents[3]
+FEDIL = find_method("fedil").display
+OUTCOMES = [outcome.name for outcome in all_outcomes(FEDIL)]
 
 
 class Counted(Diary):
-    """A diary beside metrics."""
+    """A diary that also feeds metrics."""
 
     def __init__(self, metrics: ServerMetrics, history: Path) -> None:
         super().__init__()
@@ -105,7 +111,9 @@ def buffered_recipe(**changes: Any) -> Recipe:
 
 
 def outcome(client: int, **changes: Any) -> ClientOutcome:
-    plain = ClientOutcome(client, "accepted", 0.5, metrics={"loss_pseudo": 0.1}, num_samples=10)
+    plain = ClientOutcome(
+        client, "accepted", "", True, {"cosine": 0.5}, metrics={"loss_pseudo": 0.1}, num_samples=10
+    )
     return dataclasses.replace(plain, **changes)
 
 
@@ -113,13 +121,13 @@ def closed(number: int = 1, *outcomes: ClientOutcome, **changes: Any) -> RoundRe
     return make_record(number, outcomes=outcomes, selected=len(outcomes), **changes)
 
 
-def test_every_name_is_there_once_and_no_other() -> None:
-    told = types(ServerMetrics("r", blobs_recipe()).render())
-    assert {name: kind for name, kind in told.items() if name.startswith("fedil_")} == NAMES
-    assert {"process_cpu_seconds_total", "process_resident_memory_bytes"} <= told.keys()
+def test_every_metric_is_there_once_and_no_other() -> None:
+    shown = types(ServerMetrics("r", blobs_recipe()).render())
+    assert {name: kind for name, kind in shown.items() if name.startswith("fedil_")} == NAMES
+    assert {"process_cpu_seconds_total", "process_resident_memory_bytes"} <= shown.keys()
 
 
-def test_every_series_of_ours_says_of_which_run_it_is(tmp_path: Path) -> None:
+def test_every_series_is_labelled_with_its_run_and_with_no_client_or_site(tmp_path: Path) -> None:
     federation, metrics = counted(blobs_recipe(), tmp_path)
     federation.play()
     names = [*NAMES, *(f"{name}_bucket" for name, kind in NAMES.items() if kind == HISTOGRAM)]
@@ -131,7 +139,7 @@ def test_every_series_of_ours_says_of_which_run_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("played", [False, True])
-def test_prometheus_own_linter_has_no_complaint(tmp_path: Path, played: bool) -> None:
+def test_promtool_finds_no_fault(tmp_path: Path, played: bool) -> None:
     federation, metrics = counted(blobs_recipe(), tmp_path)
     if played:
         federation.play()
@@ -140,11 +148,13 @@ def test_prometheus_own_linter_has_no_complaint(tmp_path: Path, played: bool) ->
     assert promtool_complaints(metrics.render()) == ""
 
 
-def test_what_is_not_known_yet_is_absent_and_counters_begin_at_nothing() -> None:
+def test_unknown_gauges_are_absent_and_counters_begin_at_zero() -> None:
     text = ServerMetrics("r", blobs_recipe()).render()
     for name in ("fedil_accuracy", "fedil_round", "fedil_delta_theta_norm", "fedil_workers_alive"):
         assert values(text, name) == {}
-    assert by_label(text, "fedil_updates_total", "outcome") == dict.fromkeys(OUTCOMES, 0.0)
+    assert by_label(text, "fedil_updates_total", "outcome") == dict.fromkeys(
+        [*OUTCOMES, LATE, DUPLICATE], 0.0
+    )
     assert set(by_label(text, "fedil_messages_refused_total", "reason")) == {*REASONS, OTHER_REASON}
     assert value(text, "fedil_running") == 1
     assert value(text, "fedil_clients") == 6
@@ -159,9 +169,9 @@ def test_what_is_not_known_yet_is_absent_and_counters_begin_at_nothing() -> None
 @pytest.mark.parametrize(
     "recipe", [blobs_recipe(rounds=4), buffered_recipe(rounds=5)], ids=["rounds", "buffered"]
 )
-def test_after_a_run_metrics_say_what_its_records_say(tmp_path: Path, recipe: Recipe) -> None:
+def test_after_a_run_metrics_agree_with_its_records(tmp_path: Path, recipe: Recipe) -> None:
     federation, metrics = counted(recipe, tmp_path)
-    misplaced = TrainTask(RUN, 1, 0, 1, ModelAddress(RUN, 1, 0), "0" * 32, "{}")
+    misplaced = TrainTask(RUN, 1, 0, 1, ModelEntry(ModelAddress(RUN, 1, 0), "0" * 32), "{}")
     transport = MemoryTransport(federation.broker)
     transport.declare(updates_queue(RUN))
     for body in ([b"nonsense"], [b""], encode_message(misplaced)):
@@ -182,15 +192,16 @@ def assert_counters(text: bytes, records: list[RoundRecord], recipe: Recipe) -> 
     refused: Counter[str] = Counter()
     for record in records:
         refused.update(record.refused)
-    told = by_label(text, "fedil_messages_refused_total", "reason")
-    assert {reason: count for reason, count in told.items() if count} == refused
+    shown = by_label(text, "fedil_messages_refused_total", "reason")
+    assert {reason: count for reason, count in shown.items() if count} == refused
     assert value(text, "fedil_images_total") == recipe.client.epochs * sum(o.num_samples for o in outcomes)
-    assert value(text, "fedil_promoted_samples_total") == sum(record.promoted for record in records)
-    cosines = [o.cosine for o in outcomes if o.cosine is not None]
+    promoted = [record.series["promoted"] or 0 for record in records]
+    assert value(text, "fedil_promoted_samples_total") == sum(promoted)
+    cosines = [o.values["cosine"] for o in outcomes if "cosine" in o.values]
     assert value(text, "fedil_update_cosine_count") == len(cosines)
     assert value(text, "fedil_update_cosine_bucket", le="0.5") == sum(cosine <= 0.5 for cosine in cosines)
     ages = [o.staleness for o in outcomes if o.staleness is not None]
-    assert value(text, "fedil_update_staleness_sum") == (sum(ages) if ages else None)
+    assert value(text, "fedil_update_staleness_sum") == sum(ages)
     assert value(text, "fedil_round_duration_seconds_count") == len(records)
     assert value(text, "fedil_round_duration_seconds_sum") == pytest.approx(
         sum(record.seconds["total"] for record in records)
@@ -207,26 +218,28 @@ def assert_gauges(text: bytes, record: RoundRecord) -> None:
         "fedil_rounds_planned": record.rounds,
         "fedil_round_closed_timestamp_seconds": record.finished_at,
         "fedil_delta_theta_norm": record.delta_norm,
-        "fedil_reference_norm": record.reference_norm,
+        "fedil_reference_norm": record.series["reference_norm"],
         "fedil_delta_theta_ratio": record.convergence["ratio"],
         "fedil_delta_theta_moving_average": record.convergence["moving_average"],
         "fedil_delta_theta_relative": record.convergence["relative"],
         "fedil_delta_theta_lr_normalized": record.convergence["lr_normalised"],
         "fedil_convergence_exponent": record.convergence["exponent"],
-        "fedil_pseudo_labels": record.pseudo_labels,
-        "fedil_credible_samples": record.credible,
+        "fedil_pseudo_labels": record.series["pseudo_labels"],
+        "fedil_credible_samples": record.series["credible"],
+        "fedil_sure_share": record.series["sure_share"],
     }
     assert {name: value(text, name) for name in same} == same
     assert by_label(text, "fedil_accuracy", "model") == record.accuracy
-    losses = by_label(text, "fedil_loss", "term")
-    assert {f"loss_{term}": loss for term, loss in losses.items()} == record.losses
+    losses = {name[5:]: loss for name, loss in record.series.items() if name.startswith("loss_")}
+    known = {term: loss for term, loss in losses.items() if loss is not None}
+    assert by_label(text, "fedil_loss", "term") == known != {}
     verdicts = by_label(text, "fedil_convergence_verdict", "verdict")
     assert verdicts == {verdict: float(verdict == record.verdict) for verdict in VERDICTS}
 
 
-def test_answers_count_as_they_come_and_the_silent_when_the_round_closes() -> None:
+def test_answers_count_as_they_arrive_and_missing_ones_when_the_round_closes() -> None:
     metrics = ServerMetrics("r", blobs_recipe())
-    arrived = [outcome(0), outcome(1, outcome="rejected_cosine", cosine=-0.4)]
+    arrived = [outcome(0), outcome(1, outcome="rejected_cosine", values={"cosine": -0.4})]
     for number, one in enumerate(arrived, start=1):
         metrics.update_arrived(1, one, number, 3)
     assert value(metrics.render(), "fedil_updates_total", outcome="rejected_cosine") == 1
@@ -234,8 +247,8 @@ def test_answers_count_as_they_come_and_the_silent_when_the_round_closes() -> No
     metrics.update_arrived(2, outcome(0), 1, 3)
     metrics.round_closed(closed(1, *arrived, ClientOutcome(2, "missing")))
     text = metrics.render()
-    told = by_label(text, "fedil_updates_total", "outcome")
-    assert {name: count for name, count in told.items() if count} == {
+    shown = by_label(text, "fedil_updates_total", "outcome")
+    assert {name: count for name, count in shown.items() if count} == {
         "accepted": 2,
         "rejected_cosine": 1,
         "missing": 1,
@@ -243,12 +256,12 @@ def test_answers_count_as_they_come_and_the_silent_when_the_round_closes() -> No
     assert value(text, "fedil_update_cosine_count") == 3
     metrics.round_closed(closed(2, outcome(0)))
     assert value(metrics.render(), "fedil_updates_total", outcome="accepted") == 2
-    assert metrics._answers._counted == {}, "of rounds that are closed nothing is kept"
+    assert metrics._answers._counted == {}, "nothing is kept of closed rounds"
 
 
 @pytest.mark.parametrize(("recipe", "stale"), [(blobs_recipe(), 5), (buffered_recipe(), 1)])
-def test_what_came_late_or_twice_counts_beside_what_became_of_those_asked(recipe: Recipe, stale: int) -> None:
-    """In buffered mode a client that is too slow is stale before its answer comes, and that is one."""
+def test_late_and_duplicate_answers_count_besides_the_outcomes_of_clients(recipe: Recipe, stale: int) -> None:
+    """In buffered mode a slow client is stale before its answer comes; both are one."""
     metrics = ServerMetrics("r", recipe)
     buffered = recipe.federation.mode == "buffered"
     gone = (ClientOutcome(1, "stale", staleness=5),) if buffered else ()
@@ -257,19 +270,19 @@ def test_what_came_late_or_twice_counts_beside_what_became_of_those_asked(recipe
     text = metrics.render()
     updates = by_label(text, "fedil_updates_total", "outcome")
     assert (updates["late"], updates["duplicate"], updates["stale"]) == (2, 3, stale)
-    told = by_label(text, "fedil_messages_refused_total", "reason")
+    shown = by_label(text, "fedil_messages_refused_total", "reason")
     expected = {"late": 2, "duplicate": 3, "stale": 5, "digest": 7, OTHER_REASON: 2}
-    assert {reason: count for reason, count in told.items() if count} == expected
+    assert {reason: count for reason, count in shown.items() if count} == expected
 
 
-def test_every_word_with_which_a_message_is_refused_is_known() -> None:
+def test_every_reason_for_which_a_message_is_refused_is_known() -> None:
     words = {"misplaced", "model_missing", "not_yours"}
-    for path in [*(ROOT / "broker_config").rglob("*.py"), *(ROOT / "server_worker").glob("*.py")]:
+    for path in [*(ROOT / "broker_config").rglob("*.py"), *(ROOT / "server_worker").rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "MessageRejected":
-                # All of `"this" if … else "that"`; a word under another name would go unseen.
+                # All of `"this" if … else "that"`; a reason in a variable would go unseen.
                 said = {p.value for p in ast.walk(node.args[0]) if isinstance(p, ast.Constant)}
-                assert said or path.name == "errors.py", f"{path}:{node.lineno} names its reason elsewhere"
+                assert said or path.name == "errors.py", f"{path}:{node.lineno} takes its reason from a name"
                 words |= {word for word in said if isinstance(word, str)}
             if isinstance(node, ast.FunctionDef) and node.name == "objection":
                 returned = [part.value for part in ast.walk(node) if isinstance(part, ast.Return)]
@@ -277,17 +290,14 @@ def test_every_word_with_which_a_message_is_refused_is_known() -> None:
                 words |= {
                     p.value for p in constants if isinstance(p, ast.Constant) and isinstance(p.value, str)
                 }
-    # Of a table that is looked up there: what a client's outcome makes of its answer.
+    # "missing" is a key of a table that is looked up there.
     assert words - {"missing"} == set(REASONS)
-    page = (ROOT / "server_worker" / "page" / "words.js").read_text(encoding="utf-8")
-    explained = page.partition("export const REFUSALS = {")[2].partition("}")[0]
-    assert set(re.findall(r"^  (\w+):", explained, re.MULTILINE)) == set(REASONS)
 
 
 # ---- after a restart ------------------------------------------------------------------------------------------
 
 
-def test_after_a_restart_gauges_show_the_last_round_again_and_counters_begin_anew(tmp_path: Path) -> None:
+def test_after_a_restart_gauges_show_the_last_round_and_counters_begin_at_zero(tmp_path: Path) -> None:
     recipe = blobs_recipe(rounds=5, evaluate_every=2)
     where = RunDir(tmp_path)
     federation, _ = counted(recipe, tmp_path)
@@ -303,14 +313,14 @@ def test_after_a_restart_gauges_show_the_last_round_again_and_counters_begin_ane
     text = watch.metrics.render()
     assert_gauges(text, dataclasses.replace(records[2], accuracy=records[1].accuracy))
     assert set(by_label(text, "fedil_updates_total", "outcome").values()) == {0}
-    assert value(text, "fedil_round_duration_seconds_count") is None
+    assert value(text, "fedil_round_duration_seconds_count") == 0
     watch.watcher.run_started(4, 5)
     assert value(watch.metrics.render(), "fedil_round") == 3
     watch.ended("done")
     assert value(watch.metrics.render(), "fedil_running") == 0
 
 
-def test_rounds_that_will_be_played_again_are_not_shown_as_closed() -> None:
+def test_rounds_that_are_repeated_are_not_shown_as_closed() -> None:
     metrics = ServerMetrics("r", blobs_recipe())
     metrics.restore(make_record(7))
     metrics.run_started(6, 9)
@@ -318,7 +328,7 @@ def test_rounds_that_will_be_played_again_are_not_shown_as_closed() -> None:
     assert (value(text, "fedil_round"), value(text, "fedil_rounds_planned")) == (5, 9)
 
 
-def test_rounds_in_a_row_in_which_nobody_was_accepted_are_counted_over_a_restart(tmp_path: Path) -> None:
+def test_empty_rounds_in_a_row_are_counted_across_a_restart(tmp_path: Path) -> None:
     def empty(metrics: ServerMetrics) -> float | None:
         return value(metrics.render(), "fedil_empty_rounds")
 
@@ -339,7 +349,7 @@ def test_rounds_in_a_row_in_which_nobody_was_accepted_are_counted_over_a_restart
 # ---- now ------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_that_gets_on_says_when_it_did() -> None:
+def test_every_event_updates_the_time_of_progress() -> None:
     now = [100.0]
     metrics = ServerMetrics("r", blobs_recipe(), clock=lambda: now[0])
 
@@ -359,12 +369,12 @@ def test_a_run_that_gets_on_says_when_it_did() -> None:
         event()
         assert at() == (now[0], 1)
     now[0] += 1.0
-    metrics.note("nothing new")
+    metrics.note(Remark("nothing new"))
     metrics.working(False)
     assert at() == (104.0, 0)
 
 
-def test_a_survey_is_shown_and_what_it_does_not_know_is_not() -> None:
+def test_a_survey_is_shown_as_far_as_it_is_known() -> None:
     metrics = ServerMetrics("r", blobs_recipe())
     health = {"used_memory_bytes": 5e6, "evicted_keys": 3}
     metrics.survey(Survey(1.0, ({}, {}), 4, {"tasks": 2, "dead_letters": 9}, health))
@@ -374,20 +384,23 @@ def test_a_survey_is_shown_and_what_it_does_not_know_is_not() -> None:
     assert value(text, "fedil_store_memory_bytes") == 5e6
     assert value(text, "fedil_store_evicted_keys_total") == 3
     assert value(text, "fedil_brokers_reachable") == 1
-    # A store that was started again counts from nothing; ours does not.
-    metrics.survey(Survey(2.0, (), 0, {}, {"evicted_keys": 1}, "no broker answers"))
+    metrics.survey(Survey(2.0, (), 0, {}, {}, "no broker answers"))
     text = metrics.render()
     assert by_label(text, "fedil_queue_messages", "queue") == {}
     assert values(text, "fedil_store_memory_bytes") == {}
-    assert value(text, "fedil_store_evicted_keys_total") == 4
+    assert value(text, "fedil_store_evicted_keys_total") == 3
     assert value(text, "fedil_brokers_reachable") == 0
 
 
-def test_purity_is_absent_where_truth_is_not_known() -> None:
+def test_a_series_that_is_not_known_is_absent() -> None:
     metrics = ServerMetrics("r", blobs_recipe())
-    metrics.round_closed(make_record(1, purity={"pseudo_labels": 0.9, "credible": None}))
-    assert by_label(metrics.render(), "fedil_pseudo_label_purity", "set") == {"pseudo_labels": 0.9}
-    metrics.round_closed(make_record(2, purity={}))
+    metrics.round_closed(
+        make_record(1, series={"purity_pseudo_labels": 0.9, "purity_credible": None, "credible": math.nan})
+    )
+    text = metrics.render()
+    assert by_label(text, "fedil_pseudo_label_purity", "set") == {"pseudo_labels": 0.9}
+    assert values(text, "fedil_credible_samples") == {}
+    metrics.round_closed(make_record(2, series={}))
     assert values(metrics.render(), "fedil_pseudo_label_purity") == {}
 
 

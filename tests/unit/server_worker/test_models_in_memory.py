@@ -74,9 +74,9 @@ def test_a_model_goes_as_soon_as_it_is_measured(monkeypatch: pytest.MonkeyPatch)
     there: list[list[str]] = []
     measure = evaluator._right
 
-    def looking(weights: Weights) -> Tensor:
+    def looking(name: str, weights: Weights) -> Tensor:
         there.append([name for name, ref in refs.items() if ref() is not None])
-        return measure(weights)
+        return measure(name, weights)
 
     monkeypatch.setattr(evaluator, "_right", looking)
     ready, begin = threading.Event(), threading.Event()

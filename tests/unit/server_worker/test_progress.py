@@ -1,4 +1,4 @@
-"""What goes into a checkpoint comes back, also from checkpoints that an earlier version has written."""
+"""What goes into a checkpoint comes back."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +17,9 @@ BEGUN = Progress(
     round=2,
     state={"global": torch.ones(3)},
     activations=(1, 0),
-    selection=(1,),
-    labelled=((0, 0), (2, 1)),
-    increments=(),
-    models={},
-    record=None,
     answered=(1, 0),
+    totals={"seen": (0.0, 2.0)},
+    selection=(1,),
 )
 
 
@@ -44,8 +41,8 @@ def test_increments_are_judged_by_the_learning_rate_that_each_round_had(tmp_path
     assert progress is not None
     rates = [learning_rate(recipe.client, number, 9) for number in range(1, 10)]
     assert len(set(rates)) == 9
-    assert progress.record is not None
-    assert progress.record.verdict == assess(progress.increments, rates).verdict
+    assert progress.closed is not None
+    assert progress.closed.verdict == assess(progress.increments, rates).verdict
 
 
 def test_what_comes_back_lies_where_torch_would_have_put_it_and_holds_nothing_else(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
+import json
 from pathlib import Path
 
 import pytest
 
 from fedil_model.errors import SettingError
-from fedil_model.settings import Learning
+from fedil_model.methods import make_learning
+from fedil_model.methods.fedil.settings import FedILSettings
 from server_worker.run.recipe import load_recipe, make_recipe, numbers_depend_on, parse_override
 
 
@@ -33,8 +35,8 @@ from server_worker.run.recipe import load_recipe, make_recipe, numbers_depend_on
         ),
         ({"federation": {"mode": "buffered", "max_staleness": -1}}, "federation.max_staleness"),
         ({"client": {"momentum": 0.0}}, "nesterov needs momentum"),
-        ({"profile": [1]}, "profile: Input should be 'paper' or 'fedil'"),
-        ({"profile": "papr"}, "profile: Input should be 'paper' or 'fedil'"),
+        ({"profile": [1]}, "profile: Input should be 'fedil' or 'paper'"),
+        ({"profile": "papr"}, "profile: Input should be 'fedil' or 'paper'"),
         ({"client": {"lr": float("nan")}}, "client.lr"),
     ],
 )
@@ -56,6 +58,7 @@ def test_the_paper_profile_switches_every_improvement_off() -> None:
     assert paper.server.pretrain_epochs == 0
     assert (paper.server.strong_weight, paper.server.pretrain_strong_weight) == (0.0, 0.0)
     method = paper.method
+    assert isinstance(method, FedILSettings)
     assert (method.client_init, method.pseudo_source, method.cosine_reference) == ("global", "live", "global")
     assert method.weight_pseudo_weak == 0.0
     assert (method.on_reject, method.normalise, method.soft_cosine) == ("drop", "none", False)
@@ -76,13 +79,14 @@ def test_in_buffered_mode_fewer_clients_than_a_round_would_ask_are_no_mistake() 
 
 
 def test_a_key_in_the_recipe_wins_over_the_profile() -> None:
-    assert make_recipe({}).method.client_init == "server"
-    assert make_recipe({"method": {"client_init": "global"}}).method.client_init == "global"
+    assert make_recipe({}).model_dump()["method"]["client_init"] == "server"
+    chosen = make_recipe({"method": {"client_init": "global"}})
+    assert chosen.model_dump()["method"]["client_init"] == "global"
 
 
 def test_the_part_that_tasks_carry_survives_json() -> None:
     recipe = make_recipe({"profile": "paper", "seed": 3})
-    assert Learning.model_validate_json(recipe.learning().model_dump_json()) == recipe.learning()
+    assert make_learning(json.loads(recipe.learning().model_dump_json())) == recipe.learning()
 
 
 @pytest.mark.parametrize(

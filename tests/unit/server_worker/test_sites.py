@@ -1,6 +1,7 @@
 from broker_config.brokers.topology import workers_topic
 from broker_config.stores.memory.store import MemoryStore
 from server_worker.round.sites import WatchedSites
+from server_worker.watch.notices import Notice, SiteBack, SiteLost
 
 
 class Clock:
@@ -12,13 +13,15 @@ class Clock:
 
 
 def pass_time(sites: WatchedSites, clock: Clock, until: float) -> None:
-    """Somebody looks every second."""
+    """With a look every second."""
     while clock.now < until:
         clock.now += 1.0
         sites.present()
 
 
-def watched(store: MemoryStore, clock: Clock, notes: list[str], user: str | None = "server") -> WatchedSites:
+def watched(
+    store: MemoryStore, clock: Clock, notes: list[Notice], user: str | None = "server"
+) -> WatchedSites:
     return WatchedSites({"a": range(0, 4), "b": range(4, 6)}, store, clock, 60.0, user, notes.append)
 
 
@@ -33,7 +36,7 @@ def test_a_site_counts_as_present_until_its_workers_have_had_time_to_come() -> N
 
 
 def test_a_site_that_vanished_is_named_once_and_so_is_its_return() -> None:
-    clock, store, notes = Clock(), MemoryStore(), list[str]()
+    clock, store, notes = Clock(), MemoryStore(), list[Notice]()
     sites = watched(store, clock, notes)
     store.announce(workers_topic("a"), "w", {}, 1000.0)
     pass_time(sites, clock, 100.0)
@@ -42,7 +45,8 @@ def test_a_site_that_vanished_is_named_once_and_so_is_its_return() -> None:
     store.announce(workers_topic("b"), "w", {}, 1000.0)
     pass_time(sites, clock, 101.0)
     assert sites.present() == ("a", "b")
-    assert notes == ["site b has no worker: its clients are not asked until it has one", "site b is back"]
+    assert notes == [SiteLost("b"), SiteBack("b")]
+    assert str(notes[0]) == "site b has no worker: its clients are not asked until it has one"
 
 
 def test_the_store_is_asked_once_a_second_at_most_however_often_loops_ask() -> None:
@@ -56,19 +60,22 @@ def test_the_store_is_asked_once_a_second_at_most_however_often_loops_ask() -> N
     assert len(asked) == 2 * len(sites.names())
 
 
-def test_a_site_speaks_for_its_own_clients_only() -> None:
+def test_a_site_answers_for_its_own_clients_only() -> None:
     sites = watched(MemoryStore(), Clock(), [])
-    assert sites.may_speak("site-a", 3)
-    assert not sites.may_speak("site-a", 4)
-    assert not sites.may_speak("site-b", 99)
-    assert not sites.may_speak("", 3)
-    assert not sites.may_speak("stranger", 3)
+    assert sites.wrong_sender("site-a", 3) == ""
+    assert sites.wrong_sender("site-a", 4) == "user 'site-a' answers for client 4, which belongs to site b"
+    assert (
+        sites.wrong_sender("site-b", 99)
+        == "user 'site-b' answers for client 99, which this run does not have"
+    )
+    assert sites.wrong_sender("", 3).startswith("the sender has no validated user id")
+    assert "stranger" in sites.wrong_sender("stranger", 3)
 
 
-def test_whoever_has_the_servers_own_credentials_is_trusted_and_so_is_a_broker_without_users() -> None:
+def test_the_servers_own_credentials_and_a_broker_without_users_are_trusted() -> None:
     sites = watched(MemoryStore(), Clock(), [])
-    assert sites.may_speak("server", 4)
-    assert sites.may_speak(None, 4)
+    assert sites.wrong_sender("server", 4) == ""
+    assert sites.wrong_sender(None, 4) == ""
 
 
 def test_clients_belong_to_sites_in_order() -> None:
@@ -76,7 +83,7 @@ def test_clients_belong_to_sites_in_order() -> None:
     assert [sites.site_of(client) for client in range(6)] == ["a", "a", "a", "a", "b", "b"]
 
 
-def test_time_in_which_nobody_looked_makes_nobody_absent() -> None:
+def test_time_without_a_look_is_not_counted_as_absence() -> None:
     clock = Clock()
     sites = watched(MemoryStore(), clock, [])
     clock.now = 1000.0

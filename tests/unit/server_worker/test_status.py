@@ -1,18 +1,26 @@
-"""What a server tells the board of its run."""
+"""The status of a run on the board."""
 
 from typing import Any
 
 from server_worker.watch.events import ClientOutcome
+from server_worker.watch.notices import RoundRemark
 from server_worker.watch.status import StatusTeller
 
 
-def test_how_many_answers_are_wanted_is_told_before_the_first_one_comes() -> None:
+def test_the_number_of_wanted_answers_is_known_before_the_first_answer() -> None:
     facts: dict[str, Any] = {}
-    teller = StatusTeller(lambda **told: facts.update(told), 3)
+    teller = StatusTeller(lambda **shown: facts.update(shown), 3)
     teller.run_started(1, 10)
     teller.phase(1, "wait")
     assert (facts["answered"], facts["selected"]) == (0, 3)
-    teller.update_arrived(1, ClientOutcome(7, "accepted"), 1, 5)  # more were asked
+    teller.update_arrived(1, ClientOutcome(7, "accepted"), 1, 5)  # more clients were asked
     assert (facts["answered"], facts["selected"]) == (1, 5)
     teller.phase(2, "wait")
     assert (facts["answered"], facts["selected"]) == (0, 3)
+
+
+def test_a_notice_is_cut() -> None:
+    facts: dict[str, Any] = {}
+    StatusTeller(lambda **shown: facts.update(shown), 3).note(RoundRemark(4, "x" * 1000))
+    assert facts["note"].startswith("round 4: xxx")
+    assert len(facts["note"]) == 300

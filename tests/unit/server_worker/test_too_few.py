@@ -17,10 +17,10 @@ LEARNED = {"accepted", "rejected_cosine"}
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is silent for one poll is looked after."""
-    monkeypatch.setattr("server_worker.round.loop.DEAD_TASK_SECONDS", 0.0)
+    monkeypatch.setattr("server_worker.round.loop.QUIET_SECONDS", 0.0)
     monkeypatch.setattr("server_worker.round.loop.POLL_SECONDS", 0.05)
-    monkeypatch.setattr("server_worker.round.inbox._LOOKING_SHARE", 1.0)
-    monkeypatch.setattr("server_worker.round.inbox._LOOK_ANYWAY_SECONDS", 0.0)
+    monkeypatch.setattr("server_worker.round.dead_letters._LOOKING_SHARE", 1.0)
+    monkeypatch.setattr("server_worker.round.dead_letters._LOOK_ANYWAY_SECONDS", 0.0)
 
 
 def nonsense(update: Update) -> Update:

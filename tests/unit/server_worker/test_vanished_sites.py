@@ -17,8 +17,8 @@ from tests.serving import THERE, Clock, TwoSites, served, until
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is silent for one poll is looked after."""
-    for module in ("rounds", "buffered"):
-        monkeypatch.setattr(f"server_worker.{module}.DEAD_TASK_SECONDS", 0.0)
+    for mode in ("round", "buffered"):
+        monkeypatch.setattr(f"server_worker.{mode}.loop.QUIET_SECONDS", 0.0)
     monkeypatch.setattr("server_worker.round.loop.POLL_SECONDS", 0.05)
     monkeypatch.setattr("server_worker.buffered.loop.POLL_SECONDS", 0.05)
 
@@ -66,7 +66,8 @@ def test_a_round_whose_clients_have_all_vanished_asks_others(tmp_path: Path) -> 
     assert progress.activations == (1,) * 6
     assert progress.answered == tuple(int(client in learned) for client in range(6))
     assert any(
-        "0 of 3 have learned, where 3 are needed; asking 3 more" in note for note in federation.diary.notes
+        "0 of 3 clients have trained, the quorum is 3; asking 3 more" in note
+        for note in federation.diary.notes
     )
 
 
@@ -258,7 +259,7 @@ def test_who_was_too_slow_is_asked_at_once_and_carries_on_when_the_quick_are_gon
             here.answer(task)
         here.take(3)
         tasks = there.take(3)
-        assert {(task.model.version, task.activation) for task in tasks} == {(2, 2)}
+        assert {(task.model.address.version, task.activation) for task in tasks} == {(2, 2)}
         sites.gone = SITE
         for task in tasks:
             there.answer(task)

@@ -1,4 +1,4 @@
-"""What is served at a server's address, and until when."""
+"""What is served at a server's address, and for how long."""
 
 import json
 import threading
@@ -33,7 +33,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def lingering_long() -> Iterator[None]:
-    """Whoever ends in here has a reason to; afterwards nobody is waited for."""
+    """Lingering that ends inside has seen what it waits for; outside there is none."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(server_worker.watch.watching, "_LINGER_SECONDS", LONG)
         yield
@@ -62,10 +62,10 @@ def test_a_server_is_ready_only_while_it_leads(tmp_path: Path) -> None:
         assert json.loads(ask(watch, "api/state")[1])["state"] == "done"
 
 
-def test_a_server_that_still_waits_for_its_brokers_says_so(tmp_path: Path) -> None:
-    """Alerts see it by its metrics: it was perhaps started again in the middle of a run."""
+def test_a_server_that_waits_for_its_brokers_is_not_ready(tmp_path: Path) -> None:
+    """Alerts see it in its metrics: it may have been restarted during a run."""
 
-    def told() -> tuple[float | None, str, str]:
+    def states() -> tuple[float | None, str, str]:
         metrics = ask(watch, "metrics")[1].encode()
         assert value(metrics, "fedil_running") == 1
         state = json.loads(ask(watch, "api/state")[1])
@@ -73,30 +73,29 @@ def test_a_server_that_still_waits_for_its_brokers_says_so(tmp_path: Path) -> No
         return value(metrics, "fedil_brokers_reachable"), ask(watch, "readyz")[1], page
 
     with watching("r", blobs_recipe(), RunDir(tmp_path), ANY, threading.Event()) as watch:
-        assert told() == (None, "starting\n", "starting: ")
+        assert states() == (None, "starting\n", "starting: ")
         watch.waiting_for("Redis at h:1 is away")
-        assert told() == (0, "waiting: Redis at h:1 is away\n", "starting: Redis at h:1 is away")
+        assert states() == (0, "waiting: Redis at h:1 is away\n", "starting: Redis at h:1 is away")
         watch.leading_again()
-        assert told() == (1, "starting\n", "starting: ")
+        assert states() == (1, "starting\n", "starting: ")
         watch.leading(("a", "b"), lambda: ({}, {}))
-        watch.waiting_for("Redis at h:1 is away")  # for which the run waits, and its survey says so
-        assert told() == (1, "ready\n", "running: ")
+        watch.waiting_for("Redis at h:1 is away")  # while it leads, the survey reports it
+        assert states() == (1, "ready\n", "running: ")
 
 
-def test_a_standby_whose_brokers_go_away_and_come_back_says_so(tmp_path: Path) -> None:
+def test_a_standby_whose_brokers_are_away_is_waiting(tmp_path: Path) -> None:
     with watching("r", blobs_recipe(), RunDir(tmp_path), ANY, threading.Event()) as watch:
         for _ in range(2):
             watch.standing_by()
             assert ask(watch, "readyz")[1].startswith("standby")
-            assert (
-                value(ask(watch, "metrics")[1].encode(), "fedil_brokers_reachable") is None
-            )  # the leader says it
+            # The leader reports it.
+            assert value(ask(watch, "metrics")[1].encode(), "fedil_brokers_reachable") is None
             watch.waiting_for("no RabbitMQ answers at h:1")
             assert ask(watch, "readyz")[1] == "waiting: no RabbitMQ answers at h:1\n"
             assert value(ask(watch, "metrics")[1].encode(), "fedil_running") == 0
 
 
-def test_a_server_that_has_lost_the_lead_no_longer_says_that_it_works(tmp_path: Path) -> None:
+def test_a_server_that_lost_the_lead_is_not_running(tmp_path: Path) -> None:
     with watching("r", blobs_recipe(), RunDir(tmp_path), ANY, threading.Event()) as watch:
         watch.leading(("a", "b"), lambda: ({}, {}))
         watch.watcher.run_started(1, 3)
@@ -108,7 +107,7 @@ def test_a_server_that_has_lost_the_lead_no_longer_says_that_it_works(tmp_path: 
         assert works in ask(watch, "metrics")[1]
 
 
-def test_prometheus_finds_the_workers_that_say_where_they_are(tmp_path: Path) -> None:
+def test_targets_are_the_workers_with_a_valid_address(tmp_path: Path) -> None:
     hostile: list[object] = [None, 7, "nonsense", "host:port", "a b:1", "x:1/../", "host:1\n", ["a:1"]]
     good = {"site": "north", "name": "n", "metrics": "gpu-3.example:9000"}
     others = [{"site": "south", "name": "s", "metrics": place} for place in hostile]
@@ -118,7 +117,7 @@ def test_prometheus_finds_the_workers_that_say_where_they_are(tmp_path: Path) ->
     assert found == [{"targets": ["gpu-3.example:9000"], "labels": {"site": "north"}}]
 
 
-def test_the_page_and_nothing_beside_it_is_served(tmp_path: Path) -> None:
+def test_only_files_of_the_page_are_served(tmp_path: Path) -> None:
     with watching("r", blobs_recipe(), RunDir(tmp_path), ANY, threading.Event()) as watch:
         status, page = ask(watch, "")
         assert status == 200
@@ -127,7 +126,7 @@ def test_the_page_and_nothing_beside_it_is_served(tmp_path: Path) -> None:
             assert ask(watch, path)[0] == 404, path
 
 
-def test_a_port_that_is_taken_is_named_before_anything_begins(tmp_path: Path) -> None:
+def test_a_taken_port_is_an_error_before_anything_begins(tmp_path: Path) -> None:
     with watching("r", blobs_recipe(), RunDir(tmp_path), ANY, threading.Event()) as first:
         assert first.url
         port = int(first.url.rstrip("/").rpartition(":")[2])
@@ -135,14 +134,14 @@ def test_a_port_that_is_taken_is_named_before_anything_begins(tmp_path: Path) ->
             watching(
                 "r", blobs_recipe(), RunDir(tmp_path), WebAddress(LOOPBACK, port), threading.Event()
             ).__enter__()
-        # Nobody asked for this very one.
+        # A default port is not asked for: another is taken.
         usual = WebAddress(LOOPBACK, port, fixed=False)
         with watching("r", blobs_recipe(), RunDir(tmp_path), usual, threading.Event()) as second:
             assert second.url not in (None, first.url)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nobody_is_waited_for_who_was_not_watching(tmp_path: Path) -> None:
+def test_a_server_without_readers_does_not_linger(tmp_path: Path) -> None:
     with watching("r", blobs_recipe(), RunDir(tmp_path), ANY, threading.Event()) as watch:
         ask(watch, "healthz")
         with lingering_long():
@@ -151,7 +150,7 @@ def test_nobody_is_waited_for_who_was_not_watching(tmp_path: Path) -> None:
             assert time.monotonic() - began < SOON
 
 
-def test_who_was_watching_sees_the_end(tmp_path: Path) -> None:
+def test_a_server_lingers_until_its_readers_have_seen_the_end(tmp_path: Path) -> None:
     with watching("r", blobs_recipe(), RunDir(tmp_path), ANY, threading.Event()) as watch:
         ask(watch, "metrics")
         ask(watch, "api/state")
@@ -162,21 +161,21 @@ def test_who_was_watching_sees_the_end(tmp_path: Path) -> None:
             lingering.join(0.5)
             ask(watch, "metrics")
             lingering.join(0.5)
-            assert lingering.is_alive(), "the page has not been told yet"
+            assert lingering.is_alive(), "the page has not seen the end"
             assert json.loads(ask(watch, "api/state")[1])["state"] == "done"
             lingering.join(SOON)
-            assert not lingering.is_alive(), "everybody has been told"
+            assert not lingering.is_alive(), "all have seen the end"
 
 
-def test_who_asked_just_before_the_end_has_not_seen_it(
+def test_a_reader_that_asked_just_before_the_end_has_not_seen_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with watching("r", blobs_recipe(), RunDir(tmp_path), ANY, threading.Event()) as watch:
-        looked, may_answer, state = threading.Event(), threading.Event(), watch.live.state
+        read, may_answer, state = threading.Event(), threading.Event(), watch.live.state
 
         def slow(query: Mapping[str, str]) -> object:
             found = state(query)
-            looked.set()
+            read.set()
             assert may_answer.wait(SOON)
             return found
 
@@ -184,7 +183,7 @@ def test_who_asked_just_before_the_end_has_not_seen_it(
         monkeypatch.setattr(watch.live, "state", slow)
         asking = threading.Thread(target=ask, args=(watch, "api/state"))
         asking.start()
-        assert looked.wait(SOON)
+        assert read.wait(SOON)
         watch.ended("done")
         with lingering_long():
             lingering = threading.Thread(target=watch.linger, args=(threading.Event(),))
@@ -192,14 +191,14 @@ def test_who_asked_just_before_the_end_has_not_seen_it(
             may_answer.set()
             asking.join(SOON)
             lingering.join(1.0)
-            assert lingering.is_alive(), "the page has not been told yet"
+            assert lingering.is_alive(), "the page has not seen the end"
             monkeypatch.setattr(watch.live, "state", state)
             ask(watch, "api/state")
             lingering.join(SOON)
             assert not lingering.is_alive()
 
 
-def test_prometheus_is_waited_for_even_by_a_server_that_was_stopped_and_a_page_is_not(tmp_path: Path) -> None:
+def test_a_stopped_server_lingers_for_prometheus_and_not_for_pages(tmp_path: Path) -> None:
     stop = threading.Event()
     stop.set()
     with watching("r", blobs_recipe(), RunDir(tmp_path), ANY, stop) as watch:
@@ -213,11 +212,11 @@ def test_prometheus_is_waited_for_even_by_a_server_that_was_stopped_and_a_page_i
             assert lingering.is_alive()
             assert "fedil_running" in ask(watch, "metrics")[1]
             lingering.join(SOON)
-            assert not lingering.is_alive(), "the page is not waited for"
+            assert not lingering.is_alive(), "it waits for the page"
 
 
-def test_a_run_that_failed_is_to_be_missed_and_says_why(tmp_path: Path) -> None:
-    told = list[str]()
+def test_a_failed_run_stays_running_in_its_metrics_and_gives_its_reason(tmp_path: Path) -> None:
+    replies = list[str]()
 
     def fail() -> None:
         with watching("r", blobs_recipe(), RunDir(tmp_path), ANY, threading.Event()) as watch:
@@ -227,19 +226,19 @@ def test_a_run_that_failed_is_to_be_missed_and_says_why(tmp_path: Path) -> None:
 
             def remember(state: str, reason: str = "") -> None:
                 ended(state, reason)
-                told.extend((ask(watch, "metrics")[1], ask(watch, "api/state")[1]))
+                replies.extend((ask(watch, "metrics")[1], ask(watch, "api/state")[1]))
 
             watch.ended = remember  # type: ignore[method-assign]
             raise OSError("the disk is full")
 
     with pytest.raises(OSError, match="the disk is full"):
         fail()
-    assert 'fedil_running{run="r"} 1.0' in told[0]
-    state = json.loads(told[1])
+    assert 'fedil_running{run="r"} 1.0' in replies[0]
+    state = json.loads(replies[1])
     assert (state["state"], state["reason"]) == ("failed", "the disk is full")
 
 
-def test_a_server_that_got_the_lead_back_is_ready_again(tmp_path: Path) -> None:
+def test_a_server_that_leads_again_is_ready_again(tmp_path: Path) -> None:
     with watching("r", blobs_recipe(), RunDir(tmp_path), ANY, threading.Event()) as watch:
         watch.leading_again()
         assert ask(watch, "readyz") == (503, "starting\n")

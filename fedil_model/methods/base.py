@@ -1,0 +1,178 @@
+"""Building blocks that methods share: the network, seeds, training at the server and at a client, static batch norm."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedil_model.data.datasets.interface import Samples
+from fedil_model.errors import NumericError, StateError
+from fedil_model.methods.interface import Activation, MethodContext, State, Tensors
+from fedil_model.networks import build_network
+from fedil_model.networks.normalisation import refresh_statistics
+from fedil_model.seeding import derive_seed
+from fedil_model.settings import ServerSettings
+from fedil_model.training.batches import shuffled_batches
+from fedil_model.training.flat_model import FlatModel, Weights, all_finite
+from fedil_model.training.optimiser import FlatSGD, learning_rate
+from fedil_model.training.precision import autocast, seeded
+from fedil_model.training.supervised import Supervised, train_supervised
+
+_SHARED = {"epochs": 5, "batch_size": 10, "lr_schedule": "cosine", "clip_norm": 1.0}
+SHARED_OPTIMISERS: dict[str, Any] = {"client": _SHARED, "server": _SHARED}
+"""Of the FixMatch family: SemiFL, (FL)² and the baselines beside them. What is not named here is the same by default.
+With more than 1,000 labels they use server batches of 250."""
+
+
+class MethodBase:
+    """A method with one kind of network, which starts released: it holds no weights until some are loaded."""
+
+    def __init__(self, context: MethodContext) -> None:
+        self.device = context.device
+        self.micro_batch: int | None = None
+        self.check_stop: Callable[[], None] = lambda: None
+        self._context, self._learning, self._views = context, context.learning, context.views
+        self._student = self._network()
+        self._student.release()
+
+    def _network(self) -> FlatModel:
+        """With the weights that a run begins with."""
+        context, seed = self._context, self._seed("network")
+        module = build_network(context.learning.network, context.input_shape, context.num_classes, seed)
+        return FlatModel(module, self.device)
+
+    def _seed(self, *names: int | str) -> int:
+        return derive_seed(self._learning.seed, *names)
+
+    def _pretrain(self, labelled: Samples) -> Weights:
+        """The initial weights after server.pretrain_epochs on the labelled samples."""
+        settings = self._learning.server
+        self._student.load(self._network().take_weights())
+        if settings.pretrain_epochs:
+            lr, seed = settings.pretrain_lr or settings.lr, self._seed("pretrain")
+            weight = settings.pretrain_strong_weight
+            self._train_supervised(labelled, settings, settings.pretrain_epochs, lr, weight, seed)
+        self._refresh(labelled)
+        return self._student.take_weights()
+
+    def _train_on_labels(
+        self, labelled: Samples, round_number: int, settings: ServerSettings | None = None
+    ) -> tuple[Weights, Supervised]:
+        """Trains what the student holds on the labelled samples, as a round does, and takes it."""
+        settings = settings or self._learning.server
+        lr, seed = (
+            learning_rate(settings, round_number, self._learning.rounds),
+            self._seed("server", round_number),
+        )
+        done = self._train_supervised(labelled, settings, settings.epochs, lr, settings.strong_weight, seed)
+        self._refresh(labelled)
+        return self._student.take_weights(), done
+
+    def _train_supervised(
+        self,
+        labelled: Samples,
+        settings: ServerSettings,
+        epochs: int,
+        lr: float,
+        strong_weight: float,
+        seed: int,
+    ) -> Supervised:
+        with seeded(seed, self.device):
+            return train_supervised(
+                self._student,
+                labelled,
+                self._views,
+                settings,
+                epochs=epochs,
+                lr=lr,
+                strong_weight=strong_weight,
+                generator=torch.Generator().manual_seed(seed),
+                precision=self._learning.autocast,
+                check_stop=self.check_stop,
+            )
+
+    def _refresh(self, labelled: Samples) -> None:
+        """Static batch norm: statistics of the student's own weights on the labelled samples."""
+        if self._learning.network.norm == "sbn":
+            refresh_statistics(
+                self._student.module, (self._views.plain(part) for part in torch.split(labelled.inputs, 500))
+            )
+
+    def _refreshed(self, weights: Weights, labelled: Samples) -> Weights:
+        """With static batch norm, an average of weights needs statistics of its own."""
+        if self._learning.network.norm != "sbn":
+            return weights
+        self._student.load_view(weights.to(self.device))
+        self._refresh(labelled)
+        return Weights(weights.params, self._student.take_weights().buffers)
+
+    @contextmanager
+    def _client_training(
+        self, activation: Activation, start: Weights
+    ) -> Iterator[tuple[FlatSGD, torch.Generator]]:
+        """The student with `start`, in training mode; an optimiser at the round's rate, and the task's random draws."""
+        client, round_number = activation.client, activation.round_number
+        if len(activation.inputs) == 0:
+            raise StateError(f"client {client} has no samples")
+        self._student.load(start)
+        self._student.module.train()
+        seed = self._seed("client", round_number, client)
+        lr = learning_rate(self._learning.client, round_number, self._learning.rounds)
+        with seeded(seed, self.device):
+            optimiser = FlatSGD(self._student, self._learning.client, lr)
+            yield optimiser, torch.Generator().manual_seed(seed)
+
+    def _client_batches(self, num_samples: int, generator: torch.Generator) -> Iterator[Tensor]:
+        settings = self._learning.client
+        for _ in range(settings.epochs):
+            yield from shuffled_batches(num_samples, settings.batch_size, generator, self.device)
+
+    def _logits(self, inputs: Tensor) -> Tensor:
+        """Of the student, in the mode that it is in."""
+        with autocast(self.device, self._learning.autocast):
+            logits_BC: Tensor = self._student.module(inputs).float()
+        return logits_BC
+
+    def _take_delta(self, activation: Activation, start: Weights, losses: Sequence[float]) -> Weights:
+        """What training added to `start`. Raises NumericError if it diverged."""
+        trained = self._student.take_weights()
+        check_finite(activation.client, trained.params, losses)
+        return Weights(trained.params.sub_(start.params), trained.buffers.sub_(start.buffers))
+
+    def _variances(self) -> Tensor:
+        """Marks the buffer values that are running variances."""
+        buffers = [(n, b) for n, b in self._student.module.named_buffers() if b.is_floating_point()]
+        marks = [torch.full((buffer.numel(),), name.endswith("running_var")) for name, buffer in buffers]
+        return torch.cat([torch.zeros(0, dtype=torch.bool), *marks])
+
+    def extras_for(self, state: State, round_number: int, client: int) -> Sequence[str]:  # noqa: ARG002
+        return ()
+
+    def extra(self, state: State, name: str) -> Tensors:  # noqa: ARG002
+        raise KeyError(name)
+
+
+def make_view(
+    view: Callable[[Tensor, torch.Generator], Tensor], raw: Tensor, generator: torch.Generator
+) -> Tensor:
+    """A user's views need not accept empty batches."""
+    return view(raw, generator) if len(raw) else raw
+
+
+def split_batch(size: int | None, *columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Parts of at most `size` rows of columns that have the same number of rows; None: the whole."""
+    count = 1 if size is None else max(-(-len(columns[0]) // size), 1)
+    return zip(*(column.tensor_split(count) for column in columns), strict=True)
+
+
+def check_finite(client: int, params: Tensor, losses: Sequence[float]) -> None:
+    if not all_finite(params) or not all(map(_is_finite, losses)):
+        raise NumericError(
+            f"training of client {client} diverged: begin anew with a lower client.lr or client.clip_norm"
+        )
+
+
+def _is_finite(value: float) -> bool:
+    return abs(value) < float("inf")

@@ -1,0 +1,199 @@
+"""Algorithm 2: what one activation of a client does. N samples of the client, C classes, B batch."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedil_model.errors import StateError
+from fedil_model.methods.base import check_finite, make_view
+from fedil_model.methods.fedil.batch import ViewedBatch
+from fedil_model.methods.fedil.ledger import Ledger, Observation
+from fedil_model.methods.fedil.losses import consistency_loss, credible_loss, pseudo_label_loss
+from fedil_model.methods.fedil.settings import FedILSettings
+from fedil_model.methods.interface import Activation, ClientResult, MethodContext
+from fedil_model.seeding import derive_seed
+from fedil_model.training.batches import shuffled_batches
+from fedil_model.training.evaluate import predict_logits
+from fedil_model.training.flat_model import FlatModel, Weights
+from fedil_model.training.optimiser import FlatSGD, learning_rate
+from fedil_model.training.precision import autocast, seeded
+
+LOSSES = ("loss_pseudo", "loss_pseudo_weak", "loss_consistency", "loss_credible")
+
+
+class ClientTraining:
+    def __init__(self, context: MethodContext, student: FlatModel, teacher: FlatModel) -> None:
+        assert isinstance(context.learning.method, FedILSettings)
+        self.device, self._learning, self._views = context.device, context.learning, context.views
+        self._settings = context.learning.method
+        self._student, self._teacher = student, teacher
+        teacher.release()
+        self._micro_batch: int | None = None
+
+    def run(self, activation: Activation, micro_batch: int | None) -> ClientResult:
+        self._micro_batch = micro_batch
+        inputs, client, broadcast = activation.inputs, activation.client, activation.broadcast
+        if len(inputs) == 0:
+            raise StateError(f"client {client} has no samples")
+        global_, server = Weights.named(broadcast, "global"), Weights.named(broadcast, "server")
+        kept = activation.state
+        before = Ledger.from_arrays(kept, len(inputs)) if kept else Ledger.empty(len(inputs))
+        with self._teacher.temporarily_loaded():
+            targets = self._observe(global_, server, inputs)
+            after = before.observe(
+                targets.observation, self._settings.credibility, self._settings.demote_after
+            )
+            member = after if self._settings.promote_lag == 0 else before
+            plan = _Plan.make(member, targets, self.device)
+            self._student.load(server if self._settings.client_init == "server" else global_)
+            seed = derive_seed(self._learning.seed, "client", activation.round_number, client)
+            with seeded(seed, self.device):
+                lr = learning_rate(self._learning.client, activation.round_number, self._learning.rounds)
+                num_steps, losses = self._train(inputs, plan, lr, torch.Generator().manual_seed(seed))
+        trained = self._student.take_weights()
+        check_finite(client, trained.params, list(losses.values()))
+        delta = Weights(trained.params.sub_(global_.params), trained.buffers.sub_(global_.buffers))
+        metrics = losses | {
+            "pseudo_labels": float((after.labels_N >= 0).sum()),
+            "credible": float(after.credible_N.sum()),
+            "sure_share": float(plan.sure_U.float().mean()) if len(plan.sure_U) else 0.0,
+        }
+        return ClientResult(delta.tensors("delta"), after.to_arrays(), num_steps, metrics)
+
+    def _observe(self, global_: Weights, server: Weights, inputs: Tensor) -> "_Targets":
+        """The frozen, received models on the plain view. The teacher stays loaded with θ₀ for ξb."""
+        at_a_time = min(500, self._micro_batch or 500)
+        self._teacher.load_view(global_)
+        global_NC = predict_logits(self._teacher.module, inputs, self._views, at_a_time).softmax(1)
+        self._teacher.load_view(server)
+        server_NC = predict_logits(self._teacher.module, inputs, self._views, at_a_time).softmax(1)
+        confidence_N, labels_N = global_NC.max(1)
+        agreed_N = labels_N == server_NC.argmax(1)
+        sure_N = (confidence_N >= self._settings.threshold) & agreed_N
+        source_NC = {"global": global_NC, "server": server_NC}.get(
+            self._settings.pseudo_source, (global_NC + server_NC) / 2
+        )
+        pseudo_confidence_N, pseudo_labels_N = source_NC.max(1)
+        return _Targets(
+            Observation(labels_N.cpu().numpy(), sure_N.cpu().numpy()),
+            pseudo_labels_N,
+            pseudo_confidence_N >= self._settings.threshold,
+        )
+
+    def _train(
+        self, inputs: Tensor, plan: "_Plan", lr: float, generator: torch.Generator
+    ) -> tuple[int, dict[str, float]]:
+        settings = self._learning.client
+        optimiser = FlatSGD(self._student, settings, lr)
+        weights = self._loss_weights()
+        totals = torch.zeros_like(weights)
+        self._student.module.train()
+        self._teacher.module.eval()
+        for _ in range(settings.epochs):
+            for batch_U in plan.batches(settings.batch_size, generator):
+                batch = self._make_views(inputs, plan, batch_U, generator)
+                optimiser.zero_grad()
+                for part, shares in batch.parts(self._micro_batch):
+                    losses = self._losses(part)
+                    if shares is not None:
+                        losses = losses * losses.new_tensor([shares.B, shares.B, shares.B, shares.L])
+                    (losses @ weights).backward()  # type: ignore[no-untyped-call]
+                    totals += losses.detach()
+                optimiser.step()
+        means = (totals / max(optimiser.num_steps, 1)).tolist()
+        return optimiser.num_steps, dict(zip(LOSSES, means, strict=True))
+
+    def _loss_weights(self) -> Tensor:
+        s = self._settings
+        weights = [s.weight_pseudo, s.weight_pseudo_weak, s.weight_consistency, s.weight_credible]
+        return torch.tensor(weights, device=self.device)
+
+    def _make_views(
+        self, inputs: Tensor, plan: "_Plan", batch_U: Tensor, generator: torch.Generator
+    ) -> ViewedBatch:
+        """All of a batch's views at once: what is drawn does not depend on the parts it is trained in."""
+        raw = inputs.index_select(0, plan.unlabelled_U[batch_U])
+        live = self._settings.pseudo_source == "live"
+        # Labels known beforehand: a sample that is not sure adds nothing to ξa, so its strong view is not made.
+        sure_B = torch.ones_like(batch_U, dtype=torch.bool) if live else plan.sure_U[batch_U]
+        credible = plan.draw_credible(self._learning.client.batch_size, generator)
+        weak_B = make_view(self._views.weak, raw, generator)
+        strong_S = make_view(self._views.strong, raw.index_select(0, sure_B.nonzero()[:, 0]), generator)
+        trusted_L = make_view(self._views.weak, inputs.index_select(0, credible.indices), generator)
+        return ViewedBatch(weak_B, plan.labels_U[batch_U], sure_B, strong_S, trusted_L, credible.labels)
+
+    def _losses(self, batch: ViewedBatch) -> Tensor:
+        """ξa, its twin on the weak view, ξb and ξc of one batch, from a single forward pass of all views."""
+        weak, strong, trusted = batch.weak_B, batch.strong_S, batch.trusted_L
+        parts = [part for part in (weak, strong, trusted) if len(part)]
+        with autocast(self.device, self._learning.autocast):
+            logits = self._student.module(torch.cat(parts)).float()
+            with torch.no_grad():
+                logits_server_BC = self._teacher.module(weak).float() if len(weak) else logits[:0]
+        weak_BC, strong_SC, credible_LC = logits.split([len(weak), len(strong), len(trusted)])
+        zero = logits.new_zeros(())
+        pseudo, pseudo_weak = zero, zero
+        if self._settings.pseudo_source == "live" and len(weak):
+            confidence_B, labels_B = weak_BC.detach().softmax(1).max(1)
+            pseudo = pseudo_label_loss(strong_SC, labels_B, confidence_B >= self._settings.threshold)
+        elif len(strong):
+            labels_B, share = batch.labels_B, len(strong) / len(weak)
+            pseudo = credible_loss(strong_SC, labels_B[batch.sure_B]) * share
+            pseudo_weak = pseudo_label_loss(weak_BC, labels_B, batch.sure_B)
+        consistency = consistency_loss(logits_server_BC, weak_BC) if len(weak) else zero
+        trust = credible_loss(credible_LC, batch.labels_L) if len(trusted) else zero
+        return torch.stack([pseudo, pseudo_weak, consistency, trust])
+
+
+@dataclass(frozen=True)
+class _Targets:
+    observation: Observation
+    labels_N: Tensor
+    sure_N: Tensor
+
+
+@dataclass(frozen=True)
+class _Credible:
+    indices: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Which samples one activation trains on: U unlabelled ones, L credible ones."""
+
+    unlabelled_U: Tensor
+    labels_U: Tensor
+    sure_U: Tensor
+    credible: _Credible
+
+    @staticmethod
+    def make(ledger: Ledger, targets: _Targets, device: torch.device) -> "_Plan":
+        unlabelled_U = torch.from_numpy(np.flatnonzero(~ledger.credible_N)).to(device)
+        credible_L = np.flatnonzero(ledger.credible_N)
+        labels_L = torch.from_numpy(ledger.labels_N[credible_L].astype(np.int64)).to(device)
+        return _Plan(
+            unlabelled_U,
+            targets.labels_N[unlabelled_U],
+            targets.sure_N[unlabelled_U],
+            _Credible(torch.from_numpy(credible_L).to(device), labels_L),
+        )
+
+    def batches(self, batch_size: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """Positions in U, shuffled. With everything promoted: empty batches, as many as D^l has."""
+        device = self.unlabelled_U.device
+        if len(self.unlabelled_U):
+            return shuffled_batches(len(self.unlabelled_U), batch_size, generator, device)
+        steps = -(-len(self.credible.labels) // batch_size)
+        return (torch.zeros(0, dtype=torch.int64, device=device),) * steps
+
+    def draw_credible(self, batch_size: int, generator: torch.Generator) -> _Credible:
+        num_credible = len(self.credible.labels)
+        if num_credible <= batch_size:
+            return self.credible
+        chosen = torch.randint(num_credible, (batch_size,), generator=generator).to(
+            self.credible.labels.device
+        )
+        return _Credible(self.credible.indices[chosen], self.credible.labels[chosen])

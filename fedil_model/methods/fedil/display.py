@@ -1,0 +1,184 @@
+"""What FedIL shows of a round, of a client's answer and of a client's ledger."""
+
+import numpy as np
+
+from fedil_model.methods.fedil.ledger import Ledger
+from fedil_model.methods.interface import (
+    Arrays,
+    Chart,
+    ClientValue,
+    Display,
+    Model,
+    Outcome,
+    Series,
+    StateView,
+    Table,
+)
+
+PROJECTED, REJECTED = "projected", "rejected_cosine"
+
+
+def _loss(term: str, title: str, help: str, *, at_server: bool = False) -> Series:
+    return Series(
+        f"loss_{term}",
+        title,
+        help,
+        source="server" if at_server else "client_mean",
+        metric="fedil_loss",
+        metric_label=("term", term),
+    )
+
+
+def _purity(label_set: str, title: str, help: str, column: str = "") -> Series:
+    return Series(
+        f"purity_{label_set}",
+        title,
+        help,
+        source="label_set",
+        of=label_set,
+        unit="share",
+        column=column,
+        metric="fedil_pseudo_label_purity",
+        metric_label=("set", label_set),
+    )
+
+
+DISPLAY = Display(
+    models=(
+        Model("global", "θ′", "the global model after the round"),
+        Model("server", "θ₀", "the global model trained on the labelled samples at the start of the round"),
+        Model("ema", "EMA", "moving average of θ′ over rounds", optional=True),
+    ),
+    charts=(
+        Chart(
+            "Server step",
+            "How far training on the labelled samples moves θ′. The cosine filter compares updates with this step.",
+            (
+                Series(
+                    "reference_norm",
+                    "‖θ₀ − θ′‖",
+                    "Norm of the server's own step, θ₀ − θ′.",
+                    unit="norm",
+                ),
+            ),
+            log=True,
+        ),
+        Chart(
+            "Pseudo-labels",
+            "Samples that carry a label at their clients. Credible ones have had the same confident label for T "
+            "activations in a row and train as labelled samples.",
+            (
+                Series(
+                    "pseudo_labels",
+                    "with a pseudo-label",
+                    "Samples with a pseudo-label at their clients.",
+                    source="client_total",
+                    unit="samples",
+                    column="pseudo",
+                ),
+                Series(
+                    "credible",
+                    "credible",
+                    "Samples in the clients' credible sets.",
+                    source="client_total",
+                    unit="samples",
+                    column="credible",
+                    metric="fedil_credible_samples",
+                ),
+                Series(
+                    "promoted",
+                    "promoted in the round",
+                    "Samples that became credible.",
+                    source="client_gain",
+                    of="credible",
+                    unit="samples",
+                    metric="fedil_promoted_samples_total",
+                ),
+            ),
+        ),
+        Chart(
+            "Purity of pseudo-labels",
+            "Share of right labels, where the truth is known offline. Below the model's own accuracy, wrong labels "
+            "are being taught.",
+            (
+                _purity(
+                    "pseudo_labels", "pseudo-labels", "Share of right ones among all pseudo-labels.", "pure %"
+                ),
+                _purity("credible", "credible", "Share of right ones among credible labels."),
+            ),
+        ),
+        Chart(
+            "Losses",
+            "Mean of each loss term: the server's on labelled samples, the clients' on their own.",
+            (
+                _loss("server", "server", "Cross-entropy on the labelled samples.", at_server=True),
+                _loss("pseudo", "ξa pseudo-labels", "Cross-entropy of strong views against pseudo-labels."),
+                _loss(
+                    "pseudo_weak", "ξa on weak views", "Cross-entropy of weak views against pseudo-labels."
+                ),
+                _loss("consistency", "ξb consistency", "KL divergence from θ₀'s predictions."),
+                _loss("credible", "ξc credible set", "Cross-entropy on the credible set."),
+            ),
+        ),
+        Chart(
+            "Confident samples",
+            "Share of the unlabelled samples whose label is confident enough to train on.",
+            (
+                Series(
+                    "sure_share",
+                    "confident",
+                    "Share of unlabelled samples that train on a pseudo-label.",
+                    source="client_mean",
+                    unit="share",
+                ),
+            ),
+        ),
+    ),
+    client_values=(
+        ClientValue(
+            "cosine",
+            "cosine",
+            "Cosine of the update with the server's own step. Below 0 it is rejected (or projected).",
+            low=-1.0,
+            high=1.0,
+            threshold=0.0,
+            buckets=tuple(tenth / 10 for tenth in range(-10, 11)),
+        ),
+    ),
+    outcomes=(
+        Outcome(PROJECTED, "projected", "Accepted without its part against the server's step."),
+        Outcome(
+            REJECTED, "rejected: cosine", "Its cosine with the server's step is negative, or it did not move."
+        ),
+    ),
+)
+
+
+def view_ledger(arrays: Arrays) -> StateView:
+    ledger = Ledger.from_arrays(arrays, arrays["streaks"].size if "streaks" in arrays else 0)
+    sets = {"pseudo_labels": ledger.labels_N, "credible": np.where(ledger.credible_N, ledger.labels_N, -1)}
+    # By bincount, which is quick: the server views every ledger of a round.
+    most = int(ledger.labels_N.max(initial=0)) + 1
+    labels_C, credible_C = (np.bincount(of_N[of_N >= 0], minlength=most).tolist() for of_N in sets.values())
+    streaks = np.bincount(ledger.streaks_N[~ledger.credible_N]).tolist()
+    return StateView(
+        counts={
+            "samples": len(ledger),
+            "pseudo_labels": sum(labels_C),
+            "credible": int(ledger.credible_N.sum()),
+        },
+        tables=(
+            Table(
+                "labels",
+                ("label", "samples", "credible"),
+                [(label, count, credible_C[label]) for label, count in enumerate(labels_C) if count],
+            ),
+            Table(
+                "streaks",
+                ("agreed in a row", "samples"),
+                [(streak, count) for streak, count in enumerate(streaks) if count],
+                note="of the samples that are not credible yet",
+            ),
+        ),
+        label_sets=sets,
+    )

@@ -1,0 +1,59 @@
+"""FedIL's settings. Field defaults are the paper's reading; PROFILES["fedil"] lists what our default changes."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from fedil_model.settings import MethodSettings
+
+
+class FedILSettings(MethodSettings):
+    """Knobs of the method; the first lines name the paper's symbols."""
+
+    threshold: float = Field(default=0.95, ge=0.0, le=1.0)
+    """τ"""
+    credibility: int = Field(default=7, ge=1, le=255)
+    """T: activations in a row with the same confident, agreed label before a sample is promoted."""
+    weight_pseudo: float = Field(default=1.0, ge=0.0)
+    """ξa"""
+    weight_pseudo_weak: float = Field(default=0.0, ge=0.0)
+    """The same labels on the weak view too, where they are known beforehand (`pseudo_source` not "live"): the
+    credible set, which does this in the paper, needs `credibility` activations to begin."""
+    weight_consistency: float = Field(default=1.0, ge=0.0)
+    """ξb"""
+    weight_credible: float = Field(default=1.0, ge=0.0)
+    """ξc"""
+    promote_lag: int = Field(default=1, ge=0, le=1)
+    """0: a promoted sample takes part in ξc from the same activation on; 1: from the next (eq. 20)."""
+    client_init: Literal["global", "server"] = "global"
+    """Clients start from θ′ (paper) or from θ₀."""
+    pseudo_source: Literal["live", "global", "server", "ensemble"] = "live"
+    """Pseudo-labels of ξa from the model being trained, or once per activation from what was received:
+    θ′, θ₀, or the mean of their predictions."""
+    cosine_filter: bool = True
+    cosine_reference: Literal["global", "start"] = "global"
+    """Cosine of θ* − θ′ (paper), or of θ* − (where the client started), against θ₀ − θ′."""
+    on_reject: Literal["drop", "project"] = "drop"
+    """Drop an update with a negative cosine (paper), or remove only its part against g₀."""
+    normalise: Literal["none", "reference"] = "none"
+    """"reference" rescales every update to ‖g₀‖ (FLTrust)."""
+    soft_cosine: bool = False
+    """Weight by the cosine instead of 1, but never below a thousandth: a sum of zeros would make eq. 25 0/0."""
+    server_momentum: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Momentum on Δθ."""
+    demote_after: int = Field(default=0, ge=0, le=255)
+    """Confident, agreed disagreements in a row after which a credible sample is unlabelled again; 0 = never."""
+    ema_decay: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Also evaluate a moving average of θ′; 0 = no."""
+    empty_rounds_before_fallback: int = Field(default=0, ge=0)
+    """After this many rounds without an accepted update, θ′ takes the server's own step; 0 = never."""
+
+
+PROFILES: dict[str, dict[str, dict[str, Any]]] = {
+    "fedil": {
+        "network": {"norm": "gn"},
+        "server": {"pretrain_epochs": 30, "pretrain_strong_weight": 1.0, "strong_weight": 1.0},
+        "method": {"client_init": "server", "pseudo_source": "ensemble", "weight_pseudo_weak": 1.0},
+    },
+    "paper": {},
+}

@@ -1,0 +1,198 @@
+"""SemiFL (arXiv 2106.01432): pseudo-labels from the received model, and training on labels after every average.
+
+"global" is the fine-tuned model, which clients receive and which ships; "aggregate" is the average before that.
+N samples of the client, F of them confident, B batch, C classes.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional
+
+from fedil_model.data.datasets.interface import Samples
+from fedil_model.methods.averaging import AveragingFold, norm_of
+from fedil_model.methods.base import SHARED_OPTIMISERS, MethodBase, split_batch
+from fedil_model.methods.charts import CLIENT_NORM, CONFIDENT, CONFIDENT_BY_CLIENT, loss_series, losses_chart
+from fedil_model.methods.interface import (
+    Activation,
+    Answer,
+    Chart,
+    ClientResult,
+    Display,
+    MethodContext,
+    MethodSpec,
+    Model,
+    Outcome,
+    RoundEnd,
+    ServerStep,
+    State,
+    Tensors,
+    Verdict,
+)
+from fedil_model.settings import MethodSettings, merge
+from fedil_model.training.evaluate import evaluating
+from fedil_model.training.flat_model import Weights
+
+NOTHING_CONFIDENT = "nothing_confident"
+_AT_A_TIME = 500
+"""Samples, while pseudo-labels are made"""
+
+
+class SemiFLSettings(MethodSettings):
+    threshold: float = Field(default=0.95, ge=0.0, le=1.0)
+    """τ: a sample is trained on if the received model is at least this sure of its weak view."""
+    mixup: float = Field(default=0.75, gt=0.0)
+    """a: λ of a batch is drawn from Beta(a, a)."""
+    weight_mix: float = Field(default=1.0, ge=0.0)
+    """Weight of the mixed samples' loss; 0 leaves FixMatch's."""
+    server_momentum: float = Field(default=0.5, ge=0.0, lt=1.0)
+    """Momentum on the mean update."""
+
+
+PROFILES: dict[str, dict[str, Any]] = {"paper": merge(SHARED_OPTIMISERS, {"network": {"norm": "sbn"}})}
+
+DISPLAY = Display(
+    models=(
+        Model("global", "fine-tuned", "the average, trained on the labelled samples"),
+        Model(
+            "aggregate",
+            "average",
+            "the average of the clients' models, before training on the labelled samples",
+        ),
+    ),
+    charts=(
+        Chart("Updates", "How far clients move the model that they receive.", (CLIENT_NORM,), log=True),
+        losses_chart(
+            loss_series("fix", "strong views", "Cross-entropy of strong views against pseudo-labels."),
+            loss_series(
+                "mix", "mixed samples", "Cross-entropy of mixed samples against both of their labels."
+            ),
+        ),
+        CONFIDENT,
+    ),
+    client_values=(CONFIDENT_BY_CLIENT,),
+    outcomes=(
+        Outcome(
+            NOTHING_CONFIDENT, "nothing confident", "The client has no confident sample, and did not train."
+        ),
+    ),
+)
+
+
+def spec() -> MethodSpec:
+    return MethodSpec(
+        title="SemiFL",
+        reference="https://arxiv.org/abs/2106.01432",
+        settings=SemiFLSettings,
+        make=SemiFL,
+        display=DISPLAY,
+        profiles=PROFILES,
+    )
+
+
+def mix_loss(logits_BC: Tensor, labels_B: Tensor, other_labels_B: Tensor, share: float) -> Tensor:
+    """Of samples of which `share` has one label and the rest the other."""
+    return share * functional.cross_entropy(logits_BC, labels_B) + (1.0 - share) * functional.cross_entropy(
+        logits_BC, other_labels_B
+    )
+
+
+class SemiFL(MethodBase):
+    def __init__(self, context: MethodContext) -> None:
+        super().__init__(context)
+        assert isinstance(context.learning.method, SemiFLSettings)
+        self._settings = context.learning.method
+
+    def initial_state(self, labelled: Samples) -> State:
+        weights = self._pretrain(labelled)
+        return weights.tensors("global") | {"momentum": torch.zeros_like(weights.params)}
+
+    def server_step(self, state: State, labelled: Samples, round_number: int) -> ServerStep:  # noqa: ARG002
+        """The model is as `end_round` left it, with its static statistics."""
+        return ServerStep(state, Weights.named(state, "global").tensors("global"))
+
+    def client_step(self, activation: Activation) -> ClientResult:
+        """Without a confident sample: no step, and an update without tensors."""
+        received, inputs = Weights.named(activation.broadcast, "global"), activation.inputs
+        losses = torch.zeros(2, device=self.device)
+        with self._client_training(activation, received) as (optimiser, generator):
+            confidence_N, labels_N = self._pseudo_labels(inputs, generator)
+            sure_F = (confidence_N >= self._settings.threshold).nonzero()[:, 0]
+            if len(sure_F) == 0:
+                self._student.release()
+                return ClientResult({}, {}, 0, {"sure_share": 0.0})
+            shares = np.random.default_rng(self._seed("mix", activation.round_number, activation.client))
+            for batch in self._client_batches(len(sure_F), generator):
+                share = float(shares.beta(self._settings.mixup, self._settings.mixup))
+                optimiser.zero_grad()
+                losses += self._learn(inputs, labels_N, sure_F[batch], share, generator)
+                optimiser.step()
+        fix, mix = (losses / optimiser.num_steps).tolist()
+        delta = self._take_delta(activation, received, [fix, mix])
+        metrics = {"loss_fix": fix, "loss_mix": mix, "sure_share": len(sure_F) / len(inputs)}
+        return ClientResult(delta.tensors("delta"), {}, optimiser.num_steps, metrics)
+
+    def _pseudo_labels(self, inputs: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """(confidence, label) of every sample: one pass of the received model over weak views."""
+        with evaluating(self._student.module):
+            parts = [
+                self._logits(part)
+                for raw in torch.split(inputs, _AT_A_TIME)
+                for (part,) in split_batch(self.micro_batch, self._views.weak(raw, generator))
+            ]
+        confidence_N, labels_N = torch.cat(parts).softmax(1).max(1)
+        return confidence_N, labels_N
+
+    def _learn(
+        self, inputs: Tensor, labels_N: Tensor, sure_B: Tensor, share: float, generator: torch.Generator
+    ) -> Tensor:
+        """Adds the gradient of one batch of confident samples, each mixed with any sample of the client. Returns the
+        loss of strong views and that of mixed ones."""
+        any_B = torch.randint(len(inputs), (len(sure_B),), generator=generator).to(inputs.device)
+        raw = inputs.index_select(0, sure_B)
+        # All of a batch's views at once: what is drawn does not depend on the parts it is trained in.
+        strong_B, weak_B = self._views.strong(raw, generator), self._views.weak(raw, generator)
+        other_B = self._views.weak(inputs.index_select(0, any_B), generator)
+        mixed_B = share * weak_B + (1.0 - share) * other_B
+        total = torch.zeros(2, device=self.device)
+        columns = (strong_B, mixed_B, labels_N[sure_B], labels_N[any_B])
+        for strong, mixed, labels, other_labels in split_batch(self.micro_batch, *columns):
+            # In one pass: batch norm then has two samples at least.
+            logits_strong_BC, logits_mixed_BC = self._logits(torch.cat([strong, mixed])).chunk(2)
+            fix = functional.cross_entropy(logits_strong_BC, labels)
+            mix = mix_loss(logits_mixed_BC, labels, other_labels, share)
+            losses = torch.stack([fix, mix]) * (len(labels) / len(sure_B))
+            (losses[0] + self._settings.weight_mix * losses[1]).backward()  # type: ignore[no-untyped-call]
+            total += losses.detach()
+        return total
+
+    def open_fold(self, state: State, bases: Mapping[int, Tensors], version: int) -> "SemiFLFold":
+        momentum, variances_Q = self._settings.server_momentum, self._variances()
+        return SemiFLFold(self._learning, state, bases, version, variances_Q=variances_Q, momentum=momentum)
+
+    def end_round(self, state: State, broadcast: Tensors, labelled: Samples, round_number: int) -> RoundEnd:
+        average = Weights.named(state, "global").to(self.device)
+        aggregate = self._refreshed(average, labelled)
+        self._student.load(average)
+        tuned, done = self._train_on_labels(labelled, round_number)
+        before = Weights.named(broadcast, "global").to(self.device)
+        return RoundEnd(
+            {**state, **tuned.tensors("global")},
+            {"global": tuned, "aggregate": aggregate},
+            metrics={"loss_server": done.loss},
+            delta_norm=norm_of(tuned.params - before.params),
+        )
+
+
+class SemiFLFold(AveragingFold):
+    def add(self, answer: Answer) -> Verdict:
+        """A client that did not train has no part in the mean."""
+        if answer.num_steps == 0:
+            return Verdict(
+                NOTHING_CONFIDENT, "no sample is confident enough to train on", {"sure_share": 0.0}
+            )
+        return super().add(answer)

@@ -1,0 +1,144 @@
+"""Panels for what the registered methods declare: a row for each method, one for metrics that several share, and what
+workers export of it."""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+
+from grafana_foundation_sdk.models import units
+
+from fedil_model.methods import METHODS, find_method
+from fedil_model.methods.interface import Chart, ClientValue, MethodSpec, Series
+from ops.monitoring.grafana.board import RUN, SITE, of_run
+from ops.monitoring.grafana.panels import Panel, Query, buckets, lines
+
+MakePanel = Callable[[int], Panel]
+"""Of this width"""
+_SHARED = "Several methods"
+_COLORS = ("light-green", "orange", "light-orange", "yellow", "light-yellow", "light-red")
+
+
+def registered() -> list[MethodSpec]:
+    return [find_method(name) for name in METHODS]
+
+
+def outcome_colors() -> dict[str, str]:
+    names = dict.fromkeys(outcome.name for spec in registered() for outcome in spec.display.outcomes)
+    return {name: _COLORS[index % len(_COLORS)] for index, name in enumerate(names)}
+
+
+def models_text() -> str:
+    """What each model is, by method"""
+    return " ".join(
+        f"{spec.title}: {'; '.join(f'{model.name}, {model.help}' for model in spec.display.models)}."
+        for spec in registered()
+    )
+
+
+def method_rows() -> dict[str, list[Panel]]:
+    """By title, in the order in which methods are registered"""
+    specs = registered()
+    uses = Counter(metric for spec in specs for metric in metrics_of(spec))
+    shared = {metric for metric, methods in uses.items() if methods > 1}
+    rows = {spec.title: _panels(spec, uses.keys() - shared) for spec in specs} | {_SHARED: []}
+    for spec in specs:
+        rows[_SHARED] += _panels(spec, shared)
+        shared -= metrics_of(spec)
+    return {title: _spread(panels) for title, panels in rows.items() if panels}
+
+
+def worker_row() -> list[Panel]:
+    """Means over clients, as the workers export them"""
+    by_metric: dict[str, tuple[Chart, Series]] = {}
+    for chart in (chart for spec in registered() for chart in spec.display.charts):
+        for series in chart.series:
+            if series.source == "client_mean":
+                by_metric.setdefault(_at_worker(series), (chart, series))
+    return _spread([partial(_by_site, metric, *declared) for metric, declared in by_metric.items()])
+
+
+def metrics_of(spec: MethodSpec) -> set[str]:
+    """Every metric that servers and workers export for this method"""
+    declared = spec.display.series()
+    return {
+        *(_histogram(value) for value in spec.display.client_values),
+        *(series.metric_name for series in declared),
+        *(_at_worker(series) for series in declared if series.source == "client_mean"),
+    }
+
+
+def _panels(spec: MethodSpec, metrics: Collection[str]) -> list[MakePanel]:
+    """Of what is declared, only these metrics"""
+    charts = [(chart, list(_queries(chart, metrics))) for chart in spec.display.charts]
+    values = [value for value in spec.display.client_values if _histogram(value) in metrics]
+    return [
+        *(partial(_chart, chart, queries) for chart, queries in charts if queries),
+        *(partial(_heatmap, value) for value in values),
+    ]
+
+
+def _queries(chart: Chart, metrics: Collection[str]) -> Iterator[Query]:
+    """One for each metric: series that share one differ in a label."""
+    by_metric = {series.metric_name: series for series in chart.series}
+    for metric, series in by_metric.items():
+        if metric in metrics:
+            yield _query(metric, series)
+
+
+def _query(metric: str, series: Series) -> Query:
+    if series.metric_label is not None:
+        label, _ = series.metric_label
+        return Query(f"max by (run, {label}) ({metric}{{{RUN}}})", f"{{{{{label}}}}} {{{{run}}}}")
+    legend = f"{series.title} {{{{run}}}}"
+    if series.source == "client_gain":
+        return Query(f"sum by (run) (increase({metric}{{{RUN}}}[$__rate_interval]))", legend)
+    return Query(of_run(metric), legend)
+
+
+def _chart(chart: Chart, queries: list[Query], width: int) -> Panel:
+    kinds = {series.unit for series in chart.series}
+    return lines(
+        chart.title,
+        chart.help,
+        *queries,
+        unit=units.PercentUnit if kinds == {"share"} else units.Short,
+        lowest=0 if "" not in kinds and not chart.log else None,
+        highest=1 if kinds == {"share"} else None,
+        logarithmic=chart.log,
+        width=width,
+    )
+
+
+def _heatmap(value: ClientValue, width: int) -> Panel:
+    increase = f"sum by (le) (increase({_histogram(value)}_bucket{{{RUN}}}[$__rate_interval]))"
+    return buckets(f"Updates by {value.title}", value.help, increase, unit=units.Short, width=width)
+
+
+def _histogram(value: ClientValue) -> str:
+    return f"fedil_update_{value.name}"
+
+
+def _by_site(metric: str, chart: Chart, series: Series, width: int) -> Panel:
+    labels = ["site", *(series.metric_label or ())[:1]]
+    return lines(
+        chart.title,
+        f"{chart.help} Of each worker's last task, mean by site. A site that stands apart has other data, or bad data.",
+        Query(
+            f"avg by ({', '.join(labels)}) ({metric}{{{SITE}}})",
+            " ".join(f"{{{{{label}}}}}" for label in labels),
+        ),
+        unit=units.PercentUnit if series.unit == "share" else units.Short,
+        width=width,
+    )
+
+
+def _at_worker(series: Series) -> str:
+    return f"fedil_worker_{series.metric_name.removeprefix('fedil_')}"
+
+
+def _spread(panels: list[MakePanel]) -> list[Panel]:
+    """Two to a line; of an odd number the last three to one, or the only one."""
+    widths = [12] * len(panels)
+    if len(panels) % 2:
+        widths[-3:] = [8] * 3 if len(panels) > 1 else [24]
+    return [make(width) for make, width in zip(panels, widths, strict=True)]

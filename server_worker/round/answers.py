@@ -1,0 +1,225 @@
+"""Takes what arrives for an open round: judged by the fold, recorded, and held until a checkpoint has its effect."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Protocol, Self, TypeVar
+
+from broker_config.protocol.errors import LedgerMissing, ModelMissing
+from broker_config.protocol.messages import Refusal, TrainTask, Update
+from fedil_model.methods.interface import INVALID, Answer, Fold
+from fedil_model.training.flat_model import from_arrays
+from server_worker.round.context import ServerContext
+from server_worker.round.dispatch import TaskDispatcher
+from server_worker.round.inbox import Arrival, Inbox
+from server_worker.round.stopwatch import Stopwatch
+from server_worker.round.validation import MetricsFilter, impossible, one_line
+from server_worker.run.recipe import Recipe
+from server_worker.watch.events import MISSING, NOT_LEARNED, REFUSED, ClientOutcome
+
+_OF_NO_USE = ("late", "stale")
+"""Objections to answers that are good and came too late"""
+_GIVEN_UP_BY_BROKER = ("delivery_limit", "expired")
+"""The broker's own reasons for dead-lettering a task"""
+_BAD = frozenset({REFUSED, INVALID})
+_MANY = 3
+"""Times as many failures as clients are asked at a time: then the fault is not one client's"""
+
+
+class Open(Protocol):
+    """What answers arrive for: a round or a buffer, as a value."""
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def asked(self) -> Mapping[int, int]:
+        """Client → the activation that its outcome belongs to"""
+
+    @property
+    def awaited(self) -> tuple[int, ...]: ...
+
+    @property
+    def answered(self) -> int: ...
+
+    @property
+    def expected(self) -> int:
+        """Answers that are wanted, for people"""
+
+    def staleness(self, client: int) -> int | None: ...
+
+    def weight(self, client: int) -> float: ...
+
+    def objection(self, answer: Update | Refusal) -> str | None: ...
+
+    def record(self, outcome: ClientOutcome) -> Self: ...
+
+    def outcomes(self) -> tuple[ClientOutcome, ...]: ...
+
+
+OpenT = TypeVar("OpenT", bound=Open)
+
+
+class AnswerDesk:
+    def __init__(
+        self,
+        recipe: Recipe,
+        metrics: MetricsFilter,
+        inbox: Inbox,
+        dispatcher: TaskDispatcher,
+        context: ServerContext,
+        check_ledgers: Callable[[], None],
+        on_idle: Callable[[], None],
+    ) -> None:
+        """`check_ledgers` raises if the store has lost the run; `on_idle` is called after each wait for an answer."""
+        self._recipe, self._metrics, self._inbox = recipe, metrics, inbox
+        self._dispatcher, self._context = dispatcher, context
+        self._check_ledgers, self._on_idle = check_ledgers, on_idle
+        self._found_no_model: dict[int, int] = {}
+        """Client → the activation in which it did not find its model"""
+        self._ask_again: set[int] = set()
+
+    # ---- what arrives ------------------------------------------------------------------------------------------
+
+    def take_leftovers(self, opened: OpenT, fold: Fold) -> OpenT:
+        """Answers to an earlier life of this server: those clients need not train again."""
+        for arrival in self._inbox.leftovers():
+            opened = self._take(arrival, opened, fold)
+        return opened
+
+    def receive(self, opened: OpenT, fold: Fold, timeout_seconds: float, stopwatch: Stopwatch) -> OpenT:
+        """One answer, if one comes in time. Its tensors are out of memory when this returns."""
+        arrival = self._inbox.next(timeout_seconds)
+        self._on_idle()
+        stopwatch.lap("wait")
+        if arrival is None:
+            return opened
+        after = self._take(arrival, opened, fold)
+        if isinstance(arrival.answer, Refusal) and arrival.answer.reason == LedgerMissing.__name__:
+            self._check_ledgers()
+        stopwatch.lap("fold")
+        return after
+
+    def _take(self, arrival: Arrival, opened: OpenT, fold: Fold) -> OpenT:
+        answer = arrival.answer
+        objection = opened.objection(answer)
+        if objection is None and self._will_be_asked_again(answer):
+            self._inbox.drop(arrival, "model_missing")
+        elif objection is None:
+            outcome = self._judge(answer, fold, opened.weight(answer.client))
+            self._inbox.hold(arrival)
+            return self._record(opened, outcome)
+        elif objection == "duplicate":
+            self._inbox.hold_repeat(arrival)
+        elif objection in _OF_NO_USE:
+            self._inbox.drop(arrival, objection)
+        else:
+            self._inbox.refuse(arrival.delivery, objection, f"round {answer.round}, client {answer.client}")
+        return opened
+
+    def _will_be_asked_again(self, answer: Update | Refusal) -> bool:
+        """A model that a task names is in the log unless the log was deleted: the client is asked again, once. If it
+        does not find it then either, its refusal counts."""
+        if not isinstance(answer, Refusal) or answer.reason != ModelMissing.__name__:
+            return False
+        if self._found_no_model.get(answer.client) == answer.activation:
+            return False
+        self._found_no_model[answer.client] = answer.activation
+        self._ask_again.add(answer.client)
+        return True
+
+    def _judge(self, answer: Update | Refusal, fold: Fold, weight: float) -> ClientOutcome:
+        if isinstance(answer, Refusal):
+            return ClientOutcome(answer.client, REFUSED, one_line(f"{answer.reason}: {answer.detail}"))
+        if wrong := impossible(answer, self._recipe.client, self._context.shard_sizes):
+            return ClientOutcome(answer.client, INVALID, wrong)
+        metrics = self._metrics.kept(answer)
+        verdict = fold.add(
+            Answer(
+                client=answer.client,
+                update=from_arrays(answer.tensors),
+                base_version=answer.base_version,
+                num_samples=answer.num_samples,
+                num_steps=answer.num_steps,
+                metrics=metrics,
+                weight=weight,
+            )
+        )
+        return ClientOutcome(
+            answer.client,
+            verdict.outcome,
+            one_line(verdict.detail),
+            verdict.counts,
+            dict(verdict.values),
+            metrics,
+            answer.num_samples,
+        )
+
+    def _record(self, opened: OpenT, outcome: ClientOutcome) -> OpenT:
+        outcome = replace(outcome, staleness=opened.staleness(outcome.client))
+        opened = opened.record(outcome)
+        self._context.watcher.update_arrived(opened.number, outcome, opened.answered, opened.expected)
+        return opened
+
+    # ---- clients that will not answer --------------------------------------------------------------------------
+
+    def lost(self, opened: Open, rewrite_models: Callable[[], None]) -> list[int]:
+        """Awaited clients that must be asked again"""
+        lost = self._dispatcher.lost(opened.awaited, rewrite_models) | self._ask_again
+        self._ask_again = set()
+        return [client for client in opened.awaited if client in lost]
+
+    def give_up(self, opened: OpenT, outcomes: Iterable[ClientOutcome]) -> OpenT:
+        for outcome in outcomes:
+            opened = self._record(opened, outcome)
+        return opened
+
+    def give_up_on_absent_sites(self, opened: OpenT) -> OpenT:
+        """As long as another site has workers: while no site has any, all tasks wait."""
+        sites, present = self._context.sites, set(self._context.sites.present())
+        absent = [client for client in opened.awaited if present and sites.site_of(client) not in present]
+        return self.give_up(
+            opened, [ClientOutcome(client, MISSING, "its site has no worker") for client in absent]
+        )
+
+    def give_up_on_dead_tasks(self, opened: OpenT) -> OpenT:
+        """Tasks that this process sent and the broker dead-lettered. Those of an earlier life may still be answered."""
+        dead: dict[int, str] = {}
+        asked = opened.asked
+
+        def note(task: TrainTask, reason: str) -> None:
+            if asked.get(task.client) == task.activation and self._dispatcher.has_sent(task):
+                dead[task.client] = reason
+
+        self._inbox.dead_tasks(note)
+        return self.give_up(
+            opened, [self._dead(client, dead[client]) for client in sorted(dead.keys() & set(opened.awaited))]
+        )
+
+    def _dead(self, client: int, reason: str) -> ClientOutcome:
+        # A broker that was killed often gives up a task that a worker still trains, whose answer is welcome. One that
+        # was not killed has seen workers die of it.
+        outcome = MISSING if reason in _GIVEN_UP_BY_BROKER and self._context.away() else REFUSED
+        return ClientOutcome(client, outcome, f"its task is a dead letter ({reason})")
+
+    # ---- when too few learn ------------------------------------------------------------------------------------
+
+    def sites_of(self, opened: Open, outcomes: Collection[str]) -> set[str]:
+        return {self._context.sites.site_of(o.client) for o in opened.outcomes() if o.outcome in outcomes}
+
+    def is_hopeless(self, opened: Open, at_a_time: int) -> bool:
+        """All refuse or send invalid updates, or very many do and of every site: the fault is everywhere. One site
+        alone ends no run."""
+        outcomes = [outcome.outcome for outcome in opened.outcomes()]
+        if not (NOT_LEARNED | _BAD).issuperset(outcomes):
+            return False
+        if sum(outcome in _BAD for outcome in outcomes) < min(
+            _MANY * at_a_time, len(self._dispatcher.candidates())
+        ):
+            return False
+        return self.sites_of(opened, _BAD).issuperset(self._context.sites.names())
+
+    def example_of_failure(self, opened: Open) -> str:
+        """One client that could not learn, for an error message"""
+        failed = [o for o in opened.outcomes() if o.outcome in (REFUSED, INVALID, MISSING)]
+        failed.sort(key=lambda outcome: outcome.outcome == MISSING)
+        return f"; client {failed[0].client}: {failed[0].outcome} ({failed[0].detail})" if failed else ""
