@@ -112,6 +112,7 @@ def _serve(
     watch: Watching,
 ) -> Outcome:
     recipe = deployment.recipe
+    spec = find_method(recipe.method.name)
     _give_memory_back()
     device = choose_device(deployment.device)
     # For cuBLAS, which reads it when it is first used; see repeatable_on.
@@ -128,7 +129,8 @@ def _serve(
         watcher = Watchers(watch.watcher, StatusTeller(presence.update, recipe.federation.expected), watcher)
         if deployment.tensorboard:
             watcher = Watchers(
-                stack.enter_context(TensorBoardWatcher(where.tensorboard, watcher.note)), watcher
+                stack.enter_context(TensorBoardWatcher(where.tensorboard, spec.display, watcher.note)),
+                watcher,
             )
         for concern in transport.timeout_warnings(recipe.federation.deadline_seconds):
             watcher.note(Remark(concern))
@@ -138,7 +140,6 @@ def _serve(
         record_environment(where, device)
         evaluator = inputs.evaluator(recipe)
         stack.callback(evaluator.close)
-        spec = find_method(recipe.method.name)
         context = ServerContext(
             transport=transport,
             store=store,

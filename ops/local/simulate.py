@@ -66,7 +66,7 @@ def simulate(
     # For cuBLAS here and in the workers, which inherit it; see repeatable_on.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     repeatable_on(chosen)
-    run = simulation_id(where, recipe)
+    run, spec = simulation_id(where, recipe), find_method(recipe.method.name)
     with ExitStack() as stack:
         watch = stack.enter_context(watching(run, recipe, where, web, stop))
         if watch.url:
@@ -74,7 +74,8 @@ def simulate(
         watcher = Watchers(watch.watcher, watcher)
         if tensorboard:
             watcher = Watchers(
-                stack.enter_context(TensorBoardWatcher(where.tensorboard, watcher.note)), watcher
+                stack.enter_context(TensorBoardWatcher(where.tensorboard, spec.display, watcher.note)),
+                watcher,
             )
         watcher.phase(0, "load_data")
         inputs = read_inputs(where, recipe, chosen, resume=resume)
@@ -93,7 +94,6 @@ def simulate(
         evaluator = inputs.evaluator(recipe)
         stack.callback(evaluator.close)
         transport = MemoryTransport(broker)
-        spec = find_method(recipe.method.name)
         context = ServerContext(
             transport=transport,
             store=store,

@@ -4,8 +4,8 @@ Each start writes the whole history into a new event file whose purge step hides
 shown once and none is missing, whenever the server was killed and whenever --tensorboard was first given.
 """
 
-import logging
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -13,15 +13,14 @@ from pathlib import Path
 from types import TracebackType
 
 from broker_config.protocol.errors import FedILError
+from fedil_model.methods.interface import ACCEPTED, INVALID, Display
 from server_worker.run.folder import RunDir
 from server_worker.run.history import read_records
-from server_worker.watch.events import ClientOutcome, RoundRecord
+from server_worker.watch.events import NOT_LEARNED, ClientOutcome, RoundRecord
+from server_worker.watch.notices import Notice, Remark
 
-_log = logging.getLogger(__name__)
 _SUFFIX = ".fedil"
 _FIRST_ROUND = 1
-_MOST_LOSSES, _LONGEST_NAME = 30, 60
-"""Clients choose the names: a limit on the number of scalars"""
 
 
 class TensorBoardMissing(FedILError):
@@ -29,11 +28,11 @@ class TensorBoardMissing(FedILError):
 
 
 class TensorBoardWatcher:
-    """`folder`: DIR/tensorboard of a run. The first write error is reported through `tell`; the run continues."""
+    """`folder`: DIR/tensorboard of a run. The first write error is reported to `tell`; the run continues."""
 
-    def __init__(self, folder: Path, tell: Callable[[str], None] = _log.warning) -> None:
+    def __init__(self, folder: Path, display: Display, tell: Callable[[Notice], None]) -> None:
         check_installed()
-        self._folder, self._tell = folder, tell
+        self._folder, self._display, self._tell = folder, display, tell
         self._history = RunDir(folder.parent).history
         self._file: EventFile | None = None
 
@@ -49,7 +48,7 @@ class TensorBoardWatcher:
     def run_started(self, first_round: int, _rounds: int) -> None:
         def begin() -> None:
             earlier = [record for record in read_records(self._history) if record.round < first_round]
-            self._file = EventFile(self._folder, earlier)
+            self._file = EventFile(self._folder, self._display, earlier)
 
         self._or_stop(begin)
 
@@ -64,7 +63,7 @@ class TensorBoardWatcher:
         if file is not None:
             self._or_stop(lambda: file.add(record))
 
-    def note(self, text: str) -> None:
+    def note(self, notice: Notice) -> None:
         pass
 
     def _or_stop(self, step: Callable[[], None]) -> None:
@@ -76,16 +75,19 @@ class TensorBoardWatcher:
                 with suppress(Exception):
                     file.close()
             self._tell(
-                f"TensorBoard is told nothing more: {error}. The run goes on; its next start writes what is missing"
+                Remark(
+                    f"TensorBoard files are not written any more: {error}. The next start writes what is missing"
+                )
             )
 
 
 class EventFile:
     """A new event file with the given rounds, to which more can be added."""
 
-    def __init__(self, folder: Path, records: Iterable[RoundRecord]) -> None:
+    def __init__(self, folder: Path, display: Display, records: Iterable[RoundRecord]) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
+        self._display = display
         earlier = set(folder.glob(f"*{_SUFFIX}"))
         self._writer = SummaryWriter(folder, purge_step=_FIRST_ROUND, filename_suffix=_SUFFIX)
         for record in records:
@@ -106,7 +108,7 @@ class EventFile:
         self._writer.close()
 
     def _write(self, record: RoundRecord) -> None:
-        for tag, value in scalars(record):
+        for tag, value in scalars(record, self._display):
             self._writer.add_scalar(tag, value, record.round, record.finished_at or None)
 
 
@@ -120,38 +122,40 @@ def check_installed() -> None:
         ) from error
 
 
-def scalars(record: RoundRecord) -> Iterator[tuple[str, float]]:
+def scalars(record: RoundRecord, display: Display) -> Iterator[tuple[str, float]]:
     """Tags and values of one round, without unknown and non-finite values."""
-    for tag, value in _all_scalars(record):
+    for tag, value in _all_scalars(record, display):
         if value is not None and math.isfinite(value):
             yield tag, float(value)
 
 
-def _all_scalars(record: RoundRecord) -> Iterator[tuple[str, float | None]]:
-    for model, share in record.accuracy.items():
-        yield f"accuracy/{model}", share
+def _all_scalars(record: RoundRecord, display: Display) -> Iterator[tuple[str, float | None]]:
+    for model in display.models:
+        yield f"accuracy/{model.name}", record.accuracy.get(model.name)
     yield "delta_theta/norm", record.delta_norm
-    yield "delta_theta/reference_norm", record.reference_norm
     for name in ("ratio", "moving_average", "relative", "lr_normalised", "exponent"):
         yield f"delta_theta/{name}", record.convergence.get(name)
     outcomes = Counter(outcome.outcome for outcome in record.outcomes)
-    for outcome in ("accepted", "projected", "rejected_cosine", "invalid", "refused", "missing", "stale"):
+    for outcome in (
+        ACCEPTED,
+        INVALID,
+        *sorted(NOT_LEARNED),
+        *(declared.name for declared in display.outcomes),
+    ):
         yield f"updates/{outcome}", outcomes[outcome]
-    yield from _cosines(record)
-    yield "pseudo_labels/held", record.pseudo_labels
-    yield "pseudo_labels/credible", record.credible
-    yield "pseudo_labels/promoted", record.promoted
-    for name, purity in record.purity.items():
-        yield f"purity/{name}", purity
-    for name in sorted(record.losses)[:_MOST_LOSSES]:
-        yield f"loss/{name.removeprefix('loss_')[:_LONGEST_NAME]}", record.losses[name]
+    for value in display.client_values:
+        yield from _spread(value.name, record)
+    for chart in display.charts:
+        group = re.sub(r"[^a-z0-9]+", "_", chart.title.lower())
+        for series in chart.series:
+            yield f"{group}/{series.name}", record.series.get(series.name)
     for phase, seconds in record.seconds.items():
         yield f"seconds/{phase}", seconds
 
 
-def _cosines(record: RoundRecord) -> Iterator[tuple[str, float]]:
-    known = sorted(outcome.cosine for outcome in record.outcomes if outcome.cosine is not None)
+def _spread(value: str, record: RoundRecord) -> Iterator[tuple[str, float]]:
+    known = sorted(outcome.values[value] for outcome in record.outcomes if value in outcome.values)
     if known:
-        yield "cosine/lowest", known[0]
-        yield "cosine/middle", known[len(known) // 2]
-        yield "cosine/highest", known[-1]
+        yield f"{value}/lowest", known[0]
+        yield f"{value}/middle", known[len(known) // 2]
+        yield f"{value}/highest", known[-1]

@@ -131,7 +131,7 @@ def write_events(runs: "list[Run]", folder: Path) -> None:
     for one in runs:
         name = free_name(one.label, taken)
         taken.add(name)
-        EventFile(folder / name, one.records).close()
+        EventFile(folder / name, one.display, one.records).close()
         print(folder / name)
 
 

@@ -56,7 +56,9 @@ def curves(run: Run) -> list[Plot]:
             "accuracy",
             "Test accuracy",
             partial(draw_accuracy, run=run),
-            "; ".join(f"{model.title}: {model.help}" for model in run.display.models),
+            "; ".join(
+                f"{model.title}: {model.help}" for model in run.display.models if run.accuracy(model.name)
+            ),
         ),
         Plot(
             "delta_norm",
