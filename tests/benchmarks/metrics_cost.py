@@ -49,6 +49,7 @@ from server_worker.run.history import HistoryWriter
 from server_worker.run.inputs import RunInputs
 from server_worker.run.recipe import Recipe
 from server_worker.watch.events import ClientOutcome, RoundRecord
+from server_worker.watch.notices import Notice, PageServed
 from tests.benchmarks._processes import started
 from tests.benchmarks._watchers_at_work import EVERY_SECONDS, SCRAPED_EVERY, Connection
 from tests.benchmarks.simulate_scaling import busy_seconds_of_others
@@ -194,10 +195,9 @@ class Window:
         if self.first <= record.round < self.last:
             self.records.append(record)
 
-    def note(self, text: str) -> None:
-        _, _, url = text.partition("watch it at ")
-        if url:
-            command = [sys.executable, "-m", "tests.benchmarks._watchers_at_work", url]
+    def note(self, notice: Notice) -> None:
+        if isinstance(notice, PageServed):
+            command = [sys.executable, "-m", "tests.benchmarks._watchers_at_work", notice.url]
             self.stack.enter_context(started(command, {}, self.log))
 
     @property
@@ -277,7 +277,8 @@ def _measure(
                 recipe, folder / "run", urls[BROKER_URL], urls[STORE_URL], device="cpu", web=WebAddress()
             )
             deployment.serve(deployed, window, threading.Event(), meter.purity)
-    assert window.records[-1].purity, "nobody has told how pure the pseudo-labels are"
+    purity = window.records[-1].series["purity_pseudo_labels"]
+    assert purity is not None, "the purity of pseudo-labels is not known"
     others = (busy_seconds_of_others() - busy) / (time.monotonic() - began)
     rounds, seconds = recipe.rounds - FIRST, window.seconds
     costs = window.costs | {
@@ -306,7 +307,7 @@ def _of_a_worker(tasks: int = 2000, scrapes: int = 200) -> tuple[float, float]:
     began = time.thread_time()
     for _ in range(tasks):
         metrics.began()
-        metrics.trained(update)
+        metrics.trained(update, "fedil")
         metrics.published(0.01)
         metrics.ended(ANSWERED)
     hooks = (time.thread_time() - began) / tasks
