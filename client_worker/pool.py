@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Protocol
 
 from broker_config.process.logs import message_in
-from broker_config.protocol.errors import FedILError, WronglyAsked
+from broker_config.protocol.errors import FedILError, UsageError
 from client_worker.placement import Slot
 
 _CHECK_SECONDS = 0.5
@@ -91,7 +91,7 @@ class WorkerPool:
         self._deaths = self._deaths + 1 if dead.lived_seconds() < _QUICK_SECONDS else 1
         code, said = dead.process.returncode, dead.last_words()
         if code == WRONGLY_ASKED and not self._has_replaced:
-            raise WronglyAsked(said)
+            raise UsageError(said)
         if self._deaths >= max(_MIN_DEATHS, 3 * self._count):
             raise FedILError(f"workers keep dying (exit code {code}): {said}{self._see}")
         self._has_replaced = True  # what was right once is no longer to blame

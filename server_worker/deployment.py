@@ -14,13 +14,14 @@ from urllib.parse import unquote, urlsplit
 
 from broker_config.brokers.topology import RUNS_TOPIC
 from broker_config.process.addresses import WebAddress
+from broker_config.process.retry import RetryPolicy
 from broker_config.protocol.errors import BrokerUnavailable, LedgerMissing
 from broker_config.stores import connect_store
 from broker_config.stores.interface import Store
 from broker_config.stores.presence import Presence
 from broker_config.transports import connect_transport
 from broker_config.transports.interface import Transport
-from broker_config.transports.reconnecting import Patience, PatientTransport
+from broker_config.transports.reconnecting import ReconnectingTransport
 from fedil_model.methods import find_method, make_method
 from fedil_model.methods.interface import MethodSpec
 from fedil_model.training.precision import choose_device, repeatable_on
@@ -117,19 +118,19 @@ def _serve(
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     repeatable_on(device)
     with ExitStack() as stack:
-        patience = Patience(stop=stop.is_set, tell=watch.waiting_for)
-        store = connect_store(deployment.store, site_of=recipe.site_of, patience=patience)
+        patience = RetryPolicy(stop=stop.is_set, on_wait=watch.waiting_for)
+        store = connect_store(deployment.store, site_of=recipe.site_of, retry=patience)
         stack.callback(store.close)
         transport = _take_charge(deployment, run, patience, watch, watcher.note, stack)
         presence = stack.enter_context(_presence(deployment, run, watch.url))
         if watch.url:
             watcher.note(PageServed(watch.url))
-        watcher = Watchers(watch.watcher, StatusTeller(presence.tell, recipe.federation.expected), watcher)
+        watcher = Watchers(watch.watcher, StatusTeller(presence.update, recipe.federation.expected), watcher)
         if deployment.tensorboard:
             watcher = Watchers(
                 stack.enter_context(TensorBoardWatcher(where.tensorboard, watcher.note)), watcher
             )
-        for concern in transport.concerns(recipe.federation.deadline_seconds):
+        for concern in transport.timeout_warnings(recipe.federation.deadline_seconds):
             watcher.note(Remark(concern))
         watcher.phase(0, "load_data")
         checkpoints = CheckpointFolder(where.checkpoints)
@@ -156,7 +157,7 @@ def _serve(
             ),
             label_truth=label_truth(store, run, spec, inputs) if label_truth else lambda _: {},
             shard_sizes=inputs.split.held,
-            away=lambda: transport.away_seconds + store.away_seconds,
+            away=lambda: transport.outage_seconds + store.outage_seconds,
             connect_for_inspection=lambda: connect_transport(deployment.broker),
         )
         stack.enter_context(Surveyor(run, recipe.sites, lambda: _for_the_survey(deployment), watch.survey))
@@ -201,11 +202,11 @@ def _give_memory_back() -> None:
 def _take_charge(
     deployment: Deployment,
     run: str,
-    patience: Patience,
+    patience: RetryPolicy,
     watch: Watching,
     note: Callable[[Notice], None],
     stack: ExitStack,
-) -> PatientTransport:
+) -> ReconnectingTransport:
     """The lead first, then the folder, which a standby server shares with the one that it waits for. The other may
     have lost its connection and not its life: then the lead goes back to it."""
 
@@ -217,7 +218,7 @@ def _take_charge(
 
     ways = (waiting, watch.leading_again)
     while True:
-        transport = PatientTransport(partial(_lead, deployment, run, patience.stop, *ways), patience)
+        transport = ReconnectingTransport(partial(_lead, deployment, run, patience.stop, *ways), patience)
         try:
             stack.enter_context(sole_use(deployment.run_dir))
         except FolderInUse:
@@ -247,7 +248,7 @@ def _lead(
     try:
         deadline = time.monotonic() + LEAD_SECONDS
         waiting = False
-        while not transport.take_lead(run, _STANDBY_SECONDS):
+        while not transport.acquire_leadership(run, _STANDBY_SECONDS):
             if stop():
                 raise Stopped
             if not waiting:
@@ -265,8 +266,8 @@ def _lead(
 
 
 def _for_the_survey(deployment: Deployment) -> tuple[Transport, Store]:
-    brief = Patience(seconds=1.0)
-    store = connect_store(deployment.store, site_of=deployment.recipe.site_of, patience=brief)
+    brief = RetryPolicy(seconds=1.0)
+    store = connect_store(deployment.store, site_of=deployment.recipe.site_of, retry=brief)
     try:
         return connect_transport(deployment.broker), store
     except BaseException:
@@ -288,9 +289,9 @@ def _presence(deployment: Deployment, run: str, page: str | None) -> Presence:
         "started": time.time(),
         "page": page,
     }
-    brief = Patience(seconds=1.0)
+    brief = RetryPolicy(seconds=1.0)
     return Presence(
-        lambda: connect_store(deployment.store, site_of=recipe.site_of, patience=brief),
+        lambda: connect_store(deployment.store, site_of=recipe.site_of, retry=brief),
         RUNS_TOPIC,
         run,
         facts,

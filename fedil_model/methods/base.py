@@ -17,7 +17,7 @@ from fedil_model.settings import ServerSettings
 from fedil_model.training.batches import shuffled_batches
 from fedil_model.training.flat_model import FlatModel, Weights, all_finite
 from fedil_model.training.optimiser import FlatSGD, learning_rate
-from fedil_model.training.precision import seeded
+from fedil_model.training.precision import autocast, seeded
 from fedil_model.training.supervised import Supervised, train_supervised
 
 _SHARED = {"epochs": 5, "batch_size": 10, "lr_schedule": "cosine", "clip_norm": 1.0}
@@ -128,6 +128,12 @@ class MethodBase:
         settings = self._learning.client
         for _ in range(settings.epochs):
             yield from shuffled_batches(num_samples, settings.batch_size, generator, self.device)
+
+    def _logits(self, inputs: Tensor) -> Tensor:
+        """Of the student, in the mode that it is in."""
+        with autocast(self.device, self._learning.autocast):
+            logits_BC: Tensor = self._student.module(inputs).float()
+        return logits_BC
 
     def _take_delta(self, activation: Activation, start: Weights, losses: Sequence[float]) -> Weights:
         """What training added to `start`. Raises NumericError if it diverged."""

@@ -39,7 +39,6 @@ from fedil_model.methods.interface import (
 )
 from fedil_model.settings import MethodSettings, merge
 from fedil_model.training.flat_model import Weights
-from fedil_model.training.precision import autocast
 
 
 class FixMatchSettings(MethodSettings):
@@ -146,10 +145,8 @@ class FedAvgFixMatch(MethodBase):
 
     def _learn(self, weak: Tensor, strong: Tensor, share: float) -> Tensor:
         """Adds the gradient of a part of a batch; returns its loss and its number of confident samples."""
-        with autocast(self.device, self._learning.autocast):
-            with torch.no_grad():
-                logits_weak_BC = self._student.module(weak).float()
-            logits_strong_BC = self._student.module(strong).float()
+        # In one pass, as published: batch norm then has two samples at least.
+        logits_weak_BC, logits_strong_BC = self._logits(torch.cat([weak, strong])).chunk(2)
         loss, num_sure = fixmatch_loss(logits_weak_BC, logits_strong_BC, self._settings.threshold)
         loss = loss * share
         loss.backward()  # type: ignore[no-untyped-call]

@@ -36,7 +36,6 @@ from fedil_model.methods.interface import (
 from fedil_model.settings import MethodSettings, merge
 from fedil_model.training.evaluate import evaluating
 from fedil_model.training.flat_model import Weights
-from fedil_model.training.precision import autocast
 
 NOTHING_CONFIDENT = "nothing_confident"
 _AT_A_TIME = 500
@@ -162,17 +161,14 @@ class SemiFL(MethodBase):
         total = torch.zeros(2, device=self.device)
         columns = (strong_B, mixed_B, labels_N[sure_B], labels_N[any_B])
         for strong, mixed, labels, other_labels in split_batch(self.micro_batch, *columns):
-            fix = functional.cross_entropy(self._logits(strong), labels)
-            mix = mix_loss(self._logits(mixed), labels, other_labels, share)
+            # In one pass: batch norm then has two samples at least.
+            logits_strong_BC, logits_mixed_BC = self._logits(torch.cat([strong, mixed])).chunk(2)
+            fix = functional.cross_entropy(logits_strong_BC, labels)
+            mix = mix_loss(logits_mixed_BC, labels, other_labels, share)
             losses = torch.stack([fix, mix]) * (len(labels) / len(sure_B))
             (losses[0] + self._settings.weight_mix * losses[1]).backward()  # type: ignore[no-untyped-call]
             total += losses.detach()
         return total
-
-    def _logits(self, inputs: Tensor) -> Tensor:
-        with autocast(self.device, self._learning.autocast):
-            logits_BC: Tensor = self._student.module(inputs).float()
-        return logits_BC
 
     def open_fold(self, state: State, bases: Mapping[int, Tensors], version: int) -> "SemiFLFold":
         momentum, variances_Q = self._settings.server_momentum, self._variances()

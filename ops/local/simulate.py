@@ -14,7 +14,8 @@ import torch
 from broker_config.embedded.server import serve
 from broker_config.process.addresses import WebAddress
 from broker_config.process.durable import write_atomically
-from broker_config.transports.memory.transport import EmbeddedBroker, MemoryTransport
+from broker_config.transports.memory.broker import EmbeddedBroker
+from broker_config.transports.memory.transport import MemoryTransport
 from client_worker.shards import ShardFolder, has_shards, write_shards
 from fedil_model.methods import find_method, make_method, plugins_named
 from fedil_model.networks.normalisation import refresh_statistics

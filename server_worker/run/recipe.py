@@ -20,7 +20,7 @@ from pydantic import (
 
 from broker_config.brokers.topology import DEFAULT_SITE
 from fedil_model.errors import SettingError
-from fedil_model.methods.registry import make_learning, method_named, settings_class, validate
+from fedil_model.methods.registry import find_method, make_learning, method_named, settings_class, validate
 from fedil_model.settings import Learning, Settings, merge
 
 SiteName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$")]
@@ -109,6 +109,12 @@ class Recipe(Learning):
             keys, asked = "clients_per_round + over_select", federation.asked_per_round
         if asked > self.split.clients:
             raise ValueError(f"federation.{keys} is {asked}, but split.clients is {self.split.clients}")
+        return self
+
+    @model_validator(mode="after")
+    def _mode_fits_the_method(self) -> "Recipe":
+        if self.federation.mode == "buffered" and not find_method(self.method.name).buffered:
+            raise ValueError(f'federation.mode: "buffered" is not supported by method {self.method.name}')
         return self
 
     @model_validator(mode="after")

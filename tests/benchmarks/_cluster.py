@@ -17,7 +17,7 @@ from client_worker.shards import write_shards
 from ops.cli.commands.shards import write_site_shards
 from ops.local.services import private_rabbitmq, private_redis
 from server_worker.run.recipe import Recipe
-from tests.benchmarks._echo_method import DATASET
+from tests.benchmarks._echo_method import PLUGINS
 from tests.benchmarks._processes import memory_bytes, started
 
 MOST_CLIENTS = 100
@@ -60,7 +60,7 @@ def echo_cluster(folder: Path, workers: int, rabbitmq_config: str = "") -> Itera
     """With the echo for a method."""
     shards = folder / "shards"
     write_shards(shards, {c: np.zeros((1, 1, 2, 2), np.uint8) for c in range(MOST_CLIENTS)})
-    worker = [*_python("tests.benchmarks._echo_worker"), "--plugin", DATASET]
+    worker = [*_python("client_worker"), *PLUGINS]
     with _cluster(folder, worker, workers, rabbitmq_config) as cluster:
         yield cluster
 

@@ -1,28 +1,60 @@
 """The least that a method can do: one model down, the same plus a constant up, the mean of what came back.
 
-So what is left of a round is the deployment. `data.options` say how large the model is, and what becomes of updates.
+So what is left of a round is the deployment. A method from outside the package: recipes and workers name it as
+`module:callable`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedil_model.data.datasets.interface import Dataset, Samples, Views
-from fedil_model.methods import METHODS
-from fedil_model.methods.fedil.aggregation import Verdict
-from fedil_model.methods.interface import ClientResult, Fold, Folded, ServerStep, State
+from fedil_model.data.datasets.interface import Dataset, Samples
+from fedil_model.methods.interface import (
+    ACCEPTED,
+    INVALID,
+    Activation,
+    Answer,
+    ClientResult,
+    Display,
+    Fold,
+    Folded,
+    MethodContext,
+    MethodSpec,
+    Model,
+    RoundEnd,
+    ServerStep,
+    State,
+    Tensors,
+    Verdict,
+)
 from fedil_model.networks import build_network
-from fedil_model.settings import Learning
+from fedil_model.settings import MethodSettings
 from fedil_model.training.exact_sum import BLOCK, ExactSum
-from fedil_model.training.flat_model import FlatModel, Weights
+from fedil_model.training.flat_model import FlatModel
 from server_worker.run.recipe import Recipe, make_recipe
 
 CONSTANT = 0.25
-DATASET = f"{__name__}:samples"
-_NAME = "global.params"
+DATASET, METHOD = f"{__name__}:samples", f"{__name__}:spec"
+PLUGINS = ("--plugin", DATASET, "--plugin", METHOD)
 _SHAPE = (1, 2, 2)
+
+
+class EchoSettings(MethodSettings):
+    parameters: int = 1
+    fold: str = "mean"
+
+
+def spec() -> MethodSpec:
+    return MethodSpec(
+        title="Echo",
+        reference="",
+        settings=EchoSettings,
+        make=Echo,
+        display=Display(models=(Model("global", "echo", "A network that is never trained."),)),
+        profiles={"echo": {}},
+    )
 
 
 def echo_recipe(name: str, *, rounds: int, clients: int, parameters: int, fold: str = "mean") -> Recipe:
@@ -33,28 +65,23 @@ def echo_recipe(name: str, *, rounds: int, clients: int, parameters: int, fold: 
             "rounds": rounds,
             "evaluate_every": rounds,
             "baseline_epochs": 0,
-            "data": {"name": DATASET, "options": {"parameters": parameters, "fold": fold}},
+            "data": {"name": DATASET},
             "split": {"partition": "elsewhere", "clients": clients},
-            "network": {"name": "mlp", "width": 1},
-            "server": {"pretrain_epochs": 0},
+            "network": {"name": "mlp", "width": 1, "norm": "none"},
+            "method": {"name": METHOD, "parameters": parameters, "fold": fold},
             "federation": {"clients_per_round": clients, "deadline_seconds": 600.0},
         }
     )
 
 
-def install() -> None:
-    """From here on this process's recipes name the echo when they name their method."""
-    METHODS["fedil"] = Echo
-
-
-def samples(parameters: int, fold: str) -> Dataset:
+def samples() -> Dataset:
     def load() -> Samples:
         return Samples(torch.zeros(400, *_SHAPE, dtype=torch.uint8), torch.arange(400) % 2)
 
-    return Dataset(("a", "b"), _SHAPE, _AsTheyAre(), load, load)
+    return Dataset(("a", "b"), _SHAPE, _Unchanged(), load, load)
 
 
-class _AsTheyAre:
+class _Unchanged:
     def plain(self, raw: Tensor) -> Tensor:
         return raw.float()
 
@@ -66,94 +93,78 @@ class _AsTheyAre:
 
 
 class Echo:
-    def __init__(
-        self,
-        learning: Learning,
-        input_shape: tuple[int, ...],
-        num_classes: int,
-        views: Views,
-        device: torch.device,
-    ) -> None:
-        self.device = device
+    def __init__(self, context: MethodContext) -> None:
+        settings = context.learning.method
+        assert isinstance(settings, EchoSettings)
+        self.device = context.device
         self.micro_batch: int | None = None
         self.check_stop: Callable[[], None] = lambda: None
-        self._num_parameters: int = learning.data.options["parameters"]
-        self._make_fold = _FOLDS[learning.data.options["fold"]]
-        network = build_network(learning.network, input_shape, num_classes, seed=0)
-        self._evaluated = FlatModel(network, device).weights()
+        self._num_parameters, self._make_fold = settings.parameters, _FOLDS[settings.fold]
+        network = build_network(context.learning.network, context.input_shape, context.num_classes, seed=0)
+        self._evaluated = FlatModel(network, context.device).weights()
 
     def initial_state(self, labelled: Samples) -> State:
         """Random, so that a part which arrives in another's place is noticed."""
         generator = torch.Generator().manual_seed(0)
-        return _state(torch.empty(self._num_parameters).uniform_(generator=generator))
+        return {"params": torch.empty(self._num_parameters).uniform_(generator=generator)}
 
     def server_step(self, state: State, labelled: Samples, round_number: int) -> ServerStep:
-        return ServerStep({"params": state[_NAME]}, {})
+        return ServerStep(state, {"params": state["params"]})
 
-    def open_fold(self, state: State, bases: Mapping[int, Mapping[str, Tensor]], version: int) -> Fold:
-        return self._make_fold(state[_NAME])
+    def extras_for(self, state: State, round_number: int, client: int) -> Sequence[str]:
+        return ()
 
-    def client_step(
-        self,
-        broadcast: Mapping[str, Tensor],
-        inputs: Tensor,
-        ledger: Mapping[str, np.ndarray] | None,
-        round_number: int,
-        client: int,
-    ) -> ClientResult:
+    def extra(self, state: State, name: str) -> Tensors:
+        raise KeyError(name)
+
+    def open_fold(self, state: State, bases: Mapping[int, Tensors], version: int) -> Fold:
+        return self._make_fold(state["params"])
+
+    def client_step(self, activation: Activation) -> ClientResult:
         return ClientResult(
-            update={"params": broadcast["params"] + CONSTANT},
-            ledger={"round": np.array([round_number])},
+            update={"params": activation.broadcast["params"] + CONSTANT},
+            state={"round": np.array([activation.round_number])},
             num_steps=1,
-            metrics={"pseudo_labels": 0.0, "credible": 0.0},
+            metrics={},
         )
 
-    def models(self, state: State, broadcast: Mapping[str, Tensor], labelled: Samples) -> dict[str, Weights]:
-        return {"global": self._evaluated}
+    def end_round(self, state: State, broadcast: Tensors, labelled: Samples, round_number: int) -> RoundEnd:
+        return RoundEnd(state, {"global": self._evaluated})
 
 
 class MeanFold:
-    """As the product sums: exactly, whatever the order."""
+    """As the product sums: exactly, in any order."""
 
     def __init__(self, start: Tensor) -> None:
         self._sum = ExactSum(len(start), start.device)
         self._num_added = 0
 
-    def add(
-        self, update: Mapping[str, Tensor], num_steps: int, base_version: int, weight: float = 1.0
-    ) -> Verdict:
-        self._sum.add(update["params"], float(torch.linalg.vector_norm(update["params"], float("inf"))))
+    def add(self, answer: Answer) -> Verdict:
+        params = answer.update["params"]
+        self._sum.add(params, float(torch.linalg.vector_norm(params, float("inf"))))
         self._num_added += 1
-        return Verdict("accepted")
+        return Verdict(ACCEPTED, counts=True)
 
     def close(self) -> Folded:
-        return _folded(self._sum.mean(self._num_added))
+        return Folded({"params": self._sum.mean(self._num_added)}, delta_norm=1.0, effort=1.0)
 
 
 class CheckFold:
-    """Compares every number with what it should be, and keeps none: for models that must not be held often."""
+    """Compares every number with what it should be, and keeps none: for models that memory holds only a few times."""
 
     def __init__(self, start: Tensor) -> None:
         self._start = start
 
-    def add(
-        self, update: Mapping[str, Tensor], num_steps: int, base_version: int, weight: float = 1.0
-    ) -> Verdict:
-        blocks = zip(torch.split(self._start, BLOCK), torch.split(update["params"], BLOCK), strict=True)
+    def add(self, answer: Answer) -> Verdict:
+        blocks = zip(
+            torch.split(self._start, BLOCK), torch.split(answer.update["params"], BLOCK), strict=True
+        )
         if all(torch.equal(before + CONSTANT, after) for before, after in blocks):
-            return Verdict("accepted")
-        return Verdict("invalid", detail="not what was sent, plus the constant")
+            return Verdict(ACCEPTED, counts=True)
+        return Verdict(INVALID, "not what was sent, plus the constant")
 
     def close(self) -> Folded:
-        return _folded(self._start)
+        return Folded({"params": self._start}, delta_norm=1.0, effort=1.0)
 
 
 _FOLDS: dict[str, Callable[[Tensor], Fold]] = {"mean": MeanFold, "check": CheckFold}
-
-
-def _folded(params: Tensor) -> Folded:
-    return Folded(_state(params), delta_norm=1.0, reference_norm=1.0, effort=1.0)
-
-
-def _state(params: Tensor) -> State:
-    return {_NAME: params, "global.buffers": params.new_zeros(0)}

@@ -1,5 +1,5 @@
 """`python -m tests.benchmarks._metered_server RECIPE RUN_DIR REPORT`: `python -m server_worker`, which writes down what
-it cost; with the echo for a method where the recipe has the echo's data."""
+it cost."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from broker_config.transports.rabbitmq.transport import RabbitTransport
 from server_worker.deployment import Deployment, serve
 from server_worker.run.recipe import make_recipe
 from server_worker.watch.events import ClientOutcome, RoundRecord
-from tests.benchmarks._echo_method import DATASET, install
+from server_worker.watch.notices import Notice
 from tests.benchmarks._processes import memory_bytes, sent_bytes
 
 
@@ -64,15 +64,13 @@ class Meter:
         self.seconds[record.round] = dict(record.seconds)
         self.peak_bytes = memory_bytes("VmHWM")
 
-    def note(self, text: str) -> None:
-        self.notes.append(text)
+    def note(self, notice: Notice) -> None:
+        self.notes.append(str(notice))
 
 
 def main(recipe_file: str, run_dir: str, report: str) -> None:
     torch.set_num_threads(1)
     recipe = make_recipe(json.loads(Path(recipe_file).read_text(encoding="utf-8")))
-    if recipe.data.name == DATASET:
-        install()
     meter = Meter()
     TRANSPORTS["amqp"] = meter.connecting(TRANSPORTS["amqp"])
     deployment = Deployment(

@@ -19,8 +19,9 @@ from torchvision import transforms
 from fedil_model.data.augment.geometry import GRAY
 from fedil_model.data.augment.images import ImageViews
 from fedil_model.data.datasets import open_dataset
+from fedil_model.methods.fedil.client import ClientTraining, _Credible, _Plan
 from fedil_model.methods.fedil.losses import consistency_loss, pseudo_label_loss
-from fedil_model.methods.fedil.method import FedIL, _Credible, _Plan
+from fedil_model.methods.interface import MethodContext
 from fedil_model.networks import build_network
 from fedil_model.settings import Learning
 from fedil_model.training.flat_model import FlatModel
@@ -91,8 +92,10 @@ class Case:
 
 
 def client_loop(case: Case) -> Callable[[], None]:
-    """The loop inside FedIL.client_step, as it is."""
-    method = FedIL(case.learning, case.shape, case.num_classes, case.views, torch.device("cpu"))
+    """The loop inside FedIL's client step, as it is."""
+    context = MethodContext(case.learning, case.shape, case.num_classes, case.views, torch.device("cpu"))
+    student = FlatModel(case.network())
+    training = ClientTraining(context, student, FlatModel(case.network()))
     nothing = torch.zeros(0, dtype=torch.int64)
     every = torch.arange(len(case.raw_N))
     sure = torch.ones(len(case.raw_N), dtype=torch.bool)
@@ -101,11 +104,11 @@ def client_loop(case: Case) -> Callable[[], None]:
     # As client_step does before it trains. Without it malloc gives memory back after steps and fetches it again, on
     # whichever side has bad luck: two milliseconds a step.
     weights = FlatModel(case.network()).weights()
-    method._observe(weights, weights, case.raw_N)
-    method._student.load(weights)
+    training._observe(weights, weights, case.raw_N)
+    student.load(weights)
 
     def loop() -> None:
-        num_steps, _ = method._train(case.raw_N, plan, case.learning.client.lr, generator)
+        num_steps, _ = training._train(case.raw_N, plan, case.learning.client.lr, generator)
         assert num_steps == BATCHES
 
     return loop

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedil_model.methods.fedil.aggregation import IncrementalFold
-from fedil_model.settings import FedILSettings
+from fedil_model.methods.fedil.settings import FedILSettings
 from fedil_model.training.flat_model import Weights
 
 BAR = 0.5

@@ -278,7 +278,7 @@ def _measure(
             )
             deployment.serve(deployed, window, threading.Event(), meter.purity)
     purity = window.records[-1].series["purity_pseudo_labels"]
-    assert purity is not None, "the purity of pseudo-labels is not known"
+    assert purity is not None, "the share of right pseudo-labels was not measured"
     others = (busy_seconds_of_others() - busy) / (time.monotonic() - began)
     rounds, seconds = recipe.rounds - FIRST, window.seconds
     costs = window.costs | {

@@ -18,6 +18,7 @@ from fedil_model.data.datasets.interface import Dataset, Samples
 from ops.local.simulate import simulate
 from server_worker.run.recipe import Recipe, make_recipe
 from server_worker.watch.events import ClientOutcome, RoundRecord
+from server_worker.watch.notices import Notice
 
 BAR, BAR_SHARE = 1.6, 0.05
 ROUNDS = 4
@@ -85,8 +86,8 @@ class Stopwatch:
     def round_closed(self, record: RoundRecord) -> None:
         self.records[record.round] = record
 
-    def note(self, text: str) -> None:
-        raise AssertionError(f"nothing unusual should happen here: {text}")
+    def note(self, notice: Notice) -> None:
+        raise AssertionError(f"a run without trouble has no notices: {notice}")
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from client_worker.participant import Participant
 from client_worker.training import Trainer
 from fedil_model.data.datasets.interface import Samples
 from fedil_model.methods import make_method
-from server_worker.coordinator import Coordinator, Surroundings
+from server_worker.coordinator import Coordinator, ServerContext
 from server_worker.round.inbox import Inbox
 from server_worker.round.sites import WatchedSites
 from server_worker.run.checkpoint import CheckpointFolder
@@ -59,19 +59,19 @@ def coordinator(federation: Federation, brokers: Brokers, stack: ExitStack) -> C
     transport = stack.enter_context(closing(connect_transport(brokers.broker_url("server"))))
     store = stack.enter_context(closing(connect_store(brokers.store_url("server"), site_of=recipe.site_of)))
     federation.store = store  # type: ignore[assignment]
-    around = surroundings(federation, transport, sites_of(recipe.sites, store))
+    context = context_of(federation, transport, sites_of(recipe.sites, store))
     chosen = torch.from_numpy(federation.split.labelled)
     labelled = Samples(federation.train.inputs[chosen], federation.train.labels[chosen])
     method = make_method(recipe.learning(), federation.dataset, torch.device("cpu"))
-    return Coordinator(recipe.name, recipe, method, labelled, around)
+    return Coordinator(recipe.name, recipe, method, labelled, context)
 
 
 def sites_of(sites: dict[str, range], store: Any) -> WatchedSites:
     return WatchedSites(sites, store, lambda: 0.0, 60.0, "server", lambda _: None)
 
 
-def surroundings(federation: Federation, transport: Transport, sites: WatchedSites) -> Surroundings:
-    return Surroundings(
+def context_of(federation: Federation, transport: Transport, sites: WatchedSites) -> ServerContext:
+    return ServerContext(
         transport=transport,
         store=federation.store,
         checkpoints=CheckpointFolder(federation.directory / "checkpoints"),
@@ -129,7 +129,7 @@ def server(brokers: Brokers, run: str) -> Iterator[Transport]:
 @pytest.fixture
 def inbox(server: Transport, run: str, diary: Diary, tmp_path: Path) -> Inbox:
     federation = Federation(blobs_recipe(), tmp_path, diary=diary)
-    return Inbox(run, surroundings(federation, server, sites_of(SITES, MemoryStore())))
+    return Inbox(run, context_of(federation, server, sites_of(SITES, MemoryStore())))
 
 
 @pytest.fixture
@@ -229,7 +229,7 @@ def test_an_update_whose_body_could_not_be_fetched_comes_again(
     with closing(RabbitTransport(brokers.broker_url("server"))) as unlucky:
         update = unlucky.receive(updates_queue(run), SOON)
         assert update is not None
-        unlucky._fetching.close()
+        unlucky._session.fetching.close()
         with pytest.raises(BrokerUnavailable):
             _ = update.body
         with pytest.raises(BrokerUnavailable):

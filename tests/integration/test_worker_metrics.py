@@ -21,6 +21,7 @@ from broker_config.process.addresses import LOOPBACK, WebAddress
 from client_worker.shards import write_shards
 from ops.local.services.process import free_ports, is_free
 from server_worker.deployment import Deployment, serve
+from server_worker.watch.notices import Notice, PageServed
 from tests.exposition import by_label, promtool_complaints, value
 from tests.federation import Over, OverBrokers, blobs_recipe
 from tests.integration.test_worker_process import Site
@@ -132,9 +133,9 @@ def test_a_server_and_a_worker_count_what_they_do(over: Over, stack: ExitStack) 
     until(lambda: asked(place, "/readyz") == (200, b"ready\n"), worker.log.read_text)
     scrapers: list[Scraper] = []
 
-    def note(text: str) -> None:
-        if text.startswith("watch it at "):
-            scrapers.append(Scraper(text.removeprefix("watch it at ")))
+    def note(notice: Notice) -> None:
+        if isinstance(notice, PageServed):
+            scrapers.append(Scraper(notice.url))
 
     federation.diary.note = note  # type: ignore[method-assign]
     recipe = federation.recipe

@@ -23,7 +23,7 @@ from ops.monitoring.prometheus import RULES
 ROOT = Path(__file__).parents[3]
 ROOMS = ("broker_config", "server_worker", "client_worker")
 FEDIL = re.compile(r"\bfedil_[a-z_]+")
-SUFFIXES = re.compile(r"_(bucket|sum|count|total)$")
+SUFFIXES = re.compile(r"_(bucket|sum|count|total|info)$")
 KNOWN_UNITS = {value for name, value in vars(units).items() if name[0].isupper() and isinstance(value, str)}
 
 
@@ -148,7 +148,7 @@ def without_suffix(name: str) -> str:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_everything_that_a_method_declares_has_a_panel(method: str) -> None:
-    asked = " ".join(queries("convergence.json"))
+    asked = " ".join(query for name in BOARDS for query in queries(name))
     for metric in metrics_of(find_method(method)):
         assert f"{metric}{{" in asked or f"{metric}_bucket{{" in asked
 

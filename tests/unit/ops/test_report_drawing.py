@@ -30,6 +30,7 @@ from ops.inspect.report.drawing import (
     write_plots,
 )
 from ops.inspect.report.reading import Run
+from ops.inspect.report.rendering import environment
 from server_worker.watch.events import ClientOutcome
 from tests.unit.ops.records import make_record
 from tests.unit.ops.report_runs import Parsed, make_run
@@ -47,8 +48,13 @@ def hostile_plot(name: str = "hostile") -> Plot:
     return Plot(name, HOSTILE, draw, HOSTILE)
 
 
+def shown(plot: Plot) -> str:
+    source = '{% from "parts.html" import panels %}{{ panels([panel]) }}'
+    return environment().from_string(source).render(panel=panel(plot))
+
+
 def test_names_with_markup_and_dollar_signs_are_drawn_and_stay_text() -> None:
-    made = panel(hostile_plot())
+    made = shown(hostile_plot())
     parsed = Parsed(made)
     assert "script" not in {tag for tag, _ in parsed.tags}
     assert "<script>alert(1)</script>" in parsed.text
@@ -105,7 +111,7 @@ def test_a_plot_without_data_says_why_in_the_page() -> None:
     def draw(_: Figure) -> None:
         raise NothingToDraw("nobody <b>was</b> asked")
 
-    assert "Nothing to draw: nobody <b>was</b> asked." in Parsed(panel(Plot("x", "X", draw))).text
+    assert "Nothing to draw: nobody <b>was</b> asked." in Parsed(shown(Plot("x", "X", draw))).text
 
 
 @pytest.mark.parametrize(("ending", "begins"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])

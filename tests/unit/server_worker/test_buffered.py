@@ -45,7 +45,7 @@ def test_a_run_learns_and_explains_every_task(tmp_path: Path) -> None:
     found = [o for record in federation.diary.records for o in record.outcomes]
     assert {o.outcome for o in found} == {"accepted"}
     assert {o.staleness for o in found} > {0, 1}
-    assert federation.diary.records[-1].series["pseudo_labels"] > 0
+    assert (federation.diary.records[-1].series["pseudo_labels"] or 0) > 0
     assert federation.diary.notes == ["started 1 of 6"]
 
 

@@ -92,7 +92,7 @@ def test_a_text_where_a_number_belongs_is_named_by_its_line(
 
 def test_a_record_is_written_as_all_its_fields() -> None:
     outcomes = (
-        ClientOutcome(3, "accepted", 0.5, "ü", {"loss_total": 1.5}, 70, 2),
+        ClientOutcome(3, "accepted", "ü", False, {"cosine": 0.5}, {"loss_total": 1.5}, 70, 2),
         ClientOutcome(9, "missing"),
     )
     full = dataclasses.replace(make_record(1), outcomes=outcomes)

@@ -9,7 +9,8 @@ from broker_config.protocol.errors import BrokerUnavailable
 from broker_config.stores.interface import Store
 from broker_config.stores.memory.store import MemoryStore
 from broker_config.transports.interface import Transport
-from broker_config.transports.memory.transport import EmbeddedBroker, MemoryTransport
+from broker_config.transports.memory.broker import EmbeddedBroker
+from broker_config.transports.memory.transport import MemoryTransport
 from server_worker.watch.survey import Survey, Surveyor
 
 SITES = {"north": range(0, 5), "south": range(5, 8), "west": range(8, 10)}
