@@ -235,6 +235,9 @@ class _Answers:
         self._images = Counter(
             "fedil_images", "Images that clients trained on, times epochs.", registry=registry
         )
+        self._used = Counter(
+            "fedil_updates_used", "Updates that became part of a new model.", registry=registry
+        )
         self._trained = {ACCEPTED, *(outcome.name for outcome in display.outcomes)}
         outcomes = (*(outcome.name for outcome in all_outcomes(display)), LATE, DUPLICATE)
         self._updates = {outcome: updates.labels(outcome) for outcome in outcomes}
@@ -251,6 +254,8 @@ class _Answers:
             self._images.inc(outcome.num_samples * self._epochs)
             if outcome.staleness is not None:
                 self._staleness.observe(outcome.staleness)
+        if outcome.counts:
+            self._used.inc()
 
     def close(self, record: RoundRecord) -> None:
         counted = self._counted.get(record.round, set())

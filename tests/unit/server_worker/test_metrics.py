@@ -51,6 +51,7 @@ NAMES = {
     "fedil_round_duration_seconds": HISTOGRAM,
     "fedil_phase_duration_seconds": HISTOGRAM,
     "fedil_updates_total": COUNTER,
+    "fedil_updates_used_total": COUNTER,
     "fedil_messages_refused_total": COUNTER,
     "fedil_update_cosine": HISTOGRAM,
     "fedil_update_staleness": HISTOGRAM,
@@ -191,6 +192,7 @@ def assert_counters(text: bytes, records: list[RoundRecord], recipe: Recipe) -> 
     outcomes = [outcome for record in records for outcome in record.outcomes]
     updates = by_label(text, "fedil_updates_total", "outcome")
     assert {name: count for name, count in updates.items() if count} == Counter(o.outcome for o in outcomes)
+    assert value(text, "fedil_updates_used_total") == sum(outcome.counts for outcome in outcomes)
     refused: Counter[str] = Counter()
     for record in records:
         refused.update(record.refused)
