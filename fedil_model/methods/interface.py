@@ -229,7 +229,6 @@ class Outcome:
     """What may become of an update, besides accepted, invalid, refused, missing and stale, which the engine knows."""
 
     name: str
-    """It begins with "rejected" if such updates do not count: Prometheus rules rely on that."""
     title: str
     help: str
 

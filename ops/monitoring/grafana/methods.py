@@ -14,7 +14,6 @@ from ops.monitoring.grafana.panels import Panel, Query, buckets, lines
 
 MakePanel = Callable[[int], Panel]
 """Of this width"""
-_SHARED = "Several methods"
 _COLORS = ("light-green", "orange", "light-orange", "yellow", "light-yellow", "light-red")
 
 
@@ -35,16 +34,17 @@ def models_text() -> str:
     )
 
 
-def method_rows() -> dict[str, list[Panel]]:
-    """By title, in the order in which methods are registered"""
+def method_rows() -> tuple[dict[str, list[Panel]], list[Panel]]:
+    """Panels by method, in the order of registration; and those of metrics that several methods declare"""
     specs = registered()
     uses = Counter(metric for spec in specs for metric in metrics_of(spec))
     shared = {metric for metric, methods in uses.items() if methods > 1}
-    rows = {spec.title: _panels(spec, uses.keys() - shared) for spec in specs} | {_SHARED: []}
+    own = {spec.title: _spread(_panels(spec, uses.keys() - shared)) for spec in specs}
+    common: list[MakePanel] = []
     for spec in specs:
-        rows[_SHARED] += _panels(spec, shared)
+        common += _panels(spec, shared)
         shared -= metrics_of(spec)
-    return {title: _spread(panels) for title, panels in rows.items() if panels}
+    return {title: panels for title, panels in own.items() if panels}, _spread(common)
 
 
 def worker_row() -> list[Panel]:
