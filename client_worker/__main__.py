@@ -10,7 +10,7 @@ from types import FrameType
 
 from broker_config.process.addresses import fill_from_environment
 from broker_config.process.logs import Logs, one_line, set_up_logs
-from broker_config.protocol.errors import FedILError, WronglyAsked
+from broker_config.protocol.errors import FedILError, UsageError
 from client_worker.options import add_arguments, check_shards, for_children, web_address
 from client_worker.placement import Slot
 from client_worker.pool import WRONGLY_ASKED, WorkerPool
@@ -33,7 +33,7 @@ def main() -> int:
 
 def exit_code(error: Exception) -> int:
     """2, as for wrong arguments, where other arguments or settings would put it right."""
-    return WRONGLY_ASKED if isinstance(error, SettingError | WronglyAsked) else 1
+    return WRONGLY_ASKED if isinstance(error, SettingError | UsageError) else 1
 
 
 def run(options: argparse.Namespace) -> int:
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
             return _run(options, logs)
         except (FedILError, LearningError, OSError) as error:
             if options.log_format == "text":
-                raise  # whoever called says it as it says all errors
+                raise  # the caller reports it like all errors
             logs.end("client_worker", error)
             return exit_code(error)
         except Exception as error:

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Protocol
 
 from broker_config.process.logs import message_in
-from broker_config.protocol.errors import FedILError, WronglyAsked
+from broker_config.protocol.errors import FedILError, UsageError
 from client_worker.placement import Slot
 
 _CHECK_SECONDS = 0.5
@@ -75,7 +75,7 @@ class WorkerPool:
                     if worker.process.poll() is not None and not self._closing.is_set():
                         self._look_after(number, worker)
         except Exception as error:
-            # Unseen, it would leave whoever waits for the workers waiting for ever.
+            # An error that is not reported would leave the caller waiting for ever.
             self.failure = error
             self._gave_up()
 
@@ -91,7 +91,7 @@ class WorkerPool:
         self._deaths = self._deaths + 1 if dead.lived_seconds() < _QUICK_SECONDS else 1
         code, said = dead.process.returncode, dead.last_words()
         if code == WRONGLY_ASKED and not self._has_replaced:
-            raise WronglyAsked(said)
+            raise UsageError(said)
         if self._deaths >= max(_MIN_DEATHS, 3 * self._count):
             raise FedILError(f"workers keep dying (exit code {code}): {said}{self._see}")
         self._has_replaced = True  # what was right once is no longer to blame
@@ -163,6 +163,6 @@ class _Worker:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self._last = line if line.strip() else self._last
-            # A full disk must not leave the worker waiting for somebody to listen.
+            # After a full disk the worker's output is still read, else the worker would block.
             with suppress(OSError):
                 self._log.write(line)

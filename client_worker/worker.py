@@ -15,13 +15,14 @@ import torch
 
 from broker_config.process.http import Reply, Route, WebServer
 from broker_config.process.metrics import EXPOSITION
+from broker_config.process.retry import RetryPolicy
 from broker_config.protocol.errors import BrokerUnavailable
 from broker_config.stores import connect_store
 from broker_config.stores.interface import Store
 from broker_config.transports import connect_transport
-from broker_config.transports.reconnecting import Patience, PatientTransport
+from broker_config.transports.reconnecting import ReconnectingTransport
 from client_worker.device_cache import cache_bytes
-from client_worker.ledgers import PatientLedgers
+from client_worker.ledgers import ReconnectingLedgers
 from client_worker.metrics import WorkerMetrics
 from client_worker.options import web_address
 from client_worker.participant import Participant
@@ -43,7 +44,7 @@ def serve(options: argparse.Namespace, stopping: Stopping) -> None:
     device = choose_device(placement.device)
     repeatable_on(device)
     shards = ShardFolder(options.shards)
-    patience = Patience(stop=stopping.asked)
+    patience = RetryPolicy(stop=stopping.asked)
     board = partial(_connect_store, options, replace(patience, seconds=1.0))
     metrics, connected = _metrics(options.site, device), threading.Event()
     address = web_address(options, options.slot or Slot())
@@ -51,10 +52,10 @@ def serve(options: argparse.Namespace, stopping: Stopping) -> None:
         with ExitStack() as stack:
             routes = _routes(metrics, lambda: connected.is_set() and not stopping.asked())
             pages = stack.enter_context(WebServer(address, routes)).place if address else None
-            ledgers = PatientLedgers(partial(_connect_store, options, patience), patience)
+            ledgers = ReconnectingLedgers(partial(_connect_store, options, patience), patience)
             stack.callback(ledgers.close)
             presence = stack.enter_context(worker_presence(board, options.site, str(device), pages))
-            transport = PatientTransport(lambda: connect_transport(options.broker), patience)
+            transport = ReconnectingTransport(lambda: connect_transport(options.broker), patience)
             stack.callback(transport.close)
             metrics.watch_traffic(lambda: (transport.bytes_sent, transport.bytes_received))
             connected.set()
@@ -74,9 +75,9 @@ def serve(options: argparse.Namespace, stopping: Stopping) -> None:
                 cache_bytes=cache_bytes(device, options.cache, placement.sharing),
                 interruptible=stopping.interruptible,
             )
-            Participant(transport, trainer, options.site, stopping, presence.tell, metrics).serve()
+            Participant(transport, trainer, options.site, stopping, presence.update, metrics).serve()
     except BrokerUnavailable:
-        # Nobody waits for a broker once asked to stop; what was not settled it delivers again.
+        # A stopping worker does not wait for a broker, which delivers unsettled tasks again.
         if not stopping.asked():
             raise
 
@@ -96,8 +97,8 @@ def _routes(metrics: WorkerMetrics, ready: Callable[[], bool]) -> dict[str, Rout
     }
 
 
-def _connect_store(options: argparse.Namespace, patience: Patience) -> Store:
-    return connect_store(options.store, site_of=lambda _: options.site, patience=patience)
+def _connect_store(options: argparse.Namespace, patience: RetryPolicy) -> Store:
+    return connect_store(options.store, site_of=lambda _: options.site, retry=patience)
 
 
 def _end_with_the_parent() -> None:

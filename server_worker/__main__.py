@@ -10,7 +10,7 @@ from types import FrameType
 
 from broker_config.process.addresses import fill_from_environment
 from broker_config.process.logs import Logs, set_up_logs
-from broker_config.protocol.errors import FedILError, WronglyAsked
+from broker_config.protocol.errors import FedILError, UsageError
 from fedil_model.errors import LearningError, SettingError
 from server_worker.options import add_arguments, add_override_argument
 
@@ -34,7 +34,7 @@ def main() -> int:
 
 def exit_code(error: Exception) -> int:
     """2, as for wrong arguments, where other arguments or settings would put it right."""
-    return 2 if isinstance(error, SettingError | WronglyAsked) else 1
+    return 2 if isinstance(error, SettingError | UsageError) else 1
 
 
 def _serve(options: argparse.Namespace, logs: Logs) -> int:

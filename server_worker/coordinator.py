@@ -10,11 +10,11 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from broker_config.brokers.topology import DEAD_LETTERS, tasks_queue, updates_queue
+from broker_config.process.retry import RetriesExhausted
 from broker_config.protocol.errors import FedILError
 from broker_config.protocol.wire import digest
 from broker_config.stores.batches import newest_ledgers
 from broker_config.transports.interface import MAX_BODY_BYTES
-from broker_config.transports.reconnecting import GivenUp
 from fedil_model.data.datasets.interface import Samples
 from fedil_model.methods import find_method
 from fedil_model.methods.interface import Fold, Folded, Method, ServerStep, Tensors
@@ -106,7 +106,7 @@ class Coordinator:
         except Stopped:
             self._reporter.flush(wait=True)  # a round that a checkpoint has belongs into the history
             raise
-        except GivenUp:
+        except RetriesExhausted:
             self._context.check_stop()  # a server that was asked to stop does not wait for a broker
             raise
 
@@ -193,7 +193,7 @@ class Coordinator:
         increments = (*progress.increments, Increment(folded.delta_norm, folded.effort, model_norm))
         rates = [learning_rate(self._recipe.client, t, self._recipe.rounds) for t in range(1, number + 1)]
         convergence = asdict(assess(increments, rates))
-        metrics = {**step.metrics, **folded.metrics}
+        metrics = {**step.metrics, **folded.metrics, **end.metrics}
         learned = {o.client: closed.asked[o.client] for o in outcomes if o.outcome not in NOT_LEARNED}
         return Progress(
             round=number,

@@ -14,13 +14,14 @@ from urllib.parse import unquote, urlsplit
 
 from broker_config.brokers.topology import RUNS_TOPIC
 from broker_config.process.addresses import WebAddress
+from broker_config.process.retry import RetryPolicy
 from broker_config.protocol.errors import BrokerUnavailable, LedgerMissing
 from broker_config.stores import connect_store
 from broker_config.stores.interface import Store
 from broker_config.stores.presence import Presence
 from broker_config.transports import connect_transport
 from broker_config.transports.interface import Transport
-from broker_config.transports.reconnecting import Patience, PatientTransport
+from broker_config.transports.reconnecting import ReconnectingTransport
 from fedil_model.methods import find_method, make_method
 from fedil_model.methods.interface import MethodSpec
 from fedil_model.training.precision import choose_device, repeatable_on
@@ -93,7 +94,7 @@ def serve(
         try:
             outcome = _serve(deployment, where, run, watcher, stop, label_truth, watch)
         except (BrokerUnavailable, Stopped):
-            # Nobody waits for a broker, or for another server to go, once asked to stop.
+            # A stopping server waits neither for a broker nor for another server to end.
             if not stop.is_set():
                 raise
             outcome = _outcome(where, run, stopped=True)
@@ -111,25 +112,27 @@ def _serve(
     watch: Watching,
 ) -> Outcome:
     recipe = deployment.recipe
+    spec = find_method(recipe.method.name)
     _give_memory_back()
     device = choose_device(deployment.device)
     # For cuBLAS, which reads it when it is first used; see repeatable_on.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     repeatable_on(device)
     with ExitStack() as stack:
-        patience = Patience(stop=stop.is_set, tell=watch.waiting_for)
-        store = connect_store(deployment.store, site_of=recipe.site_of, patience=patience)
+        patience = RetryPolicy(stop=stop.is_set, on_wait=watch.waiting_for)
+        store = connect_store(deployment.store, site_of=recipe.site_of, retry=patience)
         stack.callback(store.close)
         transport = _take_charge(deployment, run, patience, watch, watcher.note, stack)
         presence = stack.enter_context(_presence(deployment, run, watch.url))
         if watch.url:
             watcher.note(PageServed(watch.url))
-        watcher = Watchers(watch.watcher, StatusTeller(presence.tell, recipe.federation.expected), watcher)
+        watcher = Watchers(watch.watcher, StatusTeller(presence.update, recipe.federation.expected), watcher)
         if deployment.tensorboard:
             watcher = Watchers(
-                stack.enter_context(TensorBoardWatcher(where.tensorboard, watcher.note)), watcher
+                stack.enter_context(TensorBoardWatcher(where.tensorboard, spec.display, watcher.note)),
+                watcher,
             )
-        for concern in transport.concerns(recipe.federation.deadline_seconds):
+        for concern in transport.timeout_warnings(recipe.federation.deadline_seconds):
             watcher.note(Remark(concern))
         watcher.phase(0, "load_data")
         checkpoints = CheckpointFolder(where.checkpoints)
@@ -137,7 +140,6 @@ def _serve(
         record_environment(where, device)
         evaluator = inputs.evaluator(recipe)
         stack.callback(evaluator.close)
-        spec = find_method(recipe.method.name)
         context = ServerContext(
             transport=transport,
             store=store,
@@ -156,7 +158,7 @@ def _serve(
             ),
             label_truth=label_truth(store, run, spec, inputs) if label_truth else lambda _: {},
             shard_sizes=inputs.split.held,
-            away=lambda: transport.away_seconds + store.away_seconds,
+            away=lambda: transport.outage_seconds + store.outage_seconds,
             connect_for_inspection=lambda: connect_transport(deployment.broker),
         )
         stack.enter_context(Surveyor(run, recipe.sites, lambda: _for_the_survey(deployment), watch.survey))
@@ -181,7 +183,7 @@ def _outcome(where: RunDir, run: str, stopped: bool) -> Outcome:
 
 
 def _ledger_digest(store: Store, run: str, watcher: Watcher) -> str:
-    """The model is made, whatever somebody has done to a ledger."""
+    """The model is complete even if a ledger was damaged."""
     try:
         return ledger_digest(store, run)
     except LedgerMissing as error:
@@ -191,7 +193,7 @@ def _ledger_digest(store: Store, run: str, watcher: Watcher) -> str:
 
 def _give_memory_back() -> None:
     """glibc raises its thresholds after the first large block is freed, and then keeps models in its heap that
-    nobody uses: fixed, large blocks always go back to the system."""
+    are not used: with fixed thresholds large blocks always go back to the system."""
     with suppress(OSError, AttributeError):  # another libc
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, 16 << 20)
@@ -201,11 +203,11 @@ def _give_memory_back() -> None:
 def _take_charge(
     deployment: Deployment,
     run: str,
-    patience: Patience,
+    patience: RetryPolicy,
     watch: Watching,
     note: Callable[[Notice], None],
     stack: ExitStack,
-) -> PatientTransport:
+) -> ReconnectingTransport:
     """The lead first, then the folder, which a standby server shares with the one that it waits for. The other may
     have lost its connection and not its life: then the lead goes back to it."""
 
@@ -217,7 +219,7 @@ def _take_charge(
 
     ways = (waiting, watch.leading_again)
     while True:
-        transport = PatientTransport(partial(_lead, deployment, run, patience.stop, *ways), patience)
+        transport = ReconnectingTransport(partial(_lead, deployment, run, patience.stop, *ways), patience)
         try:
             stack.enter_context(sole_use(deployment.run_dir))
         except FolderInUse:
@@ -242,12 +244,12 @@ def _lead(
     on_waiting: Callable[[], None],
     on_lead: Callable[[], None],
 ) -> Transport:
-    """A connection of the run's only server. After the broker was gone somebody else may be that."""
+    """A connection of the run's only server. After the broker was away another server may lead."""
     transport = connect_transport(deployment.broker)
     try:
         deadline = time.monotonic() + LEAD_SECONDS
         waiting = False
-        while not transport.take_lead(run, _STANDBY_SECONDS):
+        while not transport.acquire_leadership(run, _STANDBY_SECONDS):
             if stop():
                 raise Stopped
             if not waiting:
@@ -265,8 +267,8 @@ def _lead(
 
 
 def _for_the_survey(deployment: Deployment) -> tuple[Transport, Store]:
-    brief = Patience(seconds=1.0)
-    store = connect_store(deployment.store, site_of=deployment.recipe.site_of, patience=brief)
+    brief = RetryPolicy(seconds=1.0)
+    store = connect_store(deployment.store, site_of=deployment.recipe.site_of, retry=brief)
     try:
         return connect_transport(deployment.broker), store
     except BaseException:
@@ -288,9 +290,9 @@ def _presence(deployment: Deployment, run: str, page: str | None) -> Presence:
         "started": time.time(),
         "page": page,
     }
-    brief = Patience(seconds=1.0)
+    brief = RetryPolicy(seconds=1.0)
     return Presence(
-        lambda: connect_store(deployment.store, site_of=recipe.site_of, patience=brief),
+        lambda: connect_store(deployment.store, site_of=recipe.site_of, retry=brief),
         RUNS_TOPIC,
         run,
         facts,
@@ -298,7 +300,7 @@ def _presence(deployment: Deployment, run: str, page: str | None) -> Presence:
 
 
 def _user(broker_url: str) -> str | None:
-    """Whom the broker takes us for; None where it knows no users."""
+    """The user name at the broker; None where it has no users."""
     parts = urlsplit(broker_url)
     if not parts.scheme.startswith("amqp"):
         return None

@@ -4,12 +4,15 @@ Real services: one RabbitMQ and one Redis for all tests of a process, which nobo
 """
 
 from collections.abc import Generator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
 
 from ops.local.services import Service, rabbitmq_service, redis_service
+from server_worker.run.recipe import Recipe
+from tests.federation import Over, OverBrokers, apart
 from tests.services import needed
 
 torch.set_num_threads(1)
@@ -47,3 +50,16 @@ def own_rabbitmq(tmp_path: Path) -> Iterator[Service]:
 def own_redis(tmp_path: Path) -> Iterator[Service]:
     with needed(lambda: redis_service(tmp_path / "redis")) as service:
         yield service
+
+
+@pytest.fixture
+def over(rabbitmq: Service, redis: Service, tmp_path: Path) -> Iterator[Over]:
+    with ExitStack() as stack:
+
+        def make(recipe: Recipe) -> OverBrokers:
+            recipe = apart(recipe)
+            place = tmp_path / recipe.name
+            federation = OverBrokers(recipe, place, broker_url=rabbitmq.url, store_url=redis.url)
+            return stack.enter_context(federation)
+
+        yield make

@@ -39,12 +39,12 @@ def num_series(text: bytes) -> int:
 def types(text: bytes) -> dict[str, str]:
     """Metric → type; each stands once and has a help text."""
     lines = text.decode().splitlines()
-    told = [line.split(" ", 3)[2:] for line in lines if line.startswith("# TYPE ")]
+    shown = [line.split(" ", 3)[2:] for line in lines if line.startswith("# TYPE ")]
     helped = [line.split(" ", 3)[2:] for line in lines if line.startswith("# HELP ")]
-    assert max(Counter(name for name, _ in told).values()) == 1
-    assert [name for name, _ in told] == [name for name, _ in helped]
+    assert max(Counter(name for name, _ in shown).values()) == 1
+    assert [name for name, _ in shown] == [name for name, _ in helped]
     assert all(help_text.strip() for _, help_text in helped)
-    return dict(told)
+    return dict(shown)
 
 
 def promtool_complaints(text: bytes) -> str:

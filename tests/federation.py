@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from broker_config.brokers.topology import DEAD_LETTERS, tasks_queue, updates_queue
+from broker_config.process.retry import RetryPolicy
 from broker_config.protocol.messages import Message, Refusal, TrainTask, Update
 from broker_config.protocol.wire import decode_message, encode_message
 from broker_config.stores import connect_store
@@ -22,8 +23,9 @@ from broker_config.stores.interface import Store
 from broker_config.stores.memory.store import MemoryStore
 from broker_config.transports import connect_transport
 from broker_config.transports.interface import Buffers, Delivery, Transport
-from broker_config.transports.memory.transport import EmbeddedBroker, MemoryTransport
-from broker_config.transports.reconnecting import Patience, PatientTransport
+from broker_config.transports.memory.broker import EmbeddedBroker
+from broker_config.transports.memory.transport import MemoryTransport
+from broker_config.transports.reconnecting import ReconnectingTransport
 from client_worker.participant import Participant
 from client_worker.training import Trainer
 from fedil_model.data.augment import TensorViews
@@ -215,12 +217,12 @@ class OverBrokers(Federation):
         self.site = next(iter(self.recipe.sites))
         self.sites = OneSite(self.site)
         self._stack = ExitStack()
-        self._patience = Patience(stop=self.stop.is_set)
+        self._patience = RetryPolicy(stop=self.stop.is_set)
         self._ledgers: Store | None = None
         self.connect_for_inspection = lambda: connect_transport(self.broker_url)
 
     def connect(self) -> Transport:
-        transport = PatientTransport(lambda: connect_transport(self.broker_url), self._patience)
+        transport = ReconnectingTransport(lambda: connect_transport(self.broker_url), self._patience)
         self._stack.callback(transport.close)
         return transport
 

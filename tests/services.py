@@ -1,5 +1,5 @@
-"""Real services for tests, benchmarks and chaos scripts. Tests whose service is missing are skipped under plain pytest,
-and fail under `ops/scripts/test` and in CI."""
+"""Real services for tests, benchmarks and chaos scripts. A test without its service is skipped by plain pytest, and
+fails in `ops/scripts/test` and in CI."""
 
 import os
 import tempfile
@@ -15,13 +15,13 @@ Started = TypeVar("Started")
 
 @contextmanager
 def temporary_services() -> Iterator[Services]:
-    """Outside of pytest: RabbitMQ and Redis in a folder that is gone afterwards."""
+    """RabbitMQ and Redis in a temporary folder, for use outside of pytest."""
     with tempfile.TemporaryDirectory(prefix="fedil-") as folder, services(Path(folder)) as both:
         yield both
 
 
 def needed(start: Callable[[], Started]) -> Started:
-    """What `start` starts; without the program this test is skipped, or fails where all must run."""
+    """Starts a service; without its program the test is skipped, or fails if all tests must run."""
     import pytest
 
     try:
@@ -33,6 +33,6 @@ def needed(start: Callable[[], Started]) -> Started:
 
 
 def must_run_everything() -> bool:
-    """`ops/scripts/test` and CI systems say so."""
-    said = (os.environ.get(name, "") for name in ("CI", "FEDIL_REQUIRE_SERVICES"))
-    return any(word.lower() not in ("", "0", "false", "no") for word in said)
+    """Set by `ops/scripts/test` and by CI systems."""
+    values = (os.environ.get(name, "") for name in ("CI", "FEDIL_REQUIRE_SERVICES"))
+    return any(value.lower() not in ("", "0", "false", "no") for value in values)

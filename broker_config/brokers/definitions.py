@@ -1,7 +1,7 @@
-"""The brokers' own configuration, written from the topology: what is there from the start, and who may do what.
+"""Configuration of the brokers, generated from the topology: RabbitMQ definitions, Redis ACLs, configuration files.
 
-A site may do what its workers do and nothing else. It reads its own tasks and the models; it writes updates and
-dead letters, bodies under its own name, and tasks that it gives back to its own queue.
+A site has only the permissions that its workers need: it reads its own tasks and the models; it writes updates, dead
+letters, bodies under its own name, and tasks that it returns to its own queue.
 """
 
 import base64
@@ -33,14 +33,15 @@ from broker_config.protocol.errors import FedILError
 from broker_config.stores.redis.keys import server_rules, site_rules
 
 SERVER_USER, ADMIN_USER = "server", "admin"
-_EVERY_RIGHT = ("~*", "&*", "+@all")
+_ALL_RULES = ("~*", "&*", "+@all")
 VHOST = "fedil"
 
 _HERE = Path(__file__).parent
 _SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
-_EVERYTHING = ".*"
+_ANY_NAME = ".*"
 DEFAULT_CONSUMER_TIMEOUT_SECONDS = 1800.0
-"""RabbitMQ's own"""
+"""RabbitMQ's default"""
+DEADLINE_POLICY = "fedil-deadline"
 _CONSUMER_TIMEOUT_POLICY_FROM = (3, 12)
 
 Definitions = dict[str, list[dict[str, Any]]]
@@ -48,20 +49,19 @@ Definitions = dict[str, list[dict[str, Any]]]
 
 
 def check_sites(sites: Iterable[str]) -> tuple[str, ...]:
-    """A name becomes part of patterns, where a dot or a star would open more than it should."""
+    """Refuses names with characters that have a meaning in permission patterns. Removes duplicates."""
     names = tuple(dict.fromkeys(sites))
     for name in names:
         if not _SITE.fullmatch(name):
             raise FedILError(
-                f"{name!r} is no name for a site: 1 to 40 of A-Z a-z 0-9 _ - beginning with a letter or digit"
+                f"{name!r} is not a valid name of a site: 1 to 40 of A-Z a-z 0-9 _ - beginning with a letter or digit"
             )
     return names
 
 
 def consumer_timeout_seconds(deadline_seconds: float) -> float:
-    """Whoever trains for longer than the deadline works in vain, and the server holds an update no longer than a
-    round with its end. RabbitMQ's own time-out does for a deadline that is no longer; else twice leaves room for
-    both."""
+    """How long a worker may hold a task and the server an update, neither of which is useful long after the deadline.
+    RabbitMQ's default is enough for deadlines up to it; twice a longer deadline leaves room for the end of a round."""
     if deadline_seconds <= DEFAULT_CONSUMER_TIMEOUT_SECONDS:
         return DEFAULT_CONSUMER_TIMEOUT_SECONDS
     return 2 * deadline_seconds
@@ -69,44 +69,44 @@ def consumer_timeout_seconds(deadline_seconds: float) -> float:
 
 @dataclass(frozen=True)
 class Rights:
-    """Patterns of names that a user may create or delete, write to, and read from."""
+    """A user's permissions in RabbitMQ: patterns of names to create or delete, write to, and read from."""
 
     configure: str
     write: str
     read: str
     topics: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Topic exchange → patterns of the routing keys with which to publish, and to bind"""
+    """Topic exchange → patterns of routing keys to publish with, and to bind with"""
 
 
 def site_rights(site: str) -> Rights:
     check_sites([site])
     user = site_user(site)
-    own_bodies = _literally(f"{BODIES.prefix}{user}.") + ".+"
-    own_body_keys = f"^{_literally(user)}\\."
+    own_bodies = _escaped(f"{BODIES.prefix}{user}.") + ".+"
+    own_body_keys = f"^{_escaped(user)}\\."
     exchanges = (UPDATES_EXCHANGE, DEAD_EXCHANGE, BODIES_EXCHANGE, TASKS.exchange_of(tasks_queue(site)))
     return Rights(
         configure=_any_of(own_bodies),
-        # To bind a queue is to write to it, and to read from the exchange.
-        write=_any_of(*(_literally(exchange.name) for exchange in exchanges), own_bodies),
+        # Binding a queue needs write permission on the queue and read permission on the exchange.
+        write=_any_of(*(_escaped(exchange.name) for exchange in exchanges), own_bodies),
         read=_any_of(
-            _literally(tasks_queue(site)), _literally(MODELS.prefix) + ".+", _literally(BODIES_EXCHANGE.name)
+            _escaped(tasks_queue(site)), _escaped(MODELS.prefix) + ".+", _escaped(BODIES_EXCHANGE.name)
         ),
         topics={BODIES_EXCHANGE.name: (own_body_keys, own_body_keys)},
     )
 
 
 def server_rights() -> Rights:
-    ours = f"^{_literally('fedil.')}"
+    ours = f"^{_escaped('fedil.')}"
     return Rights(ours, ours, ours)
 
 
 def admin_rights() -> Rights:
-    """For people, and for bringing in further sites later."""
-    return Rights(_EVERYTHING, _EVERYTHING, _EVERYTHING)
+    """For operators, and for adding sites later."""
+    return Rights(_ANY_NAME, _ANY_NAME, _ANY_NAME)
 
 
 def rights_of(user: str) -> Rights:
-    """Of a user with one of our names."""
+    """Rights by user name: the server, the administrator or a site."""
     if user == SERVER_USER:
         return server_rights()
     if user == ADMIN_USER:
@@ -121,7 +121,7 @@ def users_of(sites: Iterable[str]) -> tuple[str, ...]:
 def rabbitmq_definitions(
     sites: Iterable[str], password_hashes: Mapping[str, str | None], vhost: str = VHOST
 ) -> Definitions:
-    """`password_hashes`: of every user that there is to be; None for one that is there and keeps its own."""
+    """`password_hashes`: of all users; None for an existing user that keeps its password."""
     queues = {DEAD_LETTERS: DEAD} | {tasks_queue(site): TASKS for site in check_sites(sites)}
     exchanges = dict.fromkeys((*EXCHANGES, *(kind.exchange_of(name) for name, kind in queues.items())))
     return {
@@ -133,6 +133,20 @@ def rabbitmq_definitions(
         "queues": [_queue(name, kind, vhost) for name, kind in queues.items()],
         "bindings": [_binding(name, kind, vhost) for name, kind in queues.items()],
     }
+
+
+def import_steps(definitions: Definitions) -> tuple[Definitions, Definitions]:
+    """The definitions in the order in which a running broker takes them; pause between the two.
+
+    First queues and the exchanges that all sites share: RabbitMQ refuses topic permissions of an exchange that does not
+    exist (4.3.2 and later). A site's own exchange follows when its queue can no longer be lost, as in the transport.
+    Users come last, so that no site has permissions without the topic permissions that restrict them.
+    """
+    shared = {exchange.name for exchange in EXCHANGES}
+    first = {kind: definitions.get(kind, []) for kind in ("vhosts", "policies", "queues")}
+    then = {kind: items for kind, items in definitions.items() if kind not in first}
+    first["exchanges"] = [exchange for exchange in definitions["exchanges"] if exchange["name"] in shared]
+    return first, then
 
 
 def permission(user: str, vhost: str = VHOST) -> dict[str, Any]:
@@ -151,15 +165,15 @@ def topic_permissions(user: str, vhost: str = VHOST) -> list[dict[str, Any]]:
 def deadline_policies(
     deadline_seconds: float, version: tuple[int, ...], vhost: str = VHOST
 ) -> list[dict[str, Any]]:
-    """For a broker whose rabbitmq.conf is out of reach; older ones know no such policy."""
+    """Sets the consumer time-out where rabbitmq.conf cannot be changed; empty for versions without this policy."""
     if version < _CONSUMER_TIMEOUT_POLICY_FROM:
         return []
-    held = "|".join(_literally(kind.prefix) for kind in (TASKS, UPDATES))
+    held = "|".join(_escaped(kind.prefix) for kind in (TASKS, UPDATES))
     milliseconds = round(1000 * consumer_timeout_seconds(deadline_seconds))
     return [
         {
             "vhost": vhost,
-            "name": "fedil-deadline",
+            "name": DEADLINE_POLICY,
             "pattern": f"^({held})",
             "apply-to": "queues",
             "definition": {"consumer-timeout": milliseconds},
@@ -169,8 +183,8 @@ def deadline_policies(
 
 
 def rabbitmq_password_hash(user: str, password: str) -> str:
-    """As RabbitMQ keeps it. The salt follows from the name, so that the same password gives the same file; against
-    guessing our passwords need none, for they are long and random."""
+    """RabbitMQ's format. The salt is derived from the name, so that the same password gives the same file; long random
+    passwords need no secret salt."""
     salt = hashlib.sha256(user.encode()).digest()[:4]
     return base64.b64encode(salt + hashlib.sha256(salt + password.encode()).digest()).decode()
 
@@ -180,9 +194,9 @@ def redis_password_hash(password: str) -> str:
 
 
 def redis_rules(user: str) -> tuple[str, ...]:
-    """ACL rules of a user with one of our names, beginning from nothing."""
+    """All ACL rules of the server, the administrator or a site; earlier rules of the user are reset."""
     if user == ADMIN_USER:
-        return _EVERY_RIGHT
+        return _ALL_RULES
     if user == SERVER_USER:
         rules = server_rules()
     else:
@@ -192,10 +206,10 @@ def redis_rules(user: str) -> tuple[str, ...]:
 
 
 def redis_acl(password_hashes: Mapping[str, str | None]) -> str:
-    """An ACL file. The user `default`, whom Redis lets in without a password, is switched off; nobody can be one
-    without a hash. Its rights are then of use only to Redis itself, which reads its append-only file back with them:
-    without, all that was written in transactions would be lost (redis/redis#14541)."""
-    lines = [" ".join(["user", "default", "off", "resetpass", *_EVERY_RIGHT])]
+    """An ACL file in which the user `default` is off and a user without a hash cannot log in. `default` keeps its
+    permissions, because Redis replays its append-only file with them: without, everything written in transactions would
+    be lost (redis/redis#14541)."""
+    lines = [" ".join(["user", "default", "off", "resetpass", *_ALL_RULES])]
     for user, hashed in password_hashes.items():
         password = [f"#{hashed}"] if hashed else []
         lines.append(" ".join(["user", user, "on", *password, *redis_rules(user)]))
@@ -203,26 +217,20 @@ def redis_acl(password_hashes: Mapping[str, str | None]) -> str:
 
 
 def rabbitmq_conf(deadline_seconds: float, tls: str | None = None) -> str:
-    """`tls`: the folder, as the broker sees it, with ca.pem, server.pem and server.key."""
-    from broker_config.transports.rabbitmq.url import HEARTBEAT_SECONDS  # here: it loads pika
+    """`tls`: path in the broker's file system of a folder with ca.pem, server.pem and server.key."""
+    from broker_config.transports.rabbitmq.url import HEARTBEAT_SECONDS  # imported here because it loads pika
 
-    return _filled(
-        "rabbitmq/rabbitmq.conf",
-        "rabbitmq/tls.conf",
-        tls,
-        consumer_timeout_ms=round(1000 * consumer_timeout_seconds(deadline_seconds)),
-        heartbeat_seconds=HEARTBEAT_SECONDS,
-    )
+    timeout_ms = round(1000 * consumer_timeout_seconds(deadline_seconds))
+    return _render("rabbitmq", tls, consumer_timeout_ms=timeout_ms, heartbeat_seconds=HEARTBEAT_SECONDS)
 
 
 def redis_conf(tls: str | None = None) -> str:
-    return _filled("redis/redis.conf", "redis/tls.conf", tls)
+    return _render("redis", tls)
 
 
-def _filled(template: str, tls_template: str, tls: str | None, **values: object) -> str:
-    text = (_HERE / template).read_text(encoding="utf-8")
-    if tls is not None:
-        text += (_HERE / tls_template).read_text(encoding="utf-8")
+def _render(broker: str, tls: str | None, **values: object) -> str:
+    files = [f"{broker}.conf"] if tls is None else [f"{broker}.conf", "tls.conf"]
+    text = "".join((_HERE / broker / file).read_text(encoding="utf-8") for file in files)
     return Template(text).substitute(values, tls=tls)
 
 
@@ -272,6 +280,6 @@ def _any_of(*patterns: str) -> str:
     return f"^({'|'.join(patterns)})$"
 
 
-def _literally(name: str) -> str:
-    """In our names only the dot means something to a pattern."""
+def _escaped(name: str) -> str:
+    """Escapes the dot, the only special character in our names."""
     return name.replace(".", r"\.")

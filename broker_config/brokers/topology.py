@@ -1,7 +1,7 @@
-"""Names and kinds of exchanges, queues and notices, each of which exists once, here.
+"""Names, types and arguments of all exchanges and queues, and the topics of notices.
 
-What a RabbitMQ broker is to hold is data: the transport declares from it, the broker's own definitions and
-permissions are written from it. Nothing goes through the default exchange, on which sites have no rights.
+The transport declares queues from this data, and the brokers' definitions and permissions are generated from it.
+Nothing is published through the default exchange, on which sites have no permissions.
 """
 
 from collections.abc import Mapping
@@ -15,16 +15,17 @@ _MOST_DEAD_LETTERS = 10_000
 
 DEAD_LETTERS = "fedil.dead"
 DEFAULT_SITE = "default"
-"""Who owns the clients where nobody says"""
+"""Owner of all clients in a recipe without sites"""
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """Durable. On a topic exchange the broker checks the keys with which a user binds and publishes; but RabbitMQ 3
-    not those in a message's headers CC and BCC, so a user may write only where no queue of others can be named."""
+    """A durable exchange. RabbitMQ checks the routing keys with which a user binds to or publishes on a topic exchange,
+    but version 3 does not check those in the headers CC and BCC: users may write only to exchanges where these cannot
+    name another user's queue."""
 
     name: str
-    """One that ends with a dot stands for a family: each queue has its own, named by the queue's key."""
+    """A name that ends with a dot is a prefix: each queue has its own exchange, named by the queue's key."""
     type: str
 
     @property
@@ -34,7 +35,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class QueueKind:
-    """A family of durable queues: what follows the prefix is the key by which a queue is bound to the exchange."""
+    """Durable queues with a common prefix; the rest of a queue's name is its routing key on the exchange."""
 
     name: str
     prefix: str
@@ -42,11 +43,11 @@ class QueueKind:
     type: str
     options: Mapping[str, int | str | bool] = field(default_factory=dict)
     own_key: str | None = None
-    """For the one queue whose whole name is the prefix"""
+    """Routing key of a kind with a single queue, whose name is the prefix"""
 
     @property
     def arguments(self) -> dict[str, int | str | bool]:
-        """As the broker compares them when a queue is declared again."""
+        """The arguments that RabbitMQ compares when a queue is declared again."""
         return {"x-queue-type": self.type, **self.options}
 
     @property
@@ -67,7 +68,7 @@ class QueueKind:
         return Exchange(self.exchange.name + self.routing_key(queue), self.exchange.type)
 
 
-# One for each site: it gives tasks back there, and must not reach another's queue.
+# One per site, to which its workers return tasks: they must not be able to publish to another site's queue.
 TASKS_EXCHANGES = Exchange("fedil.site.", "direct")
 UPDATES_EXCHANGE = Exchange("fedil.updates", "direct")
 MODELS_EXCHANGE = Exchange("fedil.models", "direct")
@@ -75,7 +76,7 @@ BODIES_EXCHANGE = Exchange("fedil.bodies", "topic")
 LEAD_EXCHANGE = Exchange("fedil.lead", "direct")
 DEAD_EXCHANGE = Exchange("fedil.dead", "direct")
 STREAMS_PREPARED = Exchange("fedil.streams", "direct")
-"""Carries nothing: that it is there says that the broker has kept account of streams for a while. No definitions."""
+"""Carries no messages: its existence means that the broker has stored its first stream. Not in the definitions."""
 
 DEAD = QueueKind(
     "dead",
@@ -91,9 +92,9 @@ TASKS = QueueKind(
     TASKS_EXCHANGES,
     "quorum",
     {
-        # The broker counts returns, so this is one less than the deliveries.
+        # RabbitMQ counts returns, one less than deliveries.
         "x-delivery-limit": DELIVERY_LIMIT - 1,
-        # Of a run that nobody goes on with; a server that comes back later asks again.
+        # For tasks of an abandoned run; a server that resumes it later publishes them again.
         "x-message-ttl": _WEEK_MS,
         "x-dead-letter-exchange": DEAD_EXCHANGE.name,
         "x-dead-letter-routing-key": "dead",
@@ -101,10 +102,10 @@ TASKS = QueueKind(
 )
 # No delivery limit: a server may die any number of times. On a cluster "quorum" survives the loss of a node, but
 # from RabbitMQ 4.0 on its default limit of 20 must then be lifted: {"x-delivery-limit": -1}.
-# Expires only when no server has looked into it for so long; what it held is then asked for again.
+# Expires when no server has used it for a month; the clients are then asked again.
 UPDATES = QueueKind("update", "fedil.updates.", UPDATES_EXCHANGE, "classic", {"x-expires": _MONTH_MS})
-# How much is retained depends on the model; the transport adds it. RabbitMQ refuses x-expires for streams: the log of
-# a run that nobody goes on with stays until somebody retires it.
+# The transport adds the retention, which depends on the model's size. RabbitMQ refuses x-expires for streams: the log
+# of an abandoned run stays until `fedil broker retire`.
 MODELS = QueueKind("model", "fedil.models.", MODELS_EXCHANGE, "stream")
 LEAD = QueueKind(
     "lead",
@@ -113,12 +114,12 @@ LEAD = QueueKind(
     "classic",
     {"x-single-active-consumer": True, "x-max-length": 1, "x-expires": _WEEK_MS},
 )
-# Expires only unread, and later than any dead letter that speaks of it.
+# Expires unread, later than any dead letter that refers to it.
 BODIES = QueueKind("body", "fedil.body.", BODIES_EXCHANGE, "classic", {"x-expires": 2 * _WEEK_MS})
 
 QUEUE_KINDS = (TASKS, UPDATES, MODELS, LEAD, BODIES, DEAD)
 RUN_KINDS = (UPDATES, MODELS, LEAD)
-"""Of which every run has a queue of its own, named after it"""
+"""Each run has one queue of each of these, named after the run"""
 EXCHANGES = tuple(kind.exchange for kind in QUEUE_KINDS if not kind.exchange.is_family)
 
 
@@ -127,18 +128,18 @@ def kind_of(queue: str) -> QueueKind | None:
 
 
 def kind_name(queue: str) -> str:
-    """For people who count: task, update, dead …"""
+    """Label of metrics: task, update, dead …"""
     kind = kind_of(queue)
     return kind.name if kind else "other"
 
 
 def tasks_queue(site: str) -> str:
-    """Where the workers of one site compete for its clients' tasks."""
+    """The tasks of one site's clients, for which its workers compete."""
     return f"{TASKS.prefix}{site}"
 
 
 def updates_queue(run: str) -> str:
-    """Where one run's server collects what clients learned."""
+    """The updates of one run's clients, for its server."""
     return f"{UPDATES.prefix}{run}"
 
 
@@ -148,24 +149,24 @@ def models_queue(run: str) -> str:
 
 
 def lead_queue(run: str) -> str:
-    """Whoever is first here is the run's server."""
+    """The queue whose single active consumer is the run's server."""
     return f"{LEAD.prefix}{run}"
 
 
 def body_queue(user: str, body_id: str) -> str:
-    """Where a body waits that is too big for one message. Users write only under their own name; the random id
-    keeps others from naming it."""
+    """A body that is too large for one message. Users write only under their own name; other users cannot guess the
+    random id."""
     return f"{BODIES.prefix}{user}.{body_id}"
 
 
 def run_of(queue: str) -> str | None:
-    """The run whose queue this is."""
+    """The run that the queue belongs to, if it is one of RUN_KINDS."""
     kind = kind_of(queue)
     return kind.routing_key(queue) if kind in RUN_KINDS else None
 
 
 RUNS_TOPIC = "runs"
-"""Notices of servers, by run"""
+"""Notices of servers, one per run"""
 
 
 def workers_topic(site: str) -> str:
@@ -174,5 +175,5 @@ def workers_topic(site: str) -> str:
 
 
 def site_user(site: str) -> str:
-    """The broker's and the store's name for a site's workers"""
+    """User name of a site's workers at RabbitMQ and Redis"""
     return f"site-{site}"

@@ -1,4 +1,4 @@
-"""Bodies in pieces: their size, their digest, and cutting them anew without joining them."""
+"""Bodies in pieces: size, digest, aligned memory, and splitting at other places without a copy."""
 
 from collections.abc import Iterable, Iterator
 
@@ -10,12 +10,12 @@ from broker_config.transports.interface import Buffers
 
 DIGEST_BYTES = 16
 ALIGNMENT = 64
-"""Bytes: where arrays may lie in a body, and a body in memory. Elsewhere BLAS would have other last bits, so that
-whoever computes with an array would have to copy it."""
+"""Bytes. Arrays in a body, and bodies in memory, start at multiples of this: elsewhere BLAS rounds differently, and an
+array would have to be copied before it is computed with."""
 
 
-def room_for(num_bytes: int) -> memoryview:
-    """Reserved without touching the pages: a size that is a lie costs nothing yet."""
+def aligned_buffer(num_bytes: int) -> memoryview:
+    """Memory whose pages are not touched yet: a false size in a header costs nothing."""
     block = np.empty(num_bytes + ALIGNMENT - 1, np.uint8)
     start = -block.ctypes.data % ALIGNMENT
     return block[start : start + num_bytes].data
@@ -31,7 +31,7 @@ def check_size(num_bytes: int, max_bytes: int) -> None:
 
 
 def digest(buffers: Iterable[bytes | memoryview]) -> str:
-    """Hex of xxh3_128 over the whole body; how the body is cut makes no difference."""
+    """xxh3_128 of the whole body as hex, however the body is split."""
     return raw_digest(buffers).hex()
 
 
@@ -42,17 +42,17 @@ def raw_digest(buffers: Iterable[bytes | memoryview]) -> bytes:
     return state.digest()
 
 
-def recut(buffers: Buffers, stride: int) -> Iterator[list[memoryview]]:
-    """The same body as runs of views, each run `stride` bytes long but the last; an empty body is one run."""
-    run: list[memoryview] = []
-    room = stride
+def resplit(buffers: Buffers, stride: int) -> Iterator[list[memoryview]]:
+    """The same body as lists of views, `stride` bytes in each list but the last; an empty body is one empty list."""
+    views: list[memoryview] = []
+    bytes_left = stride
     for piece in buffers:
         rest = memoryview(piece).cast("B")
-        while len(rest) >= room:
-            yield [*run, rest[:room]]
-            run, rest, room = [], rest[room:], stride
+        while len(rest) >= bytes_left:
+            yield [*views, rest[:bytes_left]]
+            views, rest, bytes_left = [], rest[bytes_left:], stride
         if len(rest):
-            run.append(rest)
-            room -= len(rest)
-    if run or not size(buffers):
-        yield run
+            views.append(rest)
+            bytes_left -= len(rest)
+    if views or not size(buffers):
+        yield views

@@ -1,37 +1,37 @@
 """FedILError
-├── WronglyAsked        other arguments or settings put it right
-│   ├── AddressMissing  nobody said where a broker is
-│   ├── AddressWrong    no broker that we know has such an address
-│   └── PortTaken       others serve pages where ours shall be
+├── UsageError          wrong arguments or settings: correct them
+│   ├── AddressMissing  the address of a broker or store is not set
+│   ├── AddressWrong    the address is malformed or of an unknown kind
+│   └── PortTaken       another process uses the port
 ├── BrokerUnavailable   try again later
-│   └── BrokerBlocked   it takes no messages for now, and the connection is still good
-├── BrokerRefused       wrong credentials, no permission, a setting that would lose data: put it right, then start again
+│   └── BrokerBlocked   the broker accepts no messages at the moment; the connection is still good
+├── BrokerRefused       wrong credentials, no permission, a setting that would lose data: correct it, then start again
 ├── QueueMissing        declare the topology first
 ├── MessageRejected     never retry: dead-letter it (`reason` is a word for logs and counters)
-├── ModelMissing        the version has left the log: ask for a newer task
+├── ModelMissing        the version has left the log: wait for a newer task
 ├── LedgerFenced        a later activation of this client is open: drop the work
-├── LedgerMissing       the store lost what it had confirmed: restore it or start a new run
-└── CheckpointDamaged   the file it names cannot be read: the text says how to go on
+├── LedgerMissing       the store lost committed data: restore it or start a new run
+└── CheckpointDamaged   a file cannot be read: the text names it and the remedy
 """
 
 
 class FedILError(Exception):
-    """Anything that the moving and keeping of bytes refuses; its text says what to do."""
+    """Base of the errors of brokers, stores and files. The text names the cause and the remedy."""
 
 
-class WronglyAsked(FedILError):
+class UsageError(FedILError):
     pass
 
 
-class AddressMissing(WronglyAsked):
+class AddressMissing(UsageError):
     pass
 
 
-class AddressWrong(WronglyAsked):
+class AddressWrong(UsageError):
     pass
 
 
-class PortTaken(WronglyAsked):
+class PortTaken(UsageError):
     pass
 
 

@@ -1,4 +1,4 @@
-"""What travels: small values with plain fields. How they become bytes is `wire.py`'s business."""
+"""The messages between server and workers. `wire.py` encodes them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,8 +18,8 @@ class ModelEntry:
 
 @dataclass(frozen=True)
 class TrainTask:
-    """Server → the queue of the client's site. With the model, the ledger generation before `activation` and
-    the client's data it determines the update, bit for bit."""
+    """Server → task queue of the client's site. Together with the model, the ledger generation before `activation` and
+    the client's data, it determines the update bit for bit."""
 
     run: str
     round: int
@@ -31,12 +31,12 @@ class TrainTask:
     extras: Mapping[str, ModelEntry] = field(default_factory=dict)
     """Entries that only some clients receive, by name"""
     ledger_at_least: int = 0
-    """The last activation that this client has answered: its ledger is there, or something was lost."""
+    """The last activation that this client has answered. Its ledger must exist, or the store has lost data."""
 
 
 @dataclass(frozen=True)
 class Update:
-    """A worker → the run's server: what one client learned."""
+    """Worker → update queue of the run: the result of one client's training."""
 
     run: str
     round: int
@@ -51,7 +51,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A worker → the run's server, instead of an update: this client cannot answer, and why."""
+    """Worker → update queue of the run, instead of an update: why this client cannot train."""
 
     run: str
     round: int
@@ -64,6 +64,6 @@ class Refusal:
 Message = TrainTask | Update | Refusal
 
 MODEL_KIND = "model"
-"""What a body of the model log is called on the wire"""
+"""`kind` of a body in the model log"""
 LEDGER_KIND = "ledger"
-"""What a ledger is called in the store"""
+"""`kind` of a ledger in the store"""

@@ -1,4 +1,4 @@
-"""Which fields each message has and what each may hold: nothing missing, nothing unknown, all bounded."""
+"""The fields of each message and the values they may have: none missing, none unknown, all bounded."""
 
 import math
 import re
@@ -8,19 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from broker_config.protocol.errors import MessageRejected, WronglyAsked
+from broker_config.protocol.errors import MessageRejected, UsageError
 from broker_config.protocol.messages import Message, ModelEntry, Refusal, TrainTask, Update
 from broker_config.transports.interface import ModelAddress
 
 MAX_COUNT = 2**63
 MAX_METRICS = 256
 MAX_EXTRAS = 64
-# The first character keeps "." and ".." out: run ids become names of queues, keys and directories.
+# Run ids become names of queues, keys and directories; the first character excludes "." and "..".
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 _Check = Callable[[str, object], object]
-"""Takes the field's name and value; gives the value to keep, or raises MessageRejected naming the field."""
+"""(name, value) → the checked value. Raises MessageRejected with the name of the field."""
 
 
 def bad_field(field: str, expected: str, value: object) -> MessageRejected:
@@ -29,14 +29,14 @@ def bad_field(field: str, expected: str, value: object) -> MessageRejected:
 
 def check_run(field: str, value: object) -> str:
     if not isinstance(value, str) or not _RUN.fullmatch(value):
-        raise bad_field(field, "1 to 80 of A-Z a-z 0-9 . _ - beginning with a letter or digit", value)
+        raise bad_field(field, "1 to 80 of A-Z a-z 0-9 . _ - starting with a letter or digit", value)
     return value
 
 
-def check_asked_run(run: str) -> str:
-    """A name that a person has given, and no message."""
+def check_run_argument(run: str) -> str:
+    """The same check for a name from the command line."""
     if not _RUN.fullmatch(run):
-        raise WronglyAsked(
+        raise UsageError(
             f"{run!r:.80} cannot be the name of a run: take 1 to 80 letters (A-Z, a-z), digits, '.', '_' and '-', "
             "of which the first is a letter or a digit"
         )
@@ -132,8 +132,8 @@ def _checked(checks: Mapping[str, _Check], value: object, prefix: str = "") -> d
 Tensors = Mapping[str, np.ndarray]
 
 
-def take_apart(message: Message) -> tuple[str, dict[str, object], Tensors]:
-    """Kind, plain fields, tensors; checked, so that what one side sends the other accepts."""
+def to_fields(message: Message) -> tuple[str, dict[str, object], Tensors]:
+    """Kind, plain fields and tensors, checked like a received message."""
     fields = dict(vars(message))
     tensors = fields.pop("tensors", {})
     if isinstance(message, TrainTask):
@@ -142,11 +142,11 @@ def take_apart(message: Message) -> tuple[str, dict[str, object], Tensors]:
     if isinstance(message, Update):
         fields["metrics"] = {name: float(number) for name, number in message.metrics.items()}
     kind = type(message).__name__
-    put_together(kind, fields, tensors)
+    from_fields(kind, fields, tensors)
     return kind, fields, tensors
 
 
-def put_together(kind: str, fields: Mapping[str, object], tensors: Tensors) -> Message:
+def from_fields(kind: str, fields: Mapping[str, object], tensors: Tensors) -> Message:
     if kind == Update.__name__:
         return Update(**_checked(_UPDATE, fields), tensors=tensors)
     if tensors:
@@ -155,4 +155,4 @@ def put_together(kind: str, fields: Mapping[str, object], tensors: Tensors) -> M
         return TrainTask(**_checked(_TASK, fields))
     if kind == Refusal.__name__:
         return Refusal(**_checked(_REFUSAL, fields))
-    raise MessageRejected("wrong_kind", f"{kind!r:.80} is no kind of message")
+    raise MessageRejected("wrong_kind", f"{kind!r:.80} is not a kind of message")

@@ -1,10 +1,9 @@
-"""How arrays and messages become bytes. No pickle: whatever the bytes are, decoding gives values within
-bounds or raises MessageRejected.
+"""Encodes arrays and messages. No pickle: decoding any bytes returns values within bounds or raises MessageRejected.
 
     magic  version  total size  header size | header | pad | array | pad | array … | xxh3_128 of all before
 
-The header is msgpack: kind, meta, and each array's name, dtype and shape. Arrays are little-endian, begin at
-multiples of 64 bytes and are read in place. Models, updates, ledgers and checkpoints all use this one format.
+The header is msgpack: kind, meta, and name, dtype and shape of each array. Arrays are little-endian, start at multiples
+of 64 bytes and are read in place. Models, updates, ledgers and checkpoints use this format.
 """
 
 import math
@@ -19,7 +18,7 @@ from broker_config.protocol.buffers import ALIGNMENT, DIGEST_BYTES, digest, raw_
 from broker_config.protocol.chunks import Assembler, split
 from broker_config.protocol.errors import MessageRejected
 from broker_config.protocol.messages import Message
-from broker_config.protocol.schema import put_together, take_apart
+from broker_config.protocol.schema import from_fields, to_fields
 
 __all__ = [
     "Assembler",
@@ -46,11 +45,11 @@ _DTYPES = {
     for code in ("?", "<f2", "<f4", "<f8", "<i1", "<i2", "<i4", "<i8", "<u1", "<u2", "<u4", "<u8")
 }
 _NO_BYTES = np.frombuffer(b"\0", np.uint8)[:0]
-"""numpy takes no empty buffer; read-only, like what comes from a body."""
+"""numpy accepts no empty buffer. Read-only, like the arrays in a body."""
 
 
 class _Slot(NamedTuple):
-    """Where an array lies in a body."""
+    """The position of an array in a body."""
 
     name: str
     dtype: np.dtype[Any]
@@ -62,7 +61,7 @@ class _Slot(NamedTuple):
 def encode_arrays(
     kind: str, meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
 ) -> list[bytes | memoryview]:
-    """The pieces of one body. They look into the arrays: do not change those until the pieces are sent."""
+    """The pieces of one body. They are views of the arrays, which must not change before the pieces are sent."""
     specs = [[name, array.dtype.name, list(array.shape)] for name, array in arrays.items()]
     header = pack_fields({"kind": kind, "meta": dict(meta), "arrays": specs})
     slots, end = _lay_out(specs, _PRELUDE.size + len(header))
@@ -88,11 +87,11 @@ def decode_arrays(
 
 
 def encode_message(message: Message) -> list[bytes | memoryview]:
-    return encode_arrays(*take_apart(message))
+    return encode_arrays(*to_fields(message))
 
 
 def decode_message(body: bytes | bytearray | memoryview) -> Message:
-    return put_together(*_decode(body))
+    return from_fields(*_decode(body))
 
 
 def pack_fields(fields: Mapping[str, object]) -> bytes:
@@ -112,7 +111,7 @@ def unpack_fields(packed: bytes | memoryview) -> dict[str, Any]:
     except MessageRejected:
         raise
     except Exception as error:  # msgpack documents no closed set of what bad bytes raise
-        raise MessageRejected("schema", f"fields that are no msgpack: {error!r:.200}") from error
+        raise MessageRejected("schema", f"fields that are not msgpack: {error!r:.200}") from error
     if not isinstance(fields, dict):
         raise MessageRejected("schema", "fields must be a map")
     return fields
@@ -138,7 +137,7 @@ def _bytes_of(array: np.ndarray, dtype: np.dtype[Any]) -> memoryview:
 
 
 def _lay_out(specs: Iterable[object], position: int) -> tuple[list[_Slot], int]:
-    """Both sides compute where arrays lie from the same list, so no offset can lie."""
+    """Both sides compute the positions from the list of arrays, so a header cannot contain a wrong offset."""
     slots: list[_Slot] = []
     names: set[str] = set()
     for spec in specs:
@@ -158,11 +157,11 @@ def _check_spec(spec: object) -> tuple[str, np.dtype[Any], tuple[int, ...]]:
         case [str(name), str(dtype), list(shape)] if len(name) <= MAX_NAME_LENGTH and dtype in _DTYPES:
             if len(shape) <= MAX_DIMS and _is_shape(shape):
                 return name, _DTYPES[dtype], tuple(shape)
-    raise MessageRejected("schema", f"no array can be {spec!r:.200}")
+    raise MessageRejected("schema", f"not an array: {spec!r:.200}")
 
 
 def _is_shape(lengths: list[object]) -> bool:
-    """Empty dimensions count as 1: numpy refuses overflow even where another dimension is 0."""
+    """Dimensions of 0 count as 1: numpy checks the others for overflow too."""
     size = 1
     for length in lengths:
         if type(length) is not int or not 0 <= length < 2**62:
@@ -186,7 +185,7 @@ def _decode(body: bytes | bytearray | memoryview) -> tuple[str, dict[str, Any], 
 
 
 def _check_envelope(view: memoryview) -> int:
-    """What can be wrong before anything is parsed; returns where the header ends."""
+    """Checks everything that needs no parsing, and returns the end of the header."""
     if bytes(view[: len(_MAGIC)]) != _MAGIC:
         raise MessageRejected("not_fedil", "the first bytes are not ours")
     if len(view) < _PRELUDE.size + DIGEST_BYTES:
@@ -199,7 +198,7 @@ def _check_envelope(view: memoryview) -> int:
             "truncated" if len(view) < total else "trailing_bytes", f"{len(view)} bytes of {total}"
         )
     if raw_digest([view[:-DIGEST_BYTES]]) != view[-DIGEST_BYTES:]:
-        raise MessageRejected("digest", "the bytes are not those that were sent")
+        raise MessageRejected("digest", "the bytes changed on the way")
     if header_size > MAX_HEADER_BYTES or _PRELUDE.size + header_size > total - DIGEST_BYTES:
         raise MessageRejected("too_large", f"a header of {header_size} bytes")
     return _PRELUDE.size + int(header_size)
@@ -207,7 +206,7 @@ def _check_envelope(view: memoryview) -> int:
 
 def _array_at(view: memoryview, slot: _Slot) -> np.ndarray:
     raw = np.frombuffer(view[slot.start : slot.stop], np.uint8) if slot.stop > slot.start else _NO_BYTES
-    # numpy computes nonsense with a bool that is neither 0 nor 1.
+    # numpy computes wrong results with a bool that is neither 0 nor 1.
     if slot.dtype == np.bool_ and (raw > 1).any():
-        raise MessageRejected("schema", f"array {slot.name!r} holds what is no bool")
+        raise MessageRejected("schema", f"array {slot.name!r} of bool has values other than 0 and 1")
     return raw.view(slot.dtype).reshape(slot.shape)

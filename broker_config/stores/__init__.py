@@ -1,14 +1,14 @@
-"""Ledger stores by URL scheme. What each needs is imported only when it is asked for."""
+"""Ledger stores by URL scheme. An implementation is imported when it is used."""
 
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
+from broker_config.process.retry import RetryPolicy
 from broker_config.protocol.errors import AddressWrong
 from broker_config.stores.interface import Store
-from broker_config.transports.reconnecting import Patience
 
 SiteOf = Callable[[int], str]
-"""Client → the site that owns it."""
+"""client → the site that owns it"""
 
 
 def _connect_memory(url: str, *_: object) -> Store:
@@ -18,10 +18,10 @@ def _connect_memory(url: str, *_: object) -> Store:
     return SocketStore(path_of(url))
 
 
-def _connect_redis(url: str, site_of: SiteOf | None, patience: Patience | None) -> Store:
+def _connect_redis(url: str, site_of: SiteOf | None, retry: RetryPolicy | None) -> Store:
     from broker_config.stores.redis.store import RedisStore
 
-    store = RedisStore(url, site_of, patience)
+    store = RedisStore(url, site_of, retry)
     try:
         store.check()
     except BaseException:
@@ -30,18 +30,18 @@ def _connect_redis(url: str, site_of: SiteOf | None, patience: Patience | None) 
     return store
 
 
-STORES: dict[str, Callable[[str, SiteOf | None, Patience | None], Store]] = {
+STORES: dict[str, Callable[[str, SiteOf | None, RetryPolicy | None], Store]] = {
     "memory": _connect_memory,
     "redis": _connect_redis,
     "rediss": _connect_redis,
 }
 
 
-def connect_store(url: str, site_of: SiteOf | None = None, patience: Patience | None = None) -> Store:
-    """One connection; each thread has its own. Only Redis asks whose a client is: without `site_of`, all belong to
-    the site "default"."""
+def connect_store(url: str, site_of: SiteOf | None = None, retry: RetryPolicy | None = None) -> Store:
+    """One connection, for any number of threads. Only Redis uses `site_of`; without it all clients belong to the site
+    "default"."""
     scheme = urlsplit(url).scheme
     if scheme not in STORES:
-        # Not the whole URL: there may be a password in it.
+        # Without the URL: it may contain a password.
         raise AddressWrong(f"no store for {scheme!r} URLs: the scheme must be one of {', '.join(STORES)}")
-    return STORES[scheme](url, site_of, patience)
+    return STORES[scheme](url, site_of, retry)

@@ -1,16 +1,16 @@
-"""The seam to where ledgers live, and to a board of notices that fade.
+"""The interface to the store: ledgers by client and activation, and status notices that expire.
 
-A ledger is opaque bytes; the store knows only generations.
+Implementations: `redis/`, and `memory/` for one machine. A ledger is opaque bytes. Every implementation keeps these
+promises (tests/contract/test_store_contract.py):
 
-* One generation per activation (1, 2, …), the last two kept.
-* `commit` is atomic and idempotent: a generation that exists is left as it is.
-* `open_activation` fences: afterwards commits of earlier activations are refused.
-* What was committed survives the death of whoever committed it.
-* `begin` leaves a mark that only a server may write or delete: without it a store has lost the run, whatever ledgers
-  were committed since.
+* One generation per activation (1, 2, …); the last two are kept.
+* `commit` is atomic, idempotent and durable: a generation that exists is not overwritten.
+* `open_activation` is a fence: commits of earlier activations are refused from then on.
+* `begin` writes a mark that only the server may write or delete. A store without the mark has lost the run, whatever
+  ledgers it still holds.
+* Calls may come from several threads at a time.
 
-The board tells who is there and what they are doing: workers by site, servers by run. It may be forgotten.
-Calls may come from several threads at a time.
+Notices say which servers and workers are running and what they do: topic → name → facts. They may be lost.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,49 +18,52 @@ from typing import Any, Protocol
 
 
 class Store(Protocol):
+    """One connection to a store."""
+
     @property
-    def away_seconds(self) -> float:
-        """For how long it could not be reached by those who asked, in all"""
+    def outage_seconds(self) -> float:
+        """Total time that calls waited for an unavailable store"""
 
     def begin(self, run: str) -> None:
-        """The server is about to begin this run. Repeating it is harmless."""
+        """Mark the run as begun in this store. Idempotent."""
 
     def check_begun(self, run: str) -> None:
-        """Raises LedgerMissing if the run never began here, or if that was lost with all else that there was of it."""
+        """Raises LedgerMissing if the run has no mark: it never began here, or the store lost its data."""
 
     def open_activation(self, run: str, client: int, activation: int) -> None:
-        """The server is about to ask `client` to train for the `activation`-th time. Repeating it is
-        harmless; going back is refused with LedgerFenced."""
+        """Called before the server asks `client` to train for the `activation`-th time. Idempotent. Raises
+        LedgerFenced for an activation earlier than the open one."""
 
     def read(self, run: str, client: int, before_activation: int, at_least: int = 0) -> bytes | None:
-        """The latest generation earlier than `before_activation`; None if none so early was ever committed.
-        Raises LedgerMissing if there was one and it is gone, or if it is older than generation `at_least`, which
-        the reader knows to have been committed."""
+        """The latest generation before `before_activation`; None if none that early was ever committed. Raises
+        LedgerMissing if it was dropped or lost, or if it is older than `at_least`, which the caller knows to have been
+        committed."""
 
     def commit(self, run: str, client: int, activation: int, ledger: bytes) -> bool:
-        """True if this call wrote it, False if that generation is already there, whatever was opened since.
-        Raises LedgerFenced if it is not and a later activation is open or committed."""
+        """Write one generation: True if this call wrote it, False if it exists. Raises LedgerFenced if it does not
+        exist and a later activation is open or committed."""
 
     def clients(self, run: str) -> list[int]:
-        """Of whom there is something, if only an open activation; in order."""
+        """Clients with a ledger or an open activation, in ascending order."""
 
     def latest(self, run: str, clients: Sequence[int] | None = None) -> dict[int, tuple[int, bytes]]:
-        """client → (activation, ledger) of the newest generations, of these clients or of all. In memory all at once:
-        who walks over a whole run takes `newest_ledgers`."""
+        """client → (activation, ledger) of the newest generation, of these clients or of all. All of them are in
+        memory at once; `newest_ledgers` iterates over a whole run."""
 
     def ledgers(self, run: str, activations: Mapping[int, int]) -> dict[int, bytes]:
-        """client → its ledger of the activation that is named for it, where that is kept"""
+        """client → ledger of the given activation, where it is kept."""
 
-    def announce(self, topic: str, name: str, facts: Mapping[str, object], seconds: float) -> None:
-        """Put a notice on the board, in place of the one with that name; it fades after `seconds`."""
+    def announce(self, topic: str, name: str, facts: Mapping[str, object], ttl_seconds: float) -> None:
+        """Write a notice, in place of one with the same name. It expires after `ttl_seconds`."""
 
-    def withdraw(self, topic: str, name: str) -> None: ...
+    def withdraw(self, topic: str, name: str) -> None:
+        """Delete a notice. Idempotent."""
 
     def notices(self, topic: str) -> dict[str, dict[str, Any]]:
-        """Name → facts of what has not faded."""
+        """name → facts of the notices that have not expired."""
 
     def health(self) -> Mapping[str, float]:
-        """For people who watch: used_memory_bytes, evicted_keys, keys (of all who use it); empty where nothing is
-        known, or where this user may not ask."""
+        """used_memory_bytes, evicted_keys and keys of the whole store; empty if they are unknown or this user may not
+        read them."""
 
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""Keeps a notice on the store's board: that somebody is there and what they are doing."""
+"""Keeps one notice up to date in the store: that a process is running, and what it does."""
 
 import logging
 import threading
@@ -12,18 +12,18 @@ from broker_config.stores.interface import Store
 
 _log = logging.getLogger(__name__)
 EVERY_SECONDS = 5.0
-_FADES_SECONDS = 3 * EVERY_SECONDS
+_TTL_SECONDS = 3 * EVERY_SECONDS
 _AT_MOST_EVERY_SECONDS = 0.5
-"""Tasks may take milliseconds; nobody reads that fast."""
+"""Tasks may take milliseconds; no reader needs updates that fast."""
 
 
 class Presence:
-    """A thread with a connection of its own. Whatever happens to the board is said once and disturbs nothing."""
+    """A thread with its own connection. An error of the store is logged once per outage and disturbs nothing else."""
 
     def __init__(
         self, connect: Callable[[], Store], topic: str, name: str, facts: Mapping[str, object]
     ) -> None:
-        """`facts` must hold a "state"; "since" is when that began."""
+        """`facts` must contain "state"; the notice adds "since", the time when that state began."""
         self._connect, self._topic, self.name = connect, topic, name
         self._facts: dict[str, object] = {"since": time.time(), **facts}
         self._lock = threading.Lock()
@@ -32,12 +32,12 @@ class Presence:
         self._failed = False
         self._thread = threading.Thread(target=self._run, name="fedil-presence", daemon=True)
 
-    def tell(self, **facts: object) -> None:
+    def update(self, **facts: object) -> None:
         with self._lock:
             if facts.get("state", self._facts["state"]) != self._facts["state"]:
                 self._facts["since"] = time.time()
             self._facts |= facts
-        if not self._changed.is_set():  # setting it wakes the thread, each time
+        if not self._changed.is_set():  # set() wakes the thread each time
             self._changed.set()
 
     def __enter__(self) -> "Presence":
@@ -64,20 +64,20 @@ class Presence:
     def _announce(self, store: Store) -> None:
         with self._lock:
             facts = dict(self._facts)
-        store.announce(self._topic, self.name, facts, _FADES_SECONDS)
+        store.announce(self._topic, self.name, facts, _TTL_SECONDS)
 
-    def _try(self, do: Callable[[Store], None]) -> None:
+    def _try(self, action: Callable[[Store], None]) -> None:
         try:
             if self._store is None:
                 self._store = self._connect()
-            do(self._store)
+            action(self._store)
             if self._failed:
-                _log.info("the board hears of %s again", self.name)
+                _log.info("the status of %s is updated again", self.name)
             self._failed = False
         except (FedILError, OSError) as error:
             self._drop()
             if not self._failed:
-                _log.warning("the board does not hear of %s: %s", self.name, error)
+                _log.warning("cannot update the status of %s: %s", self.name, error)
             self._failed = True
 
     def _drop(self) -> None:

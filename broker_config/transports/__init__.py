@@ -1,4 +1,4 @@
-"""Message brokers by URL scheme. What each needs is imported only when it is asked for."""
+"""Message brokers by URL scheme. An implementation is imported when it is used."""
 
 from collections.abc import Callable
 
@@ -27,10 +27,10 @@ TRANSPORTS: dict[str, Callable[[str], Transport]] = {
 
 
 def connect_transport(url: str) -> Transport:
-    """One connection; each thread has its own."""
+    """One connection, for one thread at a time."""
     scheme = url[: max(url.find("://"), 0)].lower()
     if scheme not in TRANSPORTS:
-        # Not the whole URL: there may be a password in it.
+        # Without the URL: it may contain a password.
         raise AddressWrong(
             f"no transport for {scheme!r} URLs: the scheme must be one of {', '.join(TRANSPORTS)}"
         )

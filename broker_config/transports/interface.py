@@ -1,11 +1,13 @@
-"""The seam to a message broker. Ten methods; the promises are the contract suite's.
+"""The interface to a message broker. Implementations: `rabbitmq/`, and `memory/` for one machine.
 
-* `publish` and `append_model` return only when the broker has taken responsibility.
-* An unacknowledged delivery comes back, marked redelivered, when its consumer goes away.
-* A rejected delivery goes to DEAD_LETTERS with its reason, and does not return. So does one that was
-  delivered more than DELIVERY_LIMIT times: it kills whoever takes it.
-* A body may have any size; the transport splits it if its broker has a limit.
-* Calls block and may come from any one thread at a time; heartbeats are the transport's own business.
+Every implementation keeps these promises (tests/contract/test_transport_contract.py):
+
+* Publisher confirms: `publish` and `append_model` return when the broker has taken responsibility for the message.
+* At-least-once delivery: an unacknowledged message is redelivered when its consumer disconnects.
+* Dead-lettering: a rejected message goes to DEAD_LETTERS with its reason and does not return. So does a message that
+  was delivered DELIVERY_LIMIT times without an answer: it probably kills its consumers.
+* No size limit: a body that exceeds the broker's message size is split and put together again.
+* Calls block, and come from one thread at a time. Heartbeats need no action of the caller.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,48 +16,53 @@ from typing import Protocol
 
 DELIVERY_LIMIT = 4
 MAX_BODY_BYTES = 8 << 30
-"""Of deliveries, unless somebody who knows what to expect says less"""
+"""Default of `Transport.max_body_bytes`"""
 
 Buffers = Sequence[bytes | memoryview]
-"""A body in pieces, so that nobody has to join 26 MB to send it."""
+"""A body in pieces: 26 MB of weights are sent without joining them first."""
 
 
 class Delivery(Protocol):
+    """A received message, until it is settled by exactly one of acknowledge, requeue and reject."""
+
     @property
     def body(self) -> memoryview:
-        """May be fetched only now. Raises MessageRejected where a part of it is lost for good, or where it is larger
-        than the transport's `max_body_bytes`."""
+        """Fetched now if it is not inline. Raises MessageRejected if a part of it is lost, or if it is larger than the
+        transport's `max_body_bytes`."""
 
     @property
-    def is_at_hand(self) -> bool:
-        """The body has come along. Otherwise asking for it fetches it, which takes time and memory."""
+    def body_is_inline(self) -> bool:
+        """The body arrived with the message. Otherwise reading `body` fetches it, which takes time and memory."""
 
     @property
-    def redelivered(self) -> bool: ...
+    def redelivered(self) -> bool:
+        """It was delivered before, to this or another consumer."""
 
     @property
     def reason(self) -> str | None:
-        """On DEAD_LETTERS: why it was put there."""
+        """Why the message was dead-lettered; None outside DEAD_LETTERS."""
 
     @property
     def sender(self) -> str | None:
-        """The user that the broker vouches for; None where it knows no users, "" where none is named."""
+        """The publisher's user, as validated by the broker: "" if it sent no user id, None if the broker has no
+        users."""
 
     def release_body(self) -> None:
-        """Let go of the body, which may be large. What is left can still be acknowledged."""
+        """Free the memory of the body. The message can still be acknowledged."""
 
-    def acknowledge(self) -> None: ...
+    def acknowledge(self) -> None:
+        """Remove the message from its queue."""
 
     def requeue(self) -> None:
-        """Give it back at once, for somebody else."""
+        """Return the message to its queue for another consumer. Does not count towards DELIVERY_LIMIT."""
 
     def reject(self, reason: str) -> None:
-        """Dead-letter it: nobody should try again."""
+        """Move the message to DEAD_LETTERS."""
 
 
 @dataclass(frozen=True)
 class ModelAddress:
-    """Where an entry of a run's model log is. A version has a main entry, "", and may have others by name."""
+    """Where an entry of a run's model log is stored. A version has a main entry, "", and may have others by name."""
 
     run: str
     version: int
@@ -64,49 +71,50 @@ class ModelAddress:
 
 
 class Transport(Protocol):
+    """One connection to a broker."""
+
     max_body_bytes: int
-    """Larger bodies of deliveries are rejected before there is memory for them. May be set at any time, and holds for
-    what is received from then on."""
+    """A larger body is rejected before memory is allocated for it. May change at any time; applies to messages
+    received afterwards."""
 
     @property
     def bytes_sent(self) -> Mapping[str, int]:
-        """Of bodies, until now, by kind: task, update, model, dead …"""
+        """Body bytes by kind of queue: task, update, model, dead …"""
 
     @property
     def bytes_received(self) -> Mapping[str, int]: ...
 
     def declare(self, *queues: str) -> None:
-        """Make queues that do not exist yet; harmless if they do."""
+        """Create the queues that do not exist. Idempotent."""
 
     def publish(self, queue: str, body: Buffers) -> None:
-        """Raises QueueMissing if nobody declared the queue."""
+        """Raises QueueMissing if the queue is not declared."""
 
     def receive(self, queue: str, timeout_seconds: float) -> Delivery | None:
-        """The next message, or None after the time-out. Any number may be held unacknowledged."""
+        """The next message, or None after the timeout. Any number of messages may be held unacknowledged."""
 
     def depth(self, queue: str) -> int | None:
-        """How many messages wait in a queue, or lie in a model log, for people who watch; None where there is no such
-        queue."""
+        """Number of messages ready in a queue or stored in a model log; None if there is no such queue."""
 
     def append_model(
         self, run: str, version: int, body: Buffers, kept: int = 2, entry: str = "", entries: int = 1
     ) -> ModelAddress:
-        """Write one entry of a version once for all readers. The main entry, "", begins the version or replaces it
-        whole; others follow it. The `kept` versions written last stay, others leave. `entries`: how many a version may
-        have, so that the log is made large enough."""
+        """Write one entry of a model version once for all readers. The main entry, "", begins the version or replaces
+        all of it; the others follow. The log keeps the `kept` versions written last. `entries` is the largest number of
+        entries per version, for which the log reserves space."""
 
     def read_model(self, address: ModelAddress) -> memoryview:
-        """Raises ModelMissing when the version has left the log."""
+        """Raises ModelMissing if the log no longer has this entry."""
 
-    def take_lead(self, run: str, timeout_seconds: float) -> bool:
-        """Become the one server of a run, if nobody else is within the time-out. Asking again while leading is
-        harmless. The lead ends with this connection, and the next who waits for it gets it at once."""
+    def acquire_leadership(self, run: str, timeout_seconds: float) -> bool:
+        """Become the only server of a run; False if another one still leads after the timeout. Idempotent. Leadership
+        ends with this connection, and passes to a waiting server at once."""
 
     def retire(self, run: str) -> None:
-        """The run is over: its updates, its model log and its lead are dropped. Harmless if there are none."""
+        """Delete the run's queues: updates, model log, leader election. Idempotent."""
 
-    def concerns(self, longest_task_seconds: float) -> tuple[str, ...]:
-        """What about this broker may hurt tasks that take so long, in words for people."""
+    def timeout_warnings(self, longest_task_seconds: float) -> tuple[str, ...]:
+        """Settings of the broker that may interrupt tasks of this length, as sentences for the operator."""
 
     def close(self) -> None:
-        """What this side holds unacknowledged goes back to its queues."""
+        """Unacknowledged messages return to their queues."""

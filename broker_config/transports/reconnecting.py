@@ -1,56 +1,40 @@
-"""A transport that outlives its broker: when a connection is lost it makes another, and asks again.
+"""A transport that reconnects after a lost connection and repeats the interrupted call.
 
-Every effect of ours may be asked for twice, so repeating is safe. What was held unacknowledged on a lost
-connection goes back to its queue and comes again; settling it then changes nothing.
+Repeating is safe because every effect in this protocol is idempotent. Messages that were unacknowledged on the lost
+connection are redelivered.
 """
 
 import logging
-import random
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TypeVar
 
+from broker_config.process.retry import Retrier, RetryPolicy
 from broker_config.protocol.errors import BrokerBlocked, BrokerUnavailable, QueueMissing
 from broker_config.transports.interface import MAX_BODY_BYTES, Buffers, Delivery, ModelAddress, Transport
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-LONGEST_PAUSE_SECONDS = 5.0
 
-
-class GivenUp(BrokerUnavailable):
-    """The broker did not come back within the patience, or nobody wants to wait any more."""
-
-
-@dataclass(frozen=True)
-class Patience:
-    seconds: float = float("inf")
-    """How long one call goes on trying"""
-    stop: Callable[[], bool] = lambda: False
-    """Asked between tries: whoever wants to stop does not wait for a broker"""
-    tell: Callable[[str], None] = lambda _: None
-    """Told between tries what is waited for; it names no password"""
-
-
-class PatientTransport:
-    def __init__(self, connect: Callable[[], Transport], patience: Patience) -> None:
-        """`connect` also does what a new connection needs before anything else, such as taking the lead."""
-        self._connect, self._patience = connect, patience
-        self._closed = threading.Event()
+class ReconnectingTransport:
+    def __init__(self, connect: Callable[[], Transport], retry: RetryPolicy) -> None:
+        """`connect` also does what a new connection needs first, such as leader election."""
+        self._connect, self._retrier = connect, Retrier("the broker", retry)
         self._transport: Transport | None = None
         self._max_body_bytes = MAX_BODY_BYTES
+        # Of the connections before this one.
         self._sent: Counter[str] = Counter()
         self._received: Counter[str] = Counter()
-        """Of connections that are gone"""
-        self._counting = threading.Lock()
-        self.away_seconds = 0.0
-        """For how long there was no broker, in all"""
+        self._counters_lock = threading.Lock()
         self._call(lambda _: None)
+
+    @property
+    def outage_seconds(self) -> float:
+        """Total time that calls waited for an unavailable broker"""
+        return self._retrier.outage_seconds
 
     @property
     def max_body_bytes(self) -> int:
@@ -58,28 +42,10 @@ class PatientTransport:
 
     @max_body_bytes.setter
     def max_body_bytes(self, num_bytes: int) -> None:
-        """Holds for all connections from now on."""
+        """Also applies to later connections."""
         self._max_body_bytes = num_bytes
         if self._transport is not None:
             self._transport.max_body_bytes = num_bytes
-
-    def declare(self, *queues: str) -> None:
-        self._call(lambda transport: transport.declare(*queues))
-
-    def publish(self, queue: str, body: Buffers) -> None:
-        self._call(lambda transport: transport.publish(queue, body))
-
-    def receive(self, queue: str, timeout_seconds: float) -> "PatientDelivery | None":
-        delivery = self._call(lambda transport: transport.receive(queue, timeout_seconds))
-        return None if delivery is None else PatientDelivery(delivery)
-
-    def append_model(
-        self, run: str, version: int, body: Buffers, kept: int = 2, entry: str = "", entries: int = 1
-    ) -> ModelAddress:
-        return self._call(lambda transport: transport.append_model(run, version, body, kept, entry, entries))
-
-    def depth(self, queue: str) -> int | None:
-        return self._call(lambda transport: transport.depth(queue))
 
     @property
     def bytes_sent(self) -> Mapping[str, int]:
@@ -89,48 +55,58 @@ class PatientTransport:
     def bytes_received(self) -> Mapping[str, int]:
         return self._total(self._received, lambda transport: transport.bytes_received)
 
-    def _total(self, before: Counter[str], of: Callable[[Transport], Mapping[str, int]]) -> Counter[str]:
-        """May be asked by another thread, while connections come and go."""
-        with self._counting:
-            return before + Counter(of(self._transport) if self._transport else {})
+    def _total(self, before: Counter[str], count: Callable[[Transport], Mapping[str, int]]) -> Counter[str]:
+        # The metrics thread reads this while connections are replaced.
+        with self._counters_lock:
+            return before + Counter(count(self._transport) if self._transport else {})
+
+    def declare(self, *queues: str) -> None:
+        self._call(lambda transport: transport.declare(*queues))
+
+    def publish(self, queue: str, body: Buffers) -> None:
+        self._call(lambda transport: transport.publish(queue, body))
+
+    def receive(self, queue: str, timeout_seconds: float) -> "ReconnectingDelivery | None":
+        delivery = self._call(lambda transport: transport.receive(queue, timeout_seconds))
+        return None if delivery is None else ReconnectingDelivery(delivery)
+
+    def depth(self, queue: str) -> int | None:
+        return self._call(lambda transport: transport.depth(queue))
+
+    def append_model(
+        self, run: str, version: int, body: Buffers, kept: int = 2, entry: str = "", entries: int = 1
+    ) -> ModelAddress:
+        return self._call(lambda transport: transport.append_model(run, version, body, kept, entry, entries))
 
     def read_model(self, address: ModelAddress) -> memoryview:
         return self._call(lambda transport: transport.read_model(address))
 
-    def take_lead(self, run: str, timeout_seconds: float) -> bool:
-        return self._call(lambda transport: transport.take_lead(run, timeout_seconds))
+    def acquire_leadership(self, run: str, timeout_seconds: float) -> bool:
+        return self._call(lambda transport: transport.acquire_leadership(run, timeout_seconds))
 
     def retire(self, run: str) -> None:
         self._call(lambda transport: transport.retire(run))
 
-    def concerns(self, longest_task_seconds: float) -> tuple[str, ...]:
-        return self._call(lambda transport: transport.concerns(longest_task_seconds))
+    def timeout_warnings(self, longest_task_seconds: float) -> tuple[str, ...]:
+        return self._call(lambda transport: transport.timeout_warnings(longest_task_seconds))
 
     def close(self) -> None:
-        self._closed.set()
+        self._retrier.close()
         if self._transport is not None:
             self._transport.close()
 
-    def _call(self, question: Callable[[Transport], _T]) -> _T:
-        began = time.monotonic()
-        deadline = began + self._patience.seconds
-        tries = 0
-        while True:
-            if self._closed.is_set():
-                raise BrokerUnavailable("this connection is closed: open another")
+    def _call(self, method: Callable[[Transport], _T]) -> _T:
+        def attempt() -> _T:
             try:
-                answer = question(self._connected())
-            except BrokerUnavailable as error:
-                # Dropping a good connection would give back what is held, and count against it.
-                if not isinstance(error, BrokerBlocked):
-                    self._drop()
-                tries += 1
-                self._pause(error, tries, deadline)
-            else:
-                if tries:
-                    self.away_seconds += time.monotonic() - began
-                    _log.info("the broker is back")
-                return answer
+                return method(self._connected())
+            except BrokerBlocked:
+                # The connection is good. Dropping it would return unacknowledged messages and count a delivery.
+                raise
+            except BrokerUnavailable:
+                self._drop()
+                raise
+
+        return self._retrier.call(attempt)
 
     def _connected(self) -> Transport:
         if self._transport is None:
@@ -139,7 +115,7 @@ class PatientTransport:
         return self._transport
 
     def _drop(self) -> None:
-        with self._counting:
+        with self._counters_lock:
             transport, self._transport = self._transport, None
             if transport is not None:
                 self._sent.update(transport.bytes_sent)
@@ -148,26 +124,16 @@ class PatientTransport:
             with suppress(BrokerUnavailable):
                 transport.close()
 
-    def _pause(self, error: BrokerUnavailable, tries: int, deadline: float) -> None:
-        if self._patience.stop() or time.monotonic() >= deadline:
-            raise GivenUp(str(error)) from error
-        if tries == 1:
-            _log.warning("%s; trying again", error)
-        self._patience.tell(str(error))
-        # Jitter, so that a thousand workers do not come back in the same instant.
-        seconds = min(LONGEST_PAUSE_SECONDS, 0.1 * 2 ** min(tries, 10)) * random.uniform(0.5, 1.0)
-        self._closed.wait(min(seconds, max(0.0, deadline - time.monotonic())))
 
-
-class PatientDelivery:
-    """Settling it after its connection was lost is harmless: it goes back to its queue anyway."""
+class ReconnectingDelivery:
+    """A delivery that can be settled after its connection was lost: the broker redelivers the message anyway."""
 
     def __init__(self, delivery: Delivery) -> None:
         self._delivery = delivery
         self.redelivered = delivery.redelivered
         self.reason = delivery.reason
         self.sender = delivery.sender
-        self.is_at_hand = delivery.is_at_hand
+        self.body_is_inline = delivery.body_is_inline
 
     @property
     def body(self) -> memoryview:
@@ -177,12 +143,11 @@ class PatientDelivery:
         self._delivery.release_body()
 
     def acknowledge(self) -> None:
-        # Somebody may have deleted the queue, and this message with it: it is gone, as it should be.
-        with suppress(QueueMissing):
+        with suppress(QueueMissing):  # the queue was deleted, and the message with it
             self._settle(self._delivery.acknowledge)
 
     def requeue(self) -> None:
-        with suppress(QueueMissing):  # its server sends it again when it has made the queue again
+        with suppress(QueueMissing):  # the server sends the task again after it has declared the queue again
             self._settle(self._delivery.requeue)
 
     def reject(self, reason: str) -> None:
@@ -192,4 +157,4 @@ class PatientDelivery:
         try:
             settle()
         except BrokerUnavailable as error:
-            _log.info("a message goes back to its queue: %s", error)
+            _log.info("a message returns to its queue: %s", error)

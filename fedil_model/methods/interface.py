@@ -178,7 +178,7 @@ class Series:
     """One sentence: what it is"""
     source: Literal["server", "client_mean", "client_total", "client_gain", "label_set"] = "server"
     """Where the number comes from.
-    server: ServerStep.metrics or Folded.metrics
+    server: metrics of ServerStep, Folded or RoundEnd
     client_mean: mean of what the round's clients reported, if more than half of them did
     client_total: sum over all clients of the run of what each reported last
     client_gain: by how much `of`, a client_total, grew in this round
@@ -188,14 +188,13 @@ class Series:
     column: str = ""
     """Heading of its column in the terminal; empty: no column"""
     metric: str = ""
-    """Prometheus name; empty: fedil_<name>, of a client_gain fedil_<name>_total"""
+    """Prometheus name; empty: fedil_<name>, of a client_gain, which is a counter, fedil_<name>_total"""
     metric_label: tuple[str, str] | None = None
     """(label, value), for series that share a Prometheus name"""
 
     @property
     def metric_name(self) -> str:
-        suffix = "_total" if self.source == "client_gain" else ""
-        return self.metric or f"fedil_{self.name}{suffix}"
+        return self.metric or f"fedil_{self.name}{'_total' if self.source == 'client_gain' else ''}"
 
 
 @dataclass(frozen=True)
@@ -230,7 +229,6 @@ class Outcome:
     """What may become of an update, besides accepted, invalid, refused, missing and stale, which the engine knows."""
 
     name: str
-    """It begins with "rejected" if such updates do not count: Prometheus rules rely on that."""
     title: str
     help: str
 

@@ -1,4 +1,4 @@
-"""Users of the brokers and their passwords: made once, written where only their owner reads them."""
+"""Accounts of broker users: passwords, and the environment files that only their owner can read."""
 
 import os
 import re
@@ -9,19 +9,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
-from broker_config.brokers.definitions import ADMIN_USER, VHOST
+from broker_config.brokers.definitions import (
+    ADMIN_USER,
+    VHOST,
+    rabbitmq_password_hash,
+    redis_password_hash,
+)
 from broker_config.process.addresses import BROKER_URL, STORE_URL
 from broker_config.process.durable import write_atomically
 from broker_config.protocol.errors import FedILError
 
 MANAGEMENT_URL, ADMIN_STORE_URL = "FEDIL_MANAGEMENT_URL", "FEDIL_ADMIN_STORE_URL"
 _PLAIN = re.compile(r"[\w./:@%?=+,\[\]-]*", re.ASCII)
-"""What a shell leaves alone in an assignment"""
+"""Values that a shell does not interpret in an assignment"""
 
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where a user's processes find the brokers: URLs without credentials."""
+    """URLs of the brokers without credentials."""
 
     broker: str
     store: str
@@ -34,39 +39,61 @@ class Addresses:
 
 @dataclass(frozen=True)
 class Account:
+    """A password of None is not known, and stays as it is at the broker."""
+
     user: str
     broker_password: str | None = None
     store_password: str | None = None
-    """None: nobody told us, and it stays as it is"""
+
+    @property
+    def broker_hash(self) -> str | None:
+        return self.broker_password and rabbitmq_password_hash(self.user, self.broker_password)
+
+    @property
+    def store_hash(self) -> str | None:
+        return self.store_password and redis_password_hash(self.store_password)
+
+    def with_passwords(self, *, keep_broker: bool = False, keep_store: bool = False) -> "Account":
+        """With new passwords in place of unknown ones, except where the broker keeps its own."""
+        broker, store = (
+            password if password or keep else _new_password()
+            for password, keep in ((self.broker_password, keep_broker), (self.store_password, keep_store))
+        )
+        return Account(self.user, broker, store)
 
     def environment(self, addresses: Addresses) -> dict[str, str]:
-        """What this user's processes need to know, as far as we know it."""
+        """Environment variables of this user's processes, for the passwords that are known."""
         if self.user == ADMIN_USER:
-            places = (addresses.management, addresses.store)
+            broker = addresses.management
         else:
-            places = (_with_path(addresses.broker, quote(addresses.vhost, safe="")), addresses.store)
-        passwords = (self.broker_password, self.store_password)
+            broker = urlsplit(addresses.broker)._replace(path=f"/{quote(addresses.vhost, safe='')}").geturl()
+        logins = ((broker, self.broker_password), (addresses.store, self.store_password))
         return {
-            name: _with_login(place, self.user, password)
-            for name, place, password in zip(_variables(self.user), places, passwords, strict=True)
+            name: _with_login(address, self.user, password)
+            for name, (address, password) in zip(_variables(self.user), logins, strict=True)
             if password is not None
         }
 
 
-def new_password() -> str:
-    """Long enough that its hash need not be kept secret; no sign in it means anything to a URL."""
+def _new_password() -> str:
+    """Long enough that its hash need not be secret; without characters that are special in a URL."""
     return secrets.token_urlsafe(32)
 
 
-def remembered(users: Iterable[str], folder: Path | None) -> dict[str, Account]:
-    """What is known of these users from the files that we once wrote there."""
-    return {user: _remembered(user, folder / f"{user}.env" if folder else None) for user in users}
+def read_accounts(users: Iterable[str], folder: Path | None) -> dict[str, Account]:
+    """Accounts with the passwords in the environment files that `write_environment` wrote to this folder."""
+    return {user: _read_account(user, folder / f"{user}.env" if folder else None) for user in users}
 
 
-def _remembered(user: str, path: Path | None) -> Account:
-    found = _read(path) if path else {}
-    broker, store = _variables(user)
-    return Account(user, _password_in(found.get(broker, "")), _password_in(found.get(store, "")))
+def _read_account(user: str, path: Path | None) -> Account:
+    if path is None or not path.exists():
+        return Account(user)
+    lines = [line.partition("=") for line in path.read_text(encoding="utf-8").splitlines()]
+    urls = {name: value.strip("'") for name, _, value in lines}
+    try:
+        return Account(user, *(_password_in(urls.get(name, "")) for name in _variables(user)))
+    except ValueError as error:
+        raise FedILError(f"{path} has an unreadable URL ({error}): correct or delete the file") from None
 
 
 def _variables(user: str) -> tuple[str, str]:
@@ -74,8 +101,8 @@ def _variables(user: str) -> tuple[str, str]:
 
 
 def write_environment(folder: Path, user: str, variables: Mapping[str, str]) -> Path:
-    """As shells, compose and systemd read it, and docker too as long as nothing needs quotes, such as the & between two
-    files of TLS. Only its owner may."""
+    """Writes a file for shells, compose and systemd that only its owner can read. `docker --env-file` reads it too,
+    unless a value needs quotes: the & between two TLS options does."""
     path = folder / f"{user}.env"
     text = "".join(f"{name}={_quoted(value)}\n" for name, value in variables.items())
     mask = os.umask(0o077)
@@ -90,29 +117,12 @@ def _quoted(value: str) -> str:
     return value if _PLAIN.fullmatch(value) else shlex.quote(value)
 
 
-def _read(path: Path) -> dict[str, str]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        return {}
-    return {name: value.strip("'") for name, _, value in (line.partition("=") for line in lines)}
-
-
 def _password_in(url: str) -> str | None:
-    try:
-        password = urlsplit(url).password
-    except ValueError as error:
-        raise FedILError(
-            f"an address in the folder cannot be read ({error}): correct or delete its file"
-        ) from None
+    password = urlsplit(url).password
     return unquote(password) if password else None
 
 
 def _with_login(address: str, user: str, password: str) -> str:
     parts = urlsplit(address)
-    place = parts.netloc.rpartition("@")[2]
-    return parts._replace(netloc=f"{quote(user, safe='')}:{quote(password, safe='')}@{place}").geturl()
-
-
-def _with_path(address: str, path: str) -> str:
-    return urlsplit(address)._replace(path=f"/{path}").geturl()
+    host = parts.netloc.rpartition("@")[2]
+    return parts._replace(netloc=f"{quote(user, safe='')}:{quote(password, safe='')}@{host}").geturl()

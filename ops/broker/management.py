@@ -1,4 +1,4 @@
-"""RabbitMQ's management API over HTTP, and what is wrong when it does not answer."""
+"""Client of RabbitMQ's management API, with errors that name the cause and the remedy."""
 
 import base64
 import http.client
@@ -17,7 +17,7 @@ _PORTS = {"http": 15672, "https": 15671}
 
 class Management:
     def __init__(self, url: str) -> None:
-        """http(s)://user:password@host:port; a private authority follows as ?cafile=FILE."""
+        """`url`: http(s)://user:password@host:port, with ?cafile=FILE for a private certificate authority."""
         parts = urlsplit(url)
         try:
             port = parts.port or _PORTS[parts.scheme]
@@ -29,21 +29,20 @@ class Management:
             )
         self.host = parts.hostname
         self.where = f"{self.host}:{port}"
-        self.safe = parts.scheme == "https"
         self.user = unquote(parts.username or "guest")
         login = f"{self.user}:{unquote(parts.password or 'guest')}"
         self._authorization = f"Basic {base64.b64encode(login.encode()).decode()}"
-        place = f"[{self.host}]" if ":" in self.host else self.host
-        self._base = f"{parts.scheme}://{place}:{port}{parts.path.rstrip('/')}/api/"
-        self._open = _opener(parts.query if self.safe else "").open
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        self._base = f"{parts.scheme}://{host}:{port}{parts.path.rstrip('/')}/api/"
+        self._open = _opener(parts.query if parts.scheme == "https" else "").open
 
     def get(self, path: str) -> Any:
-        return self._ask(path, None)
+        return self._request(path, None)
 
     def post(self, path: str, body: object) -> None:
-        self._ask(path, json.dumps(body).encode())
+        self._request(path, json.dumps(body).encode())
 
-    def _ask(self, path: str, body: bytes | None) -> Any:
+    def _request(self, path: str, body: bytes | None) -> Any:
         headers = {"Authorization": self._authorization, "Content-Type": "application/json"}
         request = urllib.request.Request(self._base + path, body, headers)
         try:
@@ -64,25 +63,25 @@ class Management:
             )
         if code == 404:
             return BrokerRefused(
-                f"what answers at {self.where} is no management API of RabbitMQ: check the address"
+                f"the server at {self.where} is not the management API of RabbitMQ: check the address"
             )
         return BrokerRefused(f"the management API at {self.where} refused ({code}): {reason}")
 
     def _failure(self, cause: object) -> FedILError:
         if isinstance(cause, ssl.SSLCertVerificationError):
             return BrokerRefused(
-                f"the certificate of the management API at {self.where} is not to be trusted "
-                f"({cause.verify_message}): name the right authority with ?cafile="
+                f"the certificate of the management API at {self.where} is not trusted "
+                f"({cause.verify_message}): name its authority with ?cafile="
             )
         if isinstance(cause, http.client.HTTPException | ConnectionResetError | ValueError | ssl.SSLError):
             return BrokerRefused(
-                f"what answers at {self.where} is no management API of RabbitMQ: check the port (15672, not 5672), and "
-                "http:// against https://"
+                f"the server at {self.where} is not the management API of RabbitMQ: check the port (15672, not 5672), "
+                "and http:// against https://"
             )
-        why = getattr(cause, "strerror", None) or cause
+        reason = getattr(cause, "strerror", None) or cause
         return BrokerUnavailable(
-            f"no management API answers at {self.where} ({why}): is RabbitMQ running, and the plugin on "
-            "(rabbitmq-plugins enable rabbitmq_management)?"
+            f"no management API answers at {self.where} ({reason}): start RabbitMQ, and enable the plugin "
+            "(rabbitmq-plugins enable rabbitmq_management)"
         )
 
 
@@ -90,9 +89,9 @@ def _opener(query: str) -> urllib.request.OpenerDirector:
     cafile = parse_qs(query).get("cafile", [None])[0]
     try:
         context = ssl.create_default_context(cafile=cafile)
-    except OSError as error:  # ssl's own errors are of this kind
+    except OSError as error:  # includes ssl.SSLError
         raise FedILError(f"cannot use cafile={cafile}: {error.strerror or error}") from error
-    # No proxy: the brokers are ours, and the password is for them alone.
+    # No proxy: it would see the password.
     return urllib.request.build_opener(
         urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
     )
@@ -102,5 +101,5 @@ def _reason_in(body: bytes) -> str:
     try:
         reason = json.loads(body)["reason"]
     except (ValueError, KeyError, TypeError):
-        return "it gives no reason"
+        return "no reason given"
     return str(reason)[:300]

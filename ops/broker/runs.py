@@ -1,8 +1,8 @@
-"""The runs that the brokers know of: who leads them, when they last gave a sign of life; and how to be rid of one."""
+"""The runs that have queues or ledgers at the brokers, with their leader and last activity; and their removal."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 from urllib.parse import quote
 
@@ -14,123 +14,105 @@ from broker_config.brokers.topology import (
     run_of,
     updates_queue,
 )
+from broker_config.process.retry import RetryPolicy
 from broker_config.protocol.errors import FedILError
-from broker_config.protocol.schema import check_asked_run
-from broker_config.stores.redis.runs import looking_at_runs
+from broker_config.protocol.schema import check_run_argument
+from broker_config.stores.redis.runs import open_runs
 from broker_config.stores.redis.store import RedisStore
 from broker_config.transports import connect_transport
-from broker_config.transports.reconnecting import Patience
 from ops.broker.management import Management
 
 _LEAD_SECONDS = 3.0
-_PATIENCE = Patience(seconds=5.0)
+_PATIENCE = RetryPolicy(seconds=5.0)
 _COLUMNS = "name,consumers,messages,idle_since"
 
 
 @dataclass(frozen=True)
 class KnownRun:
-    """None: this was not asked, or cannot be known."""
+    """A field of None is unknown: its broker was not asked or does not tell."""
 
     run: str
     led: bool | None = None
     leader: str | None = None
-    """Where its server runs, as that says itself"""
+    """Host of its server, as the server reports it"""
     state: str | None = None
     updates: int | None = None
-    """That wait for the server"""
+    """Number of updates in its queue"""
     has_models: bool | None = None
     ledgers: int | None = None
     last_sign: str | None = None
-    """When somebody last used its queues, by the broker's clock; "now" while it is led"""
-
-
-def known_runs(management_url: str | None, vhost: str, store_url: str | None) -> list[KnownRun]:
-    """What either broker knows; whichever is not named is not asked."""
-    queues = _queues_by_run(management_url, vhost) if management_url else None
-    notices: Mapping[str, Mapping[str, Any]] = {}
-    ledgers: Mapping[str, int] | None = None
-    if store_url:
-        with closing(RedisStore(store_url, patience=_PATIENCE)) as store, looking_at_runs(store_url) as runs:
-            notices, ledgers = store.notices(RUNS_TOPIC), runs.ledgers()
-    names = {*(queues or ()), *notices, *(ledgers or ())}
-    return [_known(name, queues, notices.get(name), ledgers) for name in sorted(names)]
+    """Last use of its queues by the broker's clock; "now" while it has a leader"""
 
 
 Queues = Mapping[str, Mapping[str, Any]]
+"""Name → properties"""
 
 
-def _queues_by_run(management_url: str, vhost: str) -> dict[str, dict[str, dict[str, Any]]]:
-    """Run → its queues by name"""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
+def known_runs(management_url: str | None, vhost: str, store_url: str | None) -> list[KnownRun]:
+    """The runs that RabbitMQ or Redis knows; a broker without a URL is not asked."""
+    queues = _queues(management_url, vhost) if management_url else None
+    notices: Mapping[str, Mapping[str, Any]] = {}
+    ledgers: Mapping[str, int] | None = None
+    if store_url:
+        with closing(RedisStore(store_url, retry=_PATIENCE)) as store, open_runs(store_url) as runs:
+            notices, ledgers = store.notices(RUNS_TOPIC), runs.ledgers()
+    names = {*filter(None, map(run_of, queues or ())), *notices, *(ledgers or ())}
+    return [_describe(name, queues, notices.get(name), ledgers) for name in sorted(names)]
+
+
+def _queues(management_url: str, vhost: str) -> Queues:
     path = f"queues/{quote(vhost, safe='')}?columns={_COLUMNS}"
-    for queue in Management(management_url).get(path):
-        run = run_of(queue["name"])
-        if run is not None:
-            found.setdefault(run, {})[queue["name"]] = queue
-    return found
+    return {queue["name"]: queue for queue in Management(management_url).get(path)}
 
 
-def _known(
-    run: str,
-    by_run: Mapping[str, Queues] | None,
-    notice: Mapping[str, Any] | None,
-    ledgers: Mapping[str, int] | None,
+def _describe(
+    run: str, queues: Queues | None, notice: Mapping[str, Any] | None, ledgers: Mapping[str, int] | None
 ) -> KnownRun:
-    queues = None if by_run is None else by_run.get(run, {})
-    led = _is_led(run, queues, notice)
-    updates = (queues or {}).get(updates_queue(run), {}).get("messages")
+    lead, updates = ((queues or {}).get(name, {}) for name in (lead_queue(run), updates_queue(run)))
+    led: bool | None = None
+    if notice is not None:
+        led = True  # a notice expires soon after its server has died
+    elif queues is not None and (consumers := lead.get("consumers", None if lead else 0)) is not None:
+        led = consumers > 0
+    # RabbitMQ reports this for classic queues only.
+    signs = [str(queue["idle_since"]) for queue in (lead, updates) if queue.get("idle_since")]
     return KnownRun(
         run,
         led=led,
         leader=None if notice is None else str(notice.get("host", ""))[:100] or None,
         state=None if notice is None else str(notice.get("state", ""))[:100] or None,
-        updates=updates,
+        updates=updates.get("messages"),
         has_models=None if queues is None else models_queue(run) in queues,
         ledgers=None if ledgers is None else ledgers.get(run, 0),
-        last_sign="now" if led else _last_sign((queues or {}).values()),
+        last_sign="now" if led else max(signs, default=None),
     )
 
 
-def _is_led(run: str, queues: Queues | None, notice: Mapping[str, Any] | None) -> bool | None:
-    if notice is not None:
-        return True  # it fades soon after its server has died
-    if queues is None:
-        return None
-    lead = queues.get(lead_queue(run))
-    consumers = 0 if lead is None else lead.get("consumers")
-    return None if consumers is None else consumers > 0
-
-
-def _last_sign(queues: Iterable[Mapping[str, Any]]) -> str | None:
-    """RabbitMQ tells it of classic queues: of the lead and of updates, which is what a server uses."""
-    return max((str(queue["idle_since"]) for queue in queues if queue.get("idle_since")), default=None)
-
-
 def retire(
-    run: str, broker_url: str, store_url: str | None, say: Callable[[str], None], *, ledgers: bool
+    run: str, broker_url: str, store_url: str | None, output: Callable[[str], None], *, ledgers: bool
 ) -> None:
-    """Drops what the brokers keep for a run. Whoever does it leads the run meanwhile, so no server can."""
-    check_asked_run(run)
+    """Removes a run's queues and, with `ledgers`, its ledgers. Leads the run meanwhile, so that no server can."""
+    check_run_argument(run)
     with ExitStack() as opened:
-        # Both first: what is half gone is harder to explain than what is all there.
-        runs = opened.enter_context(looking_at_runs(store_url)) if ledgers and store_url else None
+        # Both connections first: a run of which only a part is removed is harder to explain.
+        runs = opened.enter_context(open_runs(store_url)) if ledgers and store_url else None
         kept = runs is not None and run in runs.ledgers()
         transport = opened.enter_context(closing(connect_transport(broker_url)))
         waiting = transport.depth(updates_queue(run))
         there = [kind for kind in RUN_KINDS if transport.depth(kind.prefix + run) is not None]
         if not there and not kept:
             raise FedILError(f"the brokers know of no run {run!r} (see: fedil broker runs)")
-        if not transport.take_lead(run, _LEAD_SECONDS):
+        if not transport.acquire_leadership(run, _LEAD_SECONDS):
             raise FedILError(
                 f"a server leads run {run}: stop it first. One that was cut off is noticed after a minute"
             )
         transport.retire(run)
         names = ", ".join(kind.prefix + run for kind in there)
-        say(f"removed {names or 'no queues'}, with {waiting or 0} updates that nobody has read")
+        output(f"removed {names or 'no queues'}, with {waiting or 0} unread updates")
         if runs is not None:
-            say(f"removed {runs.forget(run)} ledgers")
+            output(f"removed {runs.forget(run)} ledgers")
         else:
-            say("ledgers stay in Redis (--ledgers removes them)")
+            output("ledgers stay in Redis (--ledgers removes them)")
 
 
 def as_json(runs: Sequence[KnownRun]) -> list[dict[str, object]]:
@@ -144,17 +126,8 @@ def print_runs(runs: Sequence[KnownRun]) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for heading in ("run", "led", "by", "state", "updates", "models", "ledgers", "last sign of life"):
         table.add_column(heading, justify="right" if heading in ("updates", "ledgers") else "left")
-    for known in runs:
-        table.add_row(
-            known.run,
-            _text(known.led),
-            _text(known.leader),
-            _text(known.state),
-            _text(known.updates),
-            _text(known.has_models),
-            _text(known.ledgers),
-            _text(known.last_sign),
-        )
+    for run in runs:
+        table.add_row(*map(_text, astuple(run)))
     Console(highlight=False, markup=False).print(table)
 
 

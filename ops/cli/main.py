@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from broker_config.process.version import software_version
-from broker_config.protocol.errors import FedILError, WronglyAsked
+from broker_config.protocol.errors import FedILError, UsageError
 from fedil_model.errors import LearningError, SettingError
 from ops.cli.commands import (
     broker,
@@ -124,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def is_misuse(error: Exception) -> bool:
     """Other arguments or settings would put it right."""
-    return isinstance(error, SettingError | WronglyAsked)
+    return isinstance(error, SettingError | UsageError)
 
 
 def explain(error: Exception) -> str:

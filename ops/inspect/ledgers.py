@@ -9,17 +9,18 @@ from typing import Protocol
 from rich.console import Console
 from rich.table import Table
 
+from broker_config.process.retry import RetryPolicy
 from broker_config.protocol.errors import FedILError
 from broker_config.protocol.messages import LEDGER_KIND
 from broker_config.protocol.wire import decode_arrays
-from broker_config.stores.memory.shelves import DirectoryShelf, Record
+from broker_config.stores.memory.ledger_files import LedgerFiles
+from broker_config.stores.record import LedgerRecord
 from broker_config.stores.redis.store import RedisStore
-from broker_config.transports.reconnecting import Patience
 from fedil_model.errors import LearningError
 from fedil_model.methods.interface import MethodSpec, StateView
 from fedil_model.methods.interface import Table as CountTable
 
-_PATIENCE = Patience(seconds=0.0)
+_PATIENCE = RetryPolicy(seconds=0.0)
 """A person wants to know at once that Redis is away."""
 _BAR_WIDTH = 30
 
@@ -29,7 +30,7 @@ class Shelf(Protocol):
 
     def clients(self, run: str) -> Iterable[int]: ...
 
-    def record(self, run: str, client: int) -> Record: ...
+    def record(self, run: str, client: int) -> LedgerRecord: ...
 
     def ledger(self, run: str, client: int, activation: int) -> bytes: ...
 
@@ -51,7 +52,7 @@ Shelves = Mapping[str, Shelf]
 
 @contextmanager
 def shelves_in_folder(ledgers: Path) -> Iterator[Shelves]:
-    yield {"": DirectoryShelf(ledgers)}  # a simulation has no sites
+    yield {"": LedgerFiles(ledgers)}  # a simulation has no sites
 
 
 @contextmanager
@@ -74,7 +75,7 @@ class ClientState:
 
     site: str
     client: int
-    record: Record
+    record: LedgerRecord
     size: int = 0
     """Bytes"""
     view: StateView | None = None
@@ -94,7 +95,9 @@ class ClientState:
 
 def state_of(shelves: Shelves, run: str, client: int, spec: MethodSpec) -> ClientState:
     found = [
-        (site, record) for site, shelf in shelves.items() if (record := shelf.record(run, client)) != Record()
+        (site, record)
+        for site, shelf in shelves.items()
+        if (record := shelf.record(run, client)) != LedgerRecord()
     ]
     if not found:
         raise FedILError(f"run {run!r} has nothing of client {client} (see: fedil ledger list)")
@@ -120,7 +123,7 @@ def all_states(shelves: Shelves, run: str, spec: MethodSpec) -> list[ClientState
 
 def _read_or_trouble(site: str, shelf: Shelf, run: str, client: int, spec: MethodSpec) -> ClientState:
     """A ledger that cannot be read does not hide the others."""
-    record = Record()
+    record = LedgerRecord()
     try:
         record = shelf.record(run, client)
         return _read(site, shelf, run, client, record, spec)
@@ -128,7 +131,9 @@ def _read_or_trouble(site: str, shelf: Shelf, run: str, client: int, spec: Metho
         return ClientState(site, client, record, trouble=str(error))
 
 
-def _read(site: str, shelf: Shelf, run: str, client: int, record: Record, spec: MethodSpec) -> ClientState:
+def _read(
+    site: str, shelf: Shelf, run: str, client: int, record: LedgerRecord, spec: MethodSpec
+) -> ClientState:
     if not record.kept:
         return ClientState(site, client, record)
     body = shelf.ledger(run, client, record.kept[-1])

@@ -108,7 +108,7 @@ def gently(service: PrivateService) -> Iterator[PrivateService]:
 
 @contextmanager
 def kept_running(service: PrivateService, say: Callable[[str], None]) -> Iterator[None]:
-    """Everybody waits for a broker that has died, so it is started again: in a thread, since that takes a while."""
+    """Starts a broker that has died again, since all processes wait for it; in a thread, because it takes a while."""
     closing = threading.Event()
 
     def watch() -> None:
@@ -186,7 +186,7 @@ def shards_of(cluster: Cluster, site: str) -> Path:
 
 
 def shares(workers: int, sites: Sequence[str]) -> dict[str, int]:
-    """Every site has at least one worker: nobody else may train its clients."""
+    """Every site has at least one worker: no other site may train its clients."""
     each, rest = divmod(workers, len(sites))
     return {site: max(1, each + (number < rest)) for number, site in enumerate(sites)}
 

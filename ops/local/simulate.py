@@ -14,7 +14,8 @@ import torch
 from broker_config.embedded.server import serve
 from broker_config.process.addresses import WebAddress
 from broker_config.process.durable import write_atomically
-from broker_config.transports.memory.transport import EmbeddedBroker, MemoryTransport
+from broker_config.transports.memory.broker import EmbeddedBroker
+from broker_config.transports.memory.transport import MemoryTransport
 from client_worker.shards import ShardFolder, has_shards, write_shards
 from fedil_model.methods import find_method, make_method, plugins_named
 from fedil_model.networks.normalisation import refresh_statistics
@@ -65,7 +66,7 @@ def simulate(
     # For cuBLAS here and in the workers, which inherit it; see repeatable_on.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     repeatable_on(chosen)
-    run = simulation_id(where, recipe)
+    run, spec = simulation_id(where, recipe), find_method(recipe.method.name)
     with ExitStack() as stack:
         watch = stack.enter_context(watching(run, recipe, where, web, stop))
         if watch.url:
@@ -73,7 +74,8 @@ def simulate(
         watcher = Watchers(watch.watcher, watcher)
         if tensorboard:
             watcher = Watchers(
-                stack.enter_context(TensorBoardWatcher(where.tensorboard, watcher.note)), watcher
+                stack.enter_context(TensorBoardWatcher(where.tensorboard, spec.display, watcher.note)),
+                watcher,
             )
         watcher.phase(0, "load_data")
         inputs = read_inputs(where, recipe, chosen, resume=resume)
@@ -92,7 +94,6 @@ def simulate(
         evaluator = inputs.evaluator(recipe)
         stack.callback(evaluator.close)
         transport = MemoryTransport(broker)
-        spec = find_method(recipe.method.name)
         context = ServerContext(
             transport=transport,
             store=store,
@@ -105,8 +106,8 @@ def simulate(
             label_truth=LabelSetTruth(store, run, spec, inputs.train.labels.numpy(), split.clients).shares,
             shard_sizes=split.held,
         )
-        everybody = {_SITE: range(recipe.split.clients)}
-        stack.enter_context(Surveyor(run, everybody, lambda: (MemoryTransport(broker), store), watch.survey))
+        sites = {_SITE: range(recipe.split.clients)}
+        stack.enter_context(Surveyor(run, sites, lambda: (MemoryTransport(broker), store), watch.survey))
         watch.leading(inputs.dataset.class_names, lambda: (transport.bytes_sent, transport.bytes_received))
         method = make_method(recipe.learning(), inputs.dataset, chosen)
         progress = _run(Coordinator(run, recipe, method, inputs.labelled, context))

@@ -80,7 +80,7 @@ class DeadTasks:
     def _task_in(self, letter: Delivery) -> TrainTask | None:
         """A task of this run that the broker, this server or the client's site dead-lettered: no other site may say
         that a client is not to be waited for. A task among the updates was never sent to a client."""
-        if letter.reason == MISPLACED or not letter.is_at_hand:
+        if letter.reason == MISPLACED or not letter.body_is_inline:
             return None  # no task is so large that it would have to be fetched
         try:
             task = decode_message(letter.body)

@@ -1,12 +1,12 @@
-"""The name of a run, kept in its folder. Brokers keep runs apart by it, and so does who watches them."""
+"""The name of a run, kept in its folder. Brokers and watchers tell runs apart by it."""
 
 import json
 import os
 import secrets
 
 from broker_config.process.durable import write_atomically
-from broker_config.protocol.errors import FedILError, WronglyAsked
-from broker_config.protocol.schema import check_asked_run, check_run
+from broker_config.protocol.errors import FedILError, UsageError
+from broker_config.protocol.schema import check_run, check_run_argument
 from server_worker.run.folder import RunDir
 from server_worker.run.recipe import Recipe
 
@@ -19,9 +19,9 @@ def run_id(where: RunDir, recipe: Recipe, asked: str | None) -> str:
     known = known_run(where)
     if known is not None:
         if asked not in (None, known):
-            raise WronglyAsked(f"{where.root} belongs to run {known}, not {asked}: use another --run-dir")
+            raise UsageError(f"{where.root} belongs to run {known}, not {asked}: use another --run-dir")
         return known
-    run = check_asked_run(asked or new_run(recipe))
+    run = check_run_argument(asked or new_run(recipe))
     where.root.mkdir(parents=True, exist_ok=True)
     # A standby may be started at the same time, and must not make up a name of its own.
     mine = where.identity.with_name(f"{where.identity.name}.{secrets.token_hex(4)}")

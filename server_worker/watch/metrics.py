@@ -151,6 +151,7 @@ class _LastRound(Collector):
         convergence: Mapping[str, float | None] = last.convergence if last else {}
         series: Mapping[str, float | None] = last.series if last else {}
         closed, norm = (last.finished_at or None, last.delta_norm) if last else (None, None)
+        verdicts = {name: name == last.verdict if last else None for name in VERDICTS}
         accuracy = "Share of right predictions on the test data, as last measured."
         verdict = "1 for what the increments say of convergence."
         return gauges(
@@ -159,8 +160,8 @@ class _LastRound(Collector):
                 ("fedil_delta_theta_norm", "Norm of the round's increment of the model.", None, norm),
                 *((name, text, None, convergence.get(key)) for key, (name, text) in _CONVERGENCE.items()),
                 *(
-                    ("fedil_convergence_verdict", verdict, ("verdict", name), last and name == last.verdict)
-                    for name in VERDICTS
+                    ("fedil_convergence_verdict", verdict, ("verdict", name), reached)
+                    for name, reached in verdicts.items()
                 ),
                 *(
                     ("fedil_accuracy", accuracy, ("model", model.name), self._accuracy.get(model.name))
@@ -186,7 +187,7 @@ class _Rounds:
             "fedil_phase_duration_seconds",
             "Duration of the phases of rounds; evaluate runs beside the next round.",
             ["phase"],
-            buckets=SECONDS,
+            buckets=SECONDS[2::2],  # decades: most of a scrape's time goes into writing buckets
             registry=registry,
         )
         self._phases = {phase: phases.labels(phase) for phase in PHASES}
@@ -212,13 +213,13 @@ class _Answers:
     def __init__(self, registry: Registry, display: Display, buffered: bool, epochs: int) -> None:
         self._buffered, self._epochs = buffered, epochs
         self._counted: dict[int, set[int]] = {}
-        self._updates = Counter(
+        updates = Counter(
             "fedil_updates",
             "Outcomes of the clients that were asked, and late and duplicate answers.",
             ["outcome"],
             registry=registry,
         )
-        self._refused = Counter(
+        refused = Counter(
             "fedil_messages_refused",
             "Messages that arrived and did not count, by reason.",
             ["reason"],
@@ -229,22 +230,23 @@ class _Answers:
             "fedil_update_staleness",
             "By how many versions the model is older that an update started from.",
             buckets=_VERSIONS,
-            registry=registry,
+            registry=registry if buffered else None,
         )
         self._images = Counter(
             "fedil_images", "Images that clients trained on, times epochs.", registry=registry
         )
+        self._used = Counter(
+            "fedil_updates_used", "Updates that became part of a new model.", registry=registry
+        )
         self._trained = {ACCEPTED, *(outcome.name for outcome in display.outcomes)}
-        for outcome in all_outcomes(display):
-            self._updates.labels(outcome.name)
-        for name in (LATE, DUPLICATE):
-            self._updates.labels(name)
-        for reason in (*REASONS, OTHER_REASON):
-            self._refused.labels(reason)
+        outcomes = (*(outcome.name for outcome in all_outcomes(display)), LATE, DUPLICATE)
+        self._updates = {outcome: updates.labels(outcome) for outcome in outcomes}
+        self._refused = {reason: refused.labels(reason) for reason in (*REASONS, OTHER_REASON)}
 
     def count(self, round_number: int, outcome: ClientOutcome) -> None:
         self._counted.setdefault(round_number, set()).add(outcome.client)
-        self._updates.labels(outcome.outcome).inc()
+        if outcome.outcome in self._updates:
+            self._updates[outcome.outcome].inc()
         for name, number in outcome.values.items():
             if name in self._values and is_known(number):
                 self._values[name].observe(number)
@@ -252,6 +254,8 @@ class _Answers:
             self._images.inc(outcome.num_samples * self._epochs)
             if outcome.staleness is not None:
                 self._staleness.observe(outcome.staleness)
+        if outcome.counts:
+            self._used.inc()
 
     def close(self, record: RoundRecord) -> None:
         counted = self._counted.get(record.round, set())
@@ -260,10 +264,10 @@ class _Answers:
                 self.count(record.round, outcome)
         self._counted = {number: some for number, some in self._counted.items() if number > record.round}
         for reason, count in record.refused.items():
-            self._refused.labels(reason if reason in REASONS else OTHER_REASON).inc(count)
+            self._refused.get(reason, self._refused[OTHER_REASON]).inc(count)
         # In buffered mode stale is the outcome of a client before its late answer comes, and counts once.
         for name in (LATE, DUPLICATE) if self._buffered else (LATE, DUPLICATE, STALE):
-            self._updates.labels(name).inc(record.refused.get(name, 0))
+            self._updates[name].inc(record.refused.get(name, 0))
 
 
 class _Fleet(Collector):

@@ -1,29 +1,25 @@
-"""A run's rounds for TensorBoard, where it is installed: `tensorboard --logdir DIR` then shows them, live too.
+"""Writes the rounds of a run for TensorBoard, where it is installed; `tensorboard --logdir DIR` shows them live.
 
-The history stays the truth. A start writes all of it anew into a file of its own, which makes TensorBoard forget the
-earlier one: a round is there once and none is missing, whatever killed the server and whenever --tensorboard was first
-given.
+Each start writes the whole history into a new event file whose purge step hides the earlier files. Every round is then
+shown once and none is missing, whenever the server was killed and whenever --tensorboard was first given.
 """
 
-import logging
 import math
-import time
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
 
 from broker_config.protocol.errors import FedILError
+from fedil_model.methods.interface import ACCEPTED, INVALID, Display
 from server_worker.run.folder import RunDir
 from server_worker.run.history import read_records
-from server_worker.watch.events import ClientOutcome, RoundRecord
+from server_worker.watch.events import NOT_LEARNED, ClientOutcome, RoundRecord
+from server_worker.watch.notices import Notice, Remark
 
-_log = logging.getLogger(__name__)
-_OURS = ".fedil"
-_MOST_LOSSES, _LONGEST_NAME = 30, 60
-"""Clients name them: a scalar each must not make ten thousand."""
+_SUFFIX = ".fedil"
 _FIRST_ROUND = 1
 
 
@@ -32,11 +28,11 @@ class TensorBoardMissing(FedILError):
 
 
 class TensorBoardWatcher:
-    """`folder`: DIR/tensorboard of a run; `tell` is told of a disk that fails, once, and the run goes on."""
+    """`folder`: DIR/tensorboard of a run. The first write error is reported to `tell`; the run continues."""
 
-    def __init__(self, folder: Path, tell: Callable[[str], None] = _log.warning) -> None:
+    def __init__(self, folder: Path, display: Display, tell: Callable[[Notice], None]) -> None:
         check_installed()
-        self._folder, self._tell = folder, tell
+        self._folder, self._display, self._tell = folder, display, tell
         self._history = RunDir(folder.parent).history
         self._file: EventFile | None = None
 
@@ -47,14 +43,14 @@ class TensorBoardWatcher:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._file is not None:
-            self._or_give_up(self._file.close)
+            self._or_stop(self._file.close)
 
     def run_started(self, first_round: int, _rounds: int) -> None:
         def begin() -> None:
             earlier = [record for record in read_records(self._history) if record.round < first_round]
-            self._file = EventFile(self._folder, earlier)
+            self._file = EventFile(self._folder, self._display, earlier)
 
-        self._or_give_up(begin)
+        self._or_stop(begin)
 
     def phase(self, round_number: int, name: str) -> None:
         pass
@@ -65,68 +61,55 @@ class TensorBoardWatcher:
     def round_closed(self, record: RoundRecord) -> None:
         file = self._file
         if file is not None:
-            self._or_give_up(lambda: file.add(record))
+            self._or_stop(lambda: file.add(record))
 
-    def note(self, text: str) -> None:
+    def note(self, notice: Notice) -> None:
         pass
 
-    def _or_give_up(self, step: Callable[[], None]) -> None:
+    def _or_stop(self, step: Callable[[], None]) -> None:
         try:
             step()
-        except (OSError, FedILError) as error:
+        except Exception as error:  # where TensorFlow is installed, its file system raises errors of its own
             file, self._file = self._file, None
             if file is not None:
-                with suppress(OSError):
+                with suppress(Exception):
                     file.close()
             self._tell(
-                f"TensorBoard is told nothing more: {error}. The run goes on; its next start writes what is missing"
+                Remark(
+                    f"TensorBoard files are not written any more: {error}. The next start writes what is missing"
+                )
             )
 
 
 class EventFile:
-    """All rounds known, in a new file, to which more can be added."""
+    """A new event file with the given rounds, to which more can be added."""
 
-    def __init__(self, folder: Path, records: Iterable[RoundRecord]) -> None:
-        from torch.utils.tensorboard import RecordWriter
+    def __init__(self, folder: Path, display: Display, records: Iterable[RoundRecord]) -> None:
+        from torch.utils.tensorboard import SummaryWriter
 
-        folder.mkdir(parents=True, exist_ok=True)
-        superseded = sorted(path for path in folder.iterdir() if path.name.endswith(_OURS))
-        self._file: IO[bytes] = (folder / _name_after(superseded)).open("xb")
-        self._writer: Any = RecordWriter(self._file)
-        self._write_beginning()
+        self._display = display
+        earlier = set(folder.glob(f"*{_SUFFIX}"))
+        self._writer = SummaryWriter(folder, purge_step=_FIRST_ROUND, filename_suffix=_SUFFIX)
         for record in records:
-            self._write_round(record)
-        self._file.flush()
-        # A TensorBoard that is looking on is stuck if the file that it reads vanishes: the last one stays.
-        for path in superseded[:-1]:
+            self._write(record)
+        self._writer.flush()
+        (new,) = set(folder.glob(f"*{_SUFFIX}")) - earlier
+        # TensorBoard reads files in the order of their names. The last one before the new one stays, because a running
+        # TensorBoard stops updating if the file that it reads disappears.
+        before = sorted(path for path in earlier if path < new)
+        for path in earlier - set(before[-1:]):
             path.unlink(missing_ok=True)
 
     def add(self, record: RoundRecord) -> None:
-        self._write_round(record)
-        self._file.flush()
+        self._write(record)
+        self._writer.flush()
 
     def close(self) -> None:
-        self._file.close()
+        self._writer.close()
 
-    def _write_beginning(self) -> None:
-        """Whoever reads this forgets the rounds of earlier files: SummaryWriter's purge_step."""
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-
-        now = time.time()
-        self._write(Event(wall_time=now, file_version="brain.Event:2"))
-        start = SessionLog(status=SessionLog.START)
-        self._write(Event(wall_time=now, step=_FIRST_ROUND, session_log=start))
-
-    def _write_round(self, record: RoundRecord) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(record)]
-        at = record.finished_at or time.time()
-        self._write(Event(wall_time=at, step=record.round, summary=Summary(value=values)))
-
-    def _write(self, event: Any) -> None:
-        self._writer.write(event.SerializeToString())
+    def _write(self, record: RoundRecord) -> None:
+        for tag, value in scalars(record, self._display):
+            self._writer.add_scalar(tag, value, record.round, record.finished_at or None)
 
 
 def check_installed() -> None:
@@ -139,45 +122,40 @@ def check_installed() -> None:
         ) from error
 
 
-def _name_after(superseded: list[Path]) -> str:
-    """TensorBoard reads the files of a folder in the order of their names, and clocks go back."""
-    parts = [part for path in superseded for part in path.name.split(".")[3:4] if part.isdecimal()]
-    last = max(map(int, parts), default=0)
-    return f"events.out.tfevents.{max(int(time.time()), last + 1):010d}{_OURS}"
-
-
-def scalars(record: RoundRecord) -> Iterator[tuple[str, float]]:
-    """Names and values of one round; what is not known or not finite is left out."""
-    for tag, value in _all_scalars(record):
+def scalars(record: RoundRecord, display: Display) -> Iterator[tuple[str, float]]:
+    """Tags and values of one round, without unknown and non-finite values."""
+    for tag, value in _all_scalars(record, display):
         if value is not None and math.isfinite(value):
             yield tag, float(value)
 
 
-def _all_scalars(record: RoundRecord) -> Iterator[tuple[str, float | None]]:
-    for model, share in record.accuracy.items():
-        yield f"accuracy/{model}", share
+def _all_scalars(record: RoundRecord, display: Display) -> Iterator[tuple[str, float | None]]:
+    for model in display.models:
+        yield f"accuracy/{model.name}", record.accuracy.get(model.name)
     yield "delta_theta/norm", record.delta_norm
-    yield "delta_theta/reference_norm", record.reference_norm
     for name in ("ratio", "moving_average", "relative", "lr_normalised", "exponent"):
         yield f"delta_theta/{name}", record.convergence.get(name)
     outcomes = Counter(outcome.outcome for outcome in record.outcomes)
-    for outcome in ("accepted", "projected", "rejected_cosine", "invalid", "refused", "missing", "stale"):
+    for outcome in (
+        ACCEPTED,
+        INVALID,
+        *sorted(NOT_LEARNED),
+        *(declared.name for declared in display.outcomes),
+    ):
         yield f"updates/{outcome}", outcomes[outcome]
-    yield from _cosines(record)
-    yield "pseudo_labels/held", record.pseudo_labels
-    yield "pseudo_labels/credible", record.credible
-    yield "pseudo_labels/promoted", record.promoted
-    for name, purity in record.purity.items():
-        yield f"purity/{name}", purity
-    for name in sorted(record.losses)[:_MOST_LOSSES]:
-        yield f"loss/{name.removeprefix('loss_')[:_LONGEST_NAME]}", record.losses[name]
+    for value in display.client_values:
+        yield from _spread(value.name, record)
+    for chart in display.charts:
+        group = re.sub(r"[^a-z0-9]+", "_", chart.title.lower())
+        for series in chart.series:
+            yield f"{group}/{series.name}", record.series.get(series.name)
     for phase, seconds in record.seconds.items():
         yield f"seconds/{phase}", seconds
 
 
-def _cosines(record: RoundRecord) -> Iterator[tuple[str, float]]:
-    known = sorted(outcome.cosine for outcome in record.outcomes if outcome.cosine is not None)
+def _spread(value: str, record: RoundRecord) -> Iterator[tuple[str, float]]:
+    known = sorted(outcome.values[value] for outcome in record.outcomes if value in outcome.values)
     if known:
-        yield "cosine/lowest", known[0]
-        yield "cosine/middle", known[len(known) // 2]
-        yield "cosine/highest", known[-1]
+        yield f"{value}/lowest", known[0]
+        yield f"{value}/middle", known[len(known) // 2]
+        yield f"{value}/highest", known[-1]

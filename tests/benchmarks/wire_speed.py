@@ -16,7 +16,7 @@ import pika
 from pika.adapters.utils.io_services_utils import _AsyncTransportBase
 
 from broker_config.transports.interface import ModelAddress
-from broker_config.transports.rabbitmq.connection import READ_BYTES, READ_LIMITS
+from broker_config.transports.rabbitmq.pika_private import READ_BYTES, READ_LIMITS
 from broker_config.transports.rabbitmq.transport import RabbitTransport
 from ops.local.services import rabbitmq_service
 
@@ -118,7 +118,7 @@ def measure(transport: RabbitTransport, bare: Bare, pieces: list[memoryview], wa
     they take turns in going first."""
     run = f"run-{uuid.uuid4().hex}"
     times: Times = defaultdict(list)
-    assert transport.take_lead(run, LEAD_SECONDS)  # as the one who appends has
+    assert transport.acquire_leadership(run, LEAD_SECONDS)  # as the one who appends has
     for version in range(ROUNDS + 1):
         writing = [
             partial(append, transport, run, version, pieces, times),

@@ -107,9 +107,10 @@ def wider_than_the_window(page: Page) -> list[str]:
 
 
 def count_dots(page: Page, outcome: str) -> int:
+    drawn = json.dumps(f"#value-cosine [data-outcome='{outcome}']:not(.unfinished)")
     return int(
         page.evaluate(
-            f"""[...document.querySelectorAll({json.dumps(f"#cosines .chart .mark-{outcome}:not(.unfinished)")})]
+            f"""[...document.querySelectorAll({drawn})]
                 .reduce((sum, path) => sum + (path.getAttribute("d").match(/M/g) ?? []).length, 0)"""
         )
     )

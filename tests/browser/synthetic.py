@@ -65,7 +65,6 @@ def round_records(
             accepted=sum(outcome.counts for outcome in outcomes),
             outcomes=outcomes,
             delta_norm=norms[-1],
-            reference_norm=0.8 * norms[-1],
             verdict="decaying, not summable" if number >= 8 else "too early to say",
             convergence={
                 "exponent": 0.45,
@@ -83,15 +82,19 @@ def round_records(
                 "server": share - abs(chance.gauss(0.02, 0.01)),
                 "ema": share + 0.004,
             },
-            losses={
+            series={
+                "reference_norm": 0.8 * norms[-1],
+                "pseudo_labels": labels,
+                "credible": max(0, int(0.7 * labels - 20)),
+                "promoted": clients,
+                "purity_pseudo_labels": 0.995 - 0.02 * chance.random(),
+                "purity_credible": 0.998,
+                "sure_share": 0.9 - 0.6 * math.exp(-number / 10),
                 "loss_server": 0.9 * math.exp(-number / 20) + 0.05,
                 "loss_pseudo": 0.5 * math.exp(-number / 40) + chance.random() * 0.04,
                 "loss_consistency": 0.2 + chance.random() * 0.03,
                 "loss_credible": 0.1 + chance.random() * 0.02,
             },
-            pseudo_labels=labels,
-            credible=max(0, int(0.7 * labels - 20)),
-            purity={"pseudo_labels": 0.995 - 0.02 * chance.random(), "credible": 0.998},
             seconds={
                 "server_step": 0.4,
                 "broadcast": 0.05,
@@ -102,7 +105,6 @@ def round_records(
                 "evaluate": 0.3,
             },
             refused={"late": 2, "duplicate": 1} if number % 5 == 0 else {},
-            promoted=clients,
             per_class=tuple(
                 min(1.0, max(0.0, share + chance.gauss(0, 0.02) - 0.02 * (index % 4)))
                 for index in range(len(CLASSES))
@@ -119,12 +121,13 @@ def _outcome(client: int, progress: float, chance: random.Random, buffered: bool
     if luck < 0.02:
         return ClientOutcome(client, "refused", detail="out_of_memory: 12 MiB more were needed")
     cosine = chance.gauss(0.34 - 0.2 * progress, 0.12)
-    if cosine >= 0:
-        return ClientOutcome(client, "accepted", cosine, staleness=staleness)
-    if luck < 0.4:
-        return ClientOutcome(client, "projected", cosine, staleness=staleness)
+    if cosine >= 0 or luck < 0.4:
+        name, why = ("accepted" if cosine >= 0 else "projected"), ""
+    else:
+        name, why = "rejected_cosine", f"cosine {cosine:.4f} is negative"
+    values = {"cosine": cosine}
     return ClientOutcome(
-        client, "rejected_cosine", cosine, f"cosine {cosine:.4f} is negative", staleness=staleness
+        client, name, why, counts=name != "rejected_cosine", values=values, staleness=staleness
     )
 
 

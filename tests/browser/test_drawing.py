@@ -1,12 +1,15 @@
 """The live page of a finished run in Chromium: its charts, tables, keyboard use and contrast."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from broker_config.process.http import WebServer
+from fedil_model.methods import find_method
+from fedil_model.methods.interface import Chart, ClientValue, Display, Model, Outcome, Series
 from server_worker.run.history import read_records
 from server_worker.watch.events import ClientOutcome, RoundRecord
 from tests.browser import synthetic
@@ -26,7 +29,9 @@ from tests.federation import SOON, blobs_recipe
 from tests.unit.ops.records import make_record
 
 ROUNDS = 12
-EVERY_PANEL = {"accuracy", "delta", "cosines", "labels", "classes", "losses", "seconds"}
+EVERY_PANEL = {"accuracy", "delta", "value-cosine", "classes", "seconds"} | {
+    f"chart-{name}" for name in ("reference_norm", "pseudo_labels", "loss_server", "sure_share")
+}
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +59,7 @@ def test_every_round_and_every_update_is_drawn(page: Page, run: tuple[str, list[
     accepted = sum(outcome.outcome == "accepted" for outcome in outcomes)
     rejected = sum(outcome.outcome == "rejected_cosine" for outcome in outcomes)
     assert count_dots(page, "accepted") == accepted > 0
-    assert count_dots(page, "rejected") == 2 * rejected  # a cross has two strokes
+    assert count_dots(page, "rejected_cosine") == 2 * rejected  # a cross has two strokes
     bars = page.evaluate(
         'document.querySelector("#seconds .chart .f-1").getAttribute("d").match(/M/g).length'
     )
@@ -120,7 +125,7 @@ def test_hovering_over_a_dot_shows_its_client(page: Page, run: tuple[str, list[R
     open_page(page, url, ROUNDS)
     spot = page.evaluate(
         """(() => {
-          const svg = document.querySelector("#cosines .chart svg");
+          const svg = document.querySelector("#value-cosine .chart svg");
           svg.scrollIntoView({block: "center"});
           const {left, top} = svg.getBoundingClientRect();
           const [, x, y] = svg.querySelector(".mark-accepted").getAttribute("d").match(/^M([\\d.]+),([\\d.]+)/);
@@ -129,11 +134,10 @@ def test_hovering_over_a_dot_shows_its_client(page: Page, run: tuple[str, list[R
     )
     page.mouse.move(spot["x"], spot["y"])
     first = next(outcome for outcome in records[0].outcomes if outcome.outcome == "accepted")
-    assert first.cosine is not None
     shown = page.inner_text("#tip").split("\n")
     assert shown[0] == f"Round 1, client {first.client}"
     assert "accepted" in shown
-    assert f"{first.cosine:.4f}" in shown
+    assert f"{first.values['cosine']:.4f}" in shown
     assert complaints(page) == []
 
 
@@ -263,7 +267,7 @@ def test_before_the_first_round_the_page_shows_the_current_phase(page: Page, tmp
 
 def test_hovering_over_a_rejected_update_shows_the_reason(page: Page, tmp_path: Path) -> None:
     watch = synthetic.watching_of(tmp_path, 0, 5)
-    outcomes = (ClientOutcome(41, "rejected_cosine", -0.25, "cosine -0.2500 is negative"),)
+    outcomes = (ClientOutcome(41, "rejected_cosine", "cosine -0.2500 is negative", values={"cosine": -0.25}),)
     record = make_record(1, outcomes=outcomes)
     synthetic.append_record(tmp_path / "history.jsonl", record)
     watch.watcher.round_closed(record)
@@ -271,7 +275,7 @@ def test_hovering_over_a_rejected_update_shows_the_reason(page: Page, tmp_path: 
         open_page(page, server.url, 1)
         box = page.evaluate(
             """(() => {
-              const mark = document.querySelector("#cosines .chart .mark-rejected");
+              const mark = document.querySelector("#value-cosine .chart [data-outcome=rejected_cosine]");
               mark.scrollIntoView({block: "center"});
               const {left, right, top, bottom} = mark.getBoundingClientRect();
               return {x: (left + right) / 2, y: (top + bottom) / 2};
@@ -285,14 +289,14 @@ def test_hovering_over_a_rejected_update_shows_the_reason(page: Page, tmp_path: 
 @pytest.mark.parametrize("width", [320, 390])
 def test_numbers_and_reasons_are_not_cut_off_on_a_phone(browser: Browser, tmp_path: Path, width: int) -> None:
     watch = synthetic.watching_of(tmp_path, 0, 5)
-    outcomes = (ClientOutcome(41, "rejected_cosine", -0.25, "cosine -0.2500 is negative"),)
-    losses = {"loss_pseudo_weak": 0.00123456}
-    record = make_record(1, outcomes=outcomes, losses=losses, purity={"credible": 0.998})
+    outcomes = (ClientOutcome(41, "rejected_cosine", "cosine -0.2500 is negative", values={"cosine": -0.25}),)
+    series = {"loss_pseudo_weak": 0.00123456, "purity_credible": 0.998}
+    record = make_record(1, outcomes=outcomes, series=series)
     synthetic.append_record(tmp_path / "history.jsonl", record)
     watch.watcher.round_closed(record)
     with WebServer(synthetic.ANY_PORT, watch.routes()) as server, new_page(browser, width, 700) as page:
         open_page(page, server.url, 1)
-        expect(page.locator("#round-body .tag")).to_have_text("rejected by cosine")
+        expect(page.locator("#round-body .tag")).to_have_text("rejected: cosine")
         assert page.evaluate(
             """(() => {
               const tag = document.querySelector("#round-body .tag");
@@ -302,3 +306,57 @@ def test_numbers_and_reasons_are_not_cut_off_on_a_phone(browser: Browser, tmp_pa
         ends = [text["text"] for text in chart_texts(page)]
         assert [text for text in ends if "…" in text] == []
         assert any("99.8 %" in text for text in ends)
+
+
+PLAIN = Display(models=(Model("global", "w", "the model"),))
+DISTANCES = Display(
+    models=PLAIN.models,
+    charts=(Chart("Drift", "How far clients drift.", (Series("drift", "mean drift", "Mean drift."),)),),
+    client_values=(
+        ClientValue("distance", "distance", "Distance from the model.", low=0.0, high=50.0),
+        ClientValue("angle", "angle", "Angle to the last step.", low=-180.0, high=180.0, threshold=90.0),
+    ),
+    outcomes=(Outcome("clipped", "clipped", "Counts with a shorter step."),),
+)
+
+
+@pytest.mark.parametrize(
+    ("display", "panels"),
+    [(PLAIN, {"outcomes"}), (DISTANCES, {"value-distance", "value-angle", "chart-drift"})],
+    ids=["plain", "distances"],
+)
+def test_the_page_draws_what_another_method_declares(
+    page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, display: Display, panels: set[str]
+) -> None:
+    spec = replace(find_method("fedil"), display=display)
+    for module in ("live", "metrics", "page_rows"):
+        monkeypatch.setattr(f"server_worker.watch.{module}.find_method", lambda _: spec)
+    watch = synthetic.watching_of(tmp_path, 0, 5)
+    for number in range(1, 6):
+        outcomes = (
+            ClientOutcome(0, "accepted", counts=True, values={"distance": 3.0 * number, "angle": 20.0}),
+            ClientOutcome(1, "clipped", counts=True, values={"distance": 1e9, "angle": 170.0}),
+            ClientOutcome(2, "missing"),
+        )
+        record = make_record(number, outcomes=outcomes, series={"drift": 0.5 / number})
+        synthetic.append_record(tmp_path / "history.jsonl", record)
+        watch.watcher.round_closed(record)
+    with WebServer(synthetic.ANY_PORT, watch.routes()) as server:
+        open_page(page, server.url, 5)
+        shown = page.evaluate(
+            '[...document.querySelectorAll("#panels > section:not([hidden])")].map((one) => one.id)'
+        )
+        assert set(shown) == panels | {"accuracy", "delta", "seconds"}
+        texts = chart_texts(page)
+        assert overlapping(texts) == []
+        assert [text["text"] for text in texts if not text["inside"]] == []
+        words = page.inner_text("body").lower()
+        assert [
+            word for word in ("cosine", "pseudo", "credible", "purity", "θ₀", "θ′") if word in words
+        ] == []
+        if display is DISTANCES:
+            assert count_points(page, "chart-drift", "s-1") == 5
+            assert page.locator("#value-angle .threshold").count() == 2  # in the chart and in its legend
+            clipped = "document.querySelector('#value-distance [data-outcome=clipped]').dataset.dots"
+            assert page.evaluate(clipped) == "5", "outside of the declared range, drawn at its end"
+        assert complaints(page) == []

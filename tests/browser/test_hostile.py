@@ -9,6 +9,7 @@ from playwright.sync_api import Browser, Page
 from broker_config.process.http import WebServer
 from server_worker.run.folder import RunDir
 from server_worker.watch.events import ClientOutcome
+from server_worker.watch.notices import Remark
 from server_worker.watch.survey import Survey
 from server_worker.watch.watching import Watching
 from tests.browser import synthetic
@@ -41,12 +42,15 @@ def hostile_watch(directory: Path) -> Watching:
     watch.watcher.run_started(1, 30)
     for number in range(1, 4):
         outcomes = [ClientOutcome(c, "refused", detail=text) for c, text in enumerate(HOSTILE)]
-        outcomes += [ClientOutcome(90, IMAGE, 0.2, IMAGE), ClientOutcome(91, "accepted", float("nan"))]
+        outcomes += [
+            ClientOutcome(90, IMAGE, IMAGE, values={"cosine": 0.2}),
+            ClientOutcome(91, "accepted", values={"cosine": float("nan")}),
+        ]
         record = make_record(
             number,
             outcomes=tuple(outcomes),
             verdict=IMAGE,
-            losses=dict.fromkeys((f"loss_{text}" for text in HOSTILE), 0.3),
+            series=dict.fromkeys(HOSTILE, 0.3) | {"loss_server": float("nan"), "credible": 7.0},
             refused=dict.fromkeys(HOSTILE, 2),
             per_class=(0.5, None, 0.7, 0.9, 1.0, 0.0, 0.4, 0.3),
             accuracy={"global": 0.5, IMAGE: 0.4, "server": float("inf")},
@@ -56,7 +60,7 @@ def hostile_watch(directory: Path) -> Watching:
         synthetic.append_record(RunDir(directory).history, record)
         watch.watcher.round_closed(record)
     for text in HOSTILE:
-        watch.watcher.note(text)
+        watch.watcher.note(Remark(text))
     watch.survey(hostile_survey())
     watch.watcher.phase(4, IMAGE)
     return watch

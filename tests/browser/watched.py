@@ -14,7 +14,8 @@ from broker_config.transports.interface import Transport
 from fedil_model.data.datasets.interface import Samples
 from fedil_model.methods import make_method
 from fedil_model.training.flat_model import FlatModel
-from server_worker.coordinator import Coordinator, ServerContext
+from server_worker.coordinator import Coordinator
+from server_worker.round.context import ServerContext
 from server_worker.round.evaluation import BackgroundEvaluator
 from server_worker.run.checkpoint import CheckpointFolder
 from server_worker.run.folder import RunDir

@@ -103,38 +103,38 @@ def test_as_many_versions_stay_as_are_to_be_kept(transport: Transport, run: str)
 
 
 def test_one_leads_a_run_at_a_time(connect: Connect, transport: Transport, run: str) -> None:
-    assert transport.take_lead(run, SOON)
-    assert not connect().take_lead(run, NOTHING)
-    assert transport.take_lead(run, NOTHING)
-    assert connect().take_lead(f"{run}-other", SOON)
+    assert transport.acquire_leadership(run, SOON)
+    assert not connect().acquire_leadership(run, NOTHING)
+    assert transport.acquire_leadership(run, NOTHING)
+    assert connect().acquire_leadership(f"{run}-other", SOON)
 
 
 def test_the_lead_passes_to_whoever_waits_when_the_leader_goes(
     connect: Connect, transport: Transport, run: str
 ) -> None:
     leader, quitter = connect(), connect()
-    assert leader.take_lead(run, SOON)
-    assert not quitter.take_lead(run, NOTHING)
+    assert leader.acquire_leadership(run, SOON)
+    assert not quitter.acquire_leadership(run, NOTHING)
     won: list[bool] = []
-    waiter = threading.Thread(target=lambda: won.append(transport.take_lead(run, SOON)))
+    waiter = threading.Thread(target=lambda: won.append(transport.acquire_leadership(run, SOON)))
     waiter.start()
     leader.close()
     waiter.join()
     assert won == [True]
-    assert not quitter.take_lead(run, NOTHING)
+    assert not quitter.acquire_leadership(run, NOTHING)
 
 
 def test_retiring_a_run_drops_what_it_had(connect: Connect, transport: Transport, run: str) -> None:
     transport.declare(updates_queue(run))
     transport.publish(updates_queue(run), [b"late"])
     address = transport.append_model(run, 1, [b"weights"])
-    assert transport.take_lead(run, SOON)
+    assert transport.acquire_leadership(run, SOON)
     transport.retire(run)
     with pytest.raises(QueueMissing):
         transport.publish(updates_queue(run), [b"later"])
     with pytest.raises(ModelMissing):
         transport.read_model(address)
-    assert connect().take_lead(run, SOON)
+    assert connect().acquire_leadership(run, SOON)
 
 
 def test_retiring_a_run_that_has_nothing_is_harmless_and_others_keep_theirs(

@@ -1,4 +1,4 @@
-"""What every store promises. A new one is added to STORES and changes nothing else here."""
+"""The promises of every store. Add a new store to STORES."""
 
 import tempfile
 import threading
@@ -15,7 +15,7 @@ from broker_config.protocol.errors import LedgerFenced, LedgerMissing, MessageRe
 from broker_config.stores import connect_store
 from broker_config.stores.interface import Store
 from broker_config.stores.memory.store import MemoryStore
-from broker_config.transports.memory.transport import EmbeddedBroker
+from broker_config.transports.memory.broker import EmbeddedBroker
 from ops.local.services import Service
 
 Connect = Callable[[], Store]
@@ -86,7 +86,7 @@ def topic() -> str:
     return f"workers.{uuid.uuid4().hex}"
 
 
-def test_a_run_has_begun_when_its_server_has_said_so_whatever_clients_have_committed(
+def test_a_run_has_begun_only_after_begin_even_if_ledgers_are_committed(
     connect: Connect, store: Store, run: str
 ) -> None:
     store.commit(run, 7, 1, b"ledger")
@@ -110,14 +110,14 @@ def test_a_client_that_never_committed_has_no_ledger(store: Store, run: str) -> 
     assert store.read(run, 7, 5) is None
 
 
-def test_the_generation_before_an_activation_is_read_whoever_committed_it(
+def test_the_generation_before_an_activation_is_read_through_any_connection(
     connect: Connect, store: Store, run: str
 ) -> None:
     assert connect().commit(run, 7, 1, b"first")
     assert store.read(run, 7, 2) == b"first"
 
 
-def test_an_activation_does_not_see_its_own_generation(store: Store, run: str) -> None:
+def test_reading_before_an_activation_does_not_return_its_own_generation(store: Store, run: str) -> None:
     store.commit(run, 7, 1, b"first")
     store.commit(run, 7, 2, b"second")
     assert store.read(run, 7, 1) is None
@@ -125,16 +125,14 @@ def test_an_activation_does_not_see_its_own_generation(store: Store, run: str) -
     assert store.read(run, 7, 3) == b"second"
 
 
-def test_an_activation_that_was_never_answered_leaves_a_gap_that_is_read_across(
-    store: Store, run: str
-) -> None:
+def test_reading_skips_activations_that_were_never_committed(store: Store, run: str) -> None:
     store.commit(run, 7, 1, b"first")
     store.open_activation(run, 7, 2)
     store.open_activation(run, 7, 3)
     assert store.read(run, 7, 3) == b"first"
 
 
-def test_a_generation_beyond_the_last_two_is_gone_and_said_to_be(store: Store, run: str) -> None:
+def test_a_generation_older_than_the_last_two_is_missing(store: Store, run: str) -> None:
     for activation in (1, 2, 3):
         store.commit(run, 7, activation, b"%d" % activation)
     assert store.read(run, 7, 3) == b"2"
@@ -144,7 +142,7 @@ def test_a_generation_beyond_the_last_two_is_gone_and_said_to_be(store: Store, r
     assert store.read(run, 7, 1) is None
 
 
-def test_a_generation_that_the_reader_knows_of_is_read_if_it_is_there(store: Store, run: str) -> None:
+def test_a_generation_of_at_least_the_given_activation_is_read(store: Store, run: str) -> None:
     store.commit(run, 7, 1, b"first")
     store.commit(run, 7, 2, b"second")
     store.open_activation(run, 7, 4)
@@ -153,17 +151,13 @@ def test_a_generation_that_the_reader_knows_of_is_read_if_it_is_there(store: Sto
     assert store.read(run, 7, 4, at_least=2) == b"second"
 
 
-def test_a_generation_that_the_reader_knows_of_is_said_to_be_lost_if_only_an_older_one_is_there(
-    store: Store, run: str
-) -> None:
+def test_a_generation_older_than_at_least_is_reported_missing(store: Store, run: str) -> None:
     store.commit(run, 7, 1, b"first")
     with pytest.raises(LedgerMissing, match="client 7"):
         store.read(run, 7, 3, at_least=2)
 
 
-def test_a_generation_that_the_reader_knows_of_is_said_to_be_lost_if_none_is_there(
-    store: Store, run: str
-) -> None:
+def test_no_generation_is_reported_missing_if_at_least_is_given(store: Store, run: str) -> None:
     store.open_activation(run, 7, 3)
     with pytest.raises(LedgerMissing, match="client 7"):
         store.read(run, 7, 3, at_least=2)
@@ -174,28 +168,26 @@ def test_an_empty_ledger_is_a_ledger(store: Store, run: str) -> None:
     assert store.read(run, 7, 2) == b""
 
 
-def test_a_large_ledger_is_kept_whole(store: Store, run: str) -> None:
+def test_a_large_ledger_is_read_complete(store: Store, run: str) -> None:
     ledger = bytes(range(256)) * 20_000
     store.commit(run, 7, 1, ledger)
     assert store.read(run, 7, 2) == ledger
 
 
-def test_committing_again_changes_nothing(store: Store, run: str) -> None:
+def test_a_second_commit_of_a_generation_changes_nothing(store: Store, run: str) -> None:
     assert store.commit(run, 7, 1, b"first")
     assert not store.commit(run, 7, 1, b"another")
     assert store.read(run, 7, 2) == b"first"
 
 
-def test_committing_again_changes_nothing_after_the_next_activation_was_opened(
-    store: Store, run: str
-) -> None:
+def test_a_second_commit_changes_nothing_after_the_next_activation_was_opened(store: Store, run: str) -> None:
     store.commit(run, 7, 1, b"first")
     store.open_activation(run, 7, 2)
     assert not store.commit(run, 7, 1, b"another")
     assert store.read(run, 7, 2) == b"first"
 
 
-def test_an_activation_that_a_later_one_fenced_off_cannot_commit(store: Store, run: str) -> None:
+def test_a_commit_is_fenced_after_a_later_activation_was_opened(store: Store, run: str) -> None:
     store.open_activation(run, 7, 1)
     store.open_activation(run, 7, 2)
     with pytest.raises(LedgerFenced):
@@ -204,27 +196,27 @@ def test_an_activation_that_a_later_one_fenced_off_cannot_commit(store: Store, r
     assert store.commit(run, 7, 2, b"in time")
 
 
-def test_an_activation_older_than_what_is_committed_cannot_commit(store: Store, run: str) -> None:
+def test_a_commit_is_fenced_after_a_later_commit(store: Store, run: str) -> None:
     store.commit(run, 7, 2, b"second")
     with pytest.raises(LedgerFenced):
         store.commit(run, 7, 1, b"late")
     assert store.read(run, 7, 3) == b"second"
 
 
-def test_opening_the_same_activation_again_is_harmless(store: Store, run: str) -> None:
+def test_opening_an_activation_is_idempotent(store: Store, run: str) -> None:
     for _ in range(2):
         store.open_activation(run, 7, 3)
     assert store.commit(run, 7, 3, b"third")
     store.open_activation(run, 7, 3)
 
 
-def test_opening_an_earlier_activation_is_refused(store: Store, run: str) -> None:
+def test_opening_an_earlier_activation_is_fenced(store: Store, run: str) -> None:
     store.open_activation(run, 7, 3)
     with pytest.raises(LedgerFenced):
         store.open_activation(run, 7, 2)
 
 
-def test_of_many_identical_commits_at_once_exactly_one_writes(connect: Connect, run: str) -> None:
+def test_exactly_one_of_many_concurrent_identical_commits_writes(connect: Connect, run: str) -> None:
     stores = [connect() for _ in range(8)]
     start = threading.Barrier(len(stores))
     written: list[bool] = []
@@ -241,7 +233,7 @@ def test_of_many_identical_commits_at_once_exactly_one_writes(connect: Connect, 
     assert sorted(written) == [False] * 35 + [True] * 5
 
 
-def test_runs_and_clients_do_not_touch_each_other(store: Store, run: str) -> None:
+def test_runs_and_clients_are_independent(store: Store, run: str) -> None:
     store.commit(run, 7, 1, b"ours")
     store.open_activation(run, 7, 9)
     assert store.commit(run, 70, 1, b"another client")
@@ -251,7 +243,7 @@ def test_runs_and_clients_do_not_touch_each_other(store: Store, run: str) -> Non
     assert store.read(f"{run}-other", 7, 2) == b"another run"
 
 
-def test_clients_are_listed_in_order_from_their_first_activation_on(store: Store, run: str) -> None:
+def test_clients_are_listed_in_order_from_their_first_open_activation(store: Store, run: str) -> None:
     assert store.clients(run) == []
     for client in (12, 7, 100):
         store.commit(run, client, 1, b"ledger")
@@ -262,7 +254,7 @@ def test_clients_are_listed_in_order_from_their_first_activation_on(store: Store
         store.clients("a/b")
 
 
-def test_latest_gives_the_newest_generation_of_each_client_of_the_run(store: Store, run: str) -> None:
+def test_latest_returns_the_newest_generation_of_each_client_of_the_run(store: Store, run: str) -> None:
     store.commit(run, 7, 1, b"old")
     store.commit(run, 7, 4, b"new")
     store.commit(run, 12, 2, b"")
@@ -272,7 +264,7 @@ def test_latest_gives_the_newest_generation_of_each_client_of_the_run(store: Sto
     assert store.latest(run) == {7: (4, b"new"), 12: (2, b"")}
 
 
-def test_latest_of_some_clients_reads_only_theirs(store: Store, run: str) -> None:
+def test_latest_of_given_clients_returns_only_theirs(store: Store, run: str) -> None:
     for client in (7, 8, 12):
         store.commit(run, client, 1, b"old")
     store.commit(run, 12, 2, b"new")
@@ -283,14 +275,14 @@ def test_latest_of_some_clients_reads_only_theirs(store: Store, run: str) -> Non
         store.latest(run, [7, -1])
 
 
-def test_latest_of_more_clients_than_are_read_at_once_is_whole(store: Store, run: str) -> None:
+def test_latest_of_more_clients_than_one_batch_is_complete(store: Store, run: str) -> None:
     for client in range(45):
         store.commit(run, client, 1, b"%d" % client)
     assert store.latest(run) == {client: (1, b"%d" % client) for client in range(45)}
 
 
-def test_ledgers_of_activations_are_given_where_they_are_kept(store: Store, run: str) -> None:
-    for client in range(25):  # more than are read at once
+def test_ledgers_returns_the_given_generations_that_are_kept(store: Store, run: str) -> None:
+    for client in range(25):  # more than one batch
         for activation in (1, 2, 3):
             store.open_activation(run, client, activation)
             store.commit(run, client, activation, b"%d of %d" % (activation, client))
@@ -307,17 +299,19 @@ def test_latest_of_an_unknown_run_is_empty(store: Store, run: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "../../etc", "a b", "a\n", "ü", "x" * 81])
-def test_a_run_that_is_no_name_is_refused(store: Store, name: str) -> None:
+def test_an_invalid_run_name_is_rejected(store: Store, name: str) -> None:
     with pytest.raises(MessageRejected, match="run"):
         store.commit(name, 7, 1, b"ledger")
 
 
-def test_a_client_below_zero_is_refused(store: Store, run: str) -> None:
+def test_a_negative_client_is_rejected(store: Store, run: str) -> None:
     with pytest.raises(MessageRejected, match="client"):
         store.commit(run, -1, 1, b"ledger")
 
 
-def test_a_notice_is_seen_by_all_until_it_is_withdrawn(connect: Connect, store: Store, topic: str) -> None:
+def test_a_notice_is_visible_to_all_connections_until_it_is_withdrawn(
+    connect: Connect, store: Store, topic: str
+) -> None:
     connect().announce(topic, "worker-1", {"state": "idle"}, 60.0)
     connect().announce(topic, "worker-2", {"state": "busy"}, 60.0)
     assert store.notices(topic) == {"worker-1": {"state": "idle"}, "worker-2": {"state": "busy"}}
@@ -325,13 +319,13 @@ def test_a_notice_is_seen_by_all_until_it_is_withdrawn(connect: Connect, store: 
     assert store.notices(topic) == {"worker-2": {"state": "busy"}}
 
 
-def test_a_notice_replaces_the_one_with_its_name(store: Store, topic: str) -> None:
+def test_a_notice_replaces_one_with_the_same_name(store: Store, topic: str) -> None:
     store.announce(topic, "worker", {"state": "idle", "device": "cpu"}, 60.0)
     store.announce(topic, "worker", {"state": "busy"}, 60.0)
     assert store.notices(topic) == {"worker": {"state": "busy"}}
 
 
-def test_a_notice_fades_unless_it_is_renewed(store: Store, topic: str) -> None:
+def test_a_notice_expires_unless_it_is_renewed(store: Store, topic: str) -> None:
     store.announce(topic, "stays", {}, 0.05)
     store.announce(topic, "fades", {}, 0.05)
     store.announce(topic, "stays", {"renewed": True}, 600.0)
@@ -341,7 +335,7 @@ def test_a_notice_fades_unless_it_is_renewed(store: Store, topic: str) -> None:
     assert store.notices(topic) == {"stays": {"renewed": True}}
 
 
-def test_topics_do_not_touch_each_other(store: Store, topic: str) -> None:
+def test_topics_are_independent(store: Store, topic: str) -> None:
     store.announce(topic, "worker", {"of": "ours"}, 60.0)
     store.announce(f"{topic}2", "worker", {"of": "another"}, 60.0)
     store.withdraw(f"{topic}2", "worker")
@@ -349,12 +343,12 @@ def test_topics_do_not_touch_each_other(store: Store, topic: str) -> None:
     assert store.notices(f"{topic}2") == {}
 
 
-def test_withdrawing_what_is_not_there_is_harmless(store: Store, topic: str) -> None:
+def test_withdrawing_is_idempotent(store: Store, topic: str) -> None:
     store.withdraw(topic, "nobody")
     assert store.notices(topic) == {}
 
 
-def test_facts_are_plain_values_and_come_back_as_they_were(store: Store, topic: str) -> None:
+def test_facts_of_plain_values_are_read_unchanged(store: Store, topic: str) -> None:
     facts = {
         "text": "θ′",
         "whole": 2**53,
@@ -367,7 +361,7 @@ def test_facts_are_plain_values_and_come_back_as_they_were(store: Store, topic: 
     assert store.notices(topic) == {"host-12-3f.2": facts}
 
 
-def test_health_is_told_in_numbers(store: Store) -> None:
+def test_health_contains_only_numbers(store: Store) -> None:
     health = store.health()
     assert health.keys() in (set(), {"used_memory_bytes", "evicted_keys", "keys"})
     assert all(isinstance(value, float) and value >= 0 for value in health.values())

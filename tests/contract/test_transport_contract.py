@@ -1,4 +1,4 @@
-"""What every transport promises of queues. A new one is added to BROKERS in transports.py."""
+"""The promises of every transport about queues. Add a new transport to BROKERS in transports.py."""
 
 import threading
 import time
@@ -16,10 +16,10 @@ from tests.contract.transports import NOTHING, SOON, Connect, big_body, take
 
 
 def dead_letter(transport: Transport, body: bytes) -> Delivery:
-    """The dead letter with this body; others are of other tests."""
+    """The dead letter with this body; others belong to other tests."""
     while True:
         delivery = take(transport, DEAD_LETTERS)
-        found = delivery.body == body  # first: with the message its body may go
+        found = delivery.body == body  # before the acknowledgement, which may delete the body
         delivery.acknowledge()
         if found:
             return delivery
@@ -28,23 +28,23 @@ def dead_letter(transport: Transport, body: bytes) -> Delivery:
 # Queues
 
 
-def test_publishing_to_a_queue_that_nobody_declared_is_refused(transport: Transport) -> None:
+def test_publishing_to_an_undeclared_queue_raises_queue_missing(transport: Transport) -> None:
     with pytest.raises(QueueMissing):
         transport.publish(f"fedil.tasks.{uuid.uuid4().hex}", [b"task"])
 
 
-def test_receiving_from_a_queue_that_nobody_declared_is_refused(transport: Transport) -> None:
+def test_receiving_from_an_undeclared_queue_raises_queue_missing(transport: Transport) -> None:
     with pytest.raises(QueueMissing):
         transport.receive(f"fedil.tasks.{uuid.uuid4().hex}", NOTHING)
 
 
-def test_declaring_a_queue_again_keeps_what_is_in_it(transport: Transport, queue: str) -> None:
+def test_declaring_a_queue_again_keeps_its_messages(transport: Transport, queue: str) -> None:
     transport.publish(queue, [b"task"])
     transport.declare(queue)
     assert bytes(take(transport, queue).body) == b"task"
 
 
-def test_what_waits_in_a_queue_can_be_counted(connect: Connect, transport: Transport, queue: str) -> None:
+def test_depth_counts_ready_messages(connect: Connect, transport: Transport, queue: str) -> None:
     assert transport.depth(queue) == 0
     for _ in range(3):
         transport.publish(queue, [b"task"])
@@ -53,11 +53,13 @@ def test_what_waits_in_a_queue_can_be_counted(connect: Connect, transport: Trans
     take(transport, queue).acknowledge()
     assert wait_until(lambda: watching.depth(queue) == 2, SOON)
     assert watching.depth(f"fedil.tasks.{uuid.uuid4().hex}") is None
-    # Having asked in vain hurts nothing.
+    # Asking for a missing queue changes nothing.
     assert watching.depth(queue) == 2
 
 
-def test_whether_a_model_log_is_there_can_be_asked(connect: Connect, transport: Transport, run: str) -> None:
+def test_depth_of_a_model_log_says_whether_it_exists(
+    connect: Connect, transport: Transport, run: str
+) -> None:
     log, watching = models_queue(run), connect()
     assert watching.depth(log) is None
     transport.append_model(run, 1, [b"weights"])
@@ -66,7 +68,7 @@ def test_whether_a_model_log_is_there_can_be_asked(connect: Connect, transport: 
     assert watching.depth(log) is None
 
 
-def test_bytes_are_counted_by_kind(connect: Connect, transport: Transport, queue: str) -> None:
+def test_bytes_are_counted_by_kind_of_queue(connect: Connect, transport: Transport, queue: str) -> None:
     other = connect()
     transport.publish(queue, [b"1234", b"567"])
     take(other, queue).acknowledge()
@@ -75,20 +77,20 @@ def test_bytes_are_counted_by_kind(connect: Connect, transport: Transport, queue
     assert not other.bytes_sent
 
 
-def test_messages_come_in_the_order_of_publishing(transport: Transport, queue: str) -> None:
+def test_messages_are_delivered_in_the_order_of_publishing(transport: Transport, queue: str) -> None:
     bodies = [b"%d" % number for number in range(20)]
     for body in bodies:
         transport.publish(queue, [body])
     assert [bytes(take(transport, queue).body) for _ in bodies] == bodies
 
 
-def test_a_fresh_message_is_neither_redelivered_nor_has_a_reason(transport: Transport, queue: str) -> None:
+def test_a_first_delivery_is_not_redelivered_and_has_no_reason(transport: Transport, queue: str) -> None:
     transport.publish(queue, [b"task"])
     delivery = take(transport, queue)
     assert (delivery.redelivered, delivery.reason) == (False, None)
 
 
-def test_receiving_from_an_empty_queue_gives_nothing_after_the_time_out(
+def test_receiving_from_an_empty_queue_returns_none_after_the_timeout(
     transport: Transport, queue: str
 ) -> None:
     started = time.monotonic()
@@ -96,7 +98,7 @@ def test_receiving_from_an_empty_queue_gives_nothing_after_the_time_out(
     assert NOTHING * 0.9 < time.monotonic() - started < SOON
 
 
-def test_a_waiting_consumer_gets_what_is_published_meanwhile(
+def test_a_waiting_consumer_receives_a_message_published_meanwhile(
     connect: Connect, transport: Transport, queue: str
 ) -> None:
     publisher = connect()
@@ -106,7 +108,7 @@ def test_a_waiting_consumer_gets_what_is_published_meanwhile(
     later.join()
 
 
-def test_what_the_sender_changes_after_publishing_does_not_change_the_message(
+def test_changing_the_buffer_after_publishing_does_not_change_the_message(
     transport: Transport, queue: str
 ) -> None:
     weights = np.ones(1000, np.uint8)
@@ -115,7 +117,7 @@ def test_what_the_sender_changes_after_publishing_does_not_change_the_message(
     assert bytes(take(transport, queue).body) == b"\1" * 1000
 
 
-def test_a_body_of_40_megabytes_arrives_whole(transport: Transport, queue: str) -> None:
+def test_a_body_of_40_megabytes_arrives_complete(transport: Transport, queue: str) -> None:
     body = big_body(40_000_000)
     transport.publish(queue, [body])
     assert take(transport, queue).body == body
@@ -126,15 +128,15 @@ def test_a_body_of_40_megabytes_arrives_whole(transport: Transport, queue: str) 
     [[], [b""], [b"%d," % number for number in range(5000)], [b"", b"a", memoryview(b"bc"), b""]],
     ids=["none", "one empty", "five thousand", "some empty"],
 )
-def test_a_body_may_come_in_any_pieces(transport: Transport, queue: str, pieces: Buffers) -> None:
+def test_a_body_may_be_published_in_any_pieces(transport: Transport, queue: str, pieces: Buffers) -> None:
     transport.publish(queue, pieces)
     assert bytes(take(transport, queue).body) == b"".join(pieces)
 
 
-# Acknowledging, giving back, rejecting
+# Acknowledge, requeue, reject
 
 
-def test_an_unacknowledged_message_comes_back_marked_redelivered(
+def test_an_unacknowledged_message_is_redelivered_and_marked_so(
     connect: Connect, transport: Transport, queue: str
 ) -> None:
     transport.publish(queue, [b"task"])
@@ -145,7 +147,7 @@ def test_an_unacknowledged_message_comes_back_marked_redelivered(
     assert (bytes(back.body), back.redelivered) == (b"task", True)
 
 
-def test_several_unacknowledged_messages_come_back_in_their_order_before_the_rest(
+def test_unacknowledged_messages_are_redelivered_in_order_before_newer_ones(
     connect: Connect, transport: Transport, queue: str
 ) -> None:
     for body in (b"1", b"2", b"3"):
@@ -157,7 +159,7 @@ def test_several_unacknowledged_messages_come_back_in_their_order_before_the_res
     assert [bytes(take(transport, queue).body) for _ in range(3)] == [b"1", b"2", b"3"]
 
 
-def test_an_acknowledged_message_does_not_come_back(
+def test_an_acknowledged_message_is_not_redelivered(
     connect: Connect, transport: Transport, queue: str
 ) -> None:
     transport.publish(queue, [b"task"])
@@ -167,7 +169,7 @@ def test_an_acknowledged_message_does_not_come_back(
     assert transport.receive(queue, NOTHING) is None
 
 
-def test_a_message_in_somebodys_hands_goes_to_nobody_else(
+def test_an_unacknowledged_message_is_delivered_to_no_other_consumer(
     connect: Connect, transport: Transport, queue: str
 ) -> None:
     transport.publish(queue, [b"task"])
@@ -175,7 +177,7 @@ def test_a_message_in_somebodys_hands_goes_to_nobody_else(
     assert connect().receive(queue, NOTHING) is None
 
 
-def test_a_message_that_was_given_back_goes_to_somebody_else_at_once(
+def test_a_requeued_message_is_delivered_to_another_consumer_at_once(
     connect: Connect, transport: Transport, queue: str
 ) -> None:
     transport.publish(queue, [b"task"])
@@ -194,14 +196,14 @@ def test_a_rejected_message_is_dead_lettered_with_its_reason_and_does_not_return
     assert transport.receive(queue, NOTHING) is None
 
 
-def test_a_big_body_is_dead_lettered_whole(transport: Transport, queue: str) -> None:
+def test_a_large_body_is_dead_lettered_complete(transport: Transport, queue: str) -> None:
     body = big_body(1_000_000)
     transport.publish(queue, [body])
     take(transport, queue).reject("digest")
     assert dead_letter(transport, body).reason == "digest"
 
 
-def test_a_message_that_outlives_too_many_consumers_is_dead_lettered(
+def test_a_message_above_the_delivery_limit_is_dead_lettered(
     connect: Connect, transport: Transport, queue: str
 ) -> None:
     body = uuid.uuid4().bytes
@@ -214,7 +216,7 @@ def test_a_message_that_outlives_too_many_consumers_is_dead_lettered(
     assert dead_letter(transport, body).reason == "delivery_limit"
 
 
-def test_giving_back_politely_does_not_count_towards_the_delivery_limit(
+def test_requeueing_does_not_count_towards_the_delivery_limit(
     connect: Connect, transport: Transport, queue: str
 ) -> None:
     transport.publish(queue, [b"task"])
@@ -226,7 +228,7 @@ def test_giving_back_politely_does_not_count_towards_the_delivery_limit(
     assert bytes(take(transport, queue).body) == b"task"
 
 
-def test_a_closed_transport_says_so(connect: Connect, queue: str) -> None:
+def test_a_closed_transport_is_unavailable(connect: Connect, queue: str) -> None:
     transport = connect()
     transport.close()
     with pytest.raises(BrokerUnavailable):
@@ -239,7 +241,7 @@ def test_closing_twice_is_harmless(connect: Connect) -> None:
     transport.close()
 
 
-def test_what_went_back_can_no_longer_be_acknowledged(
+def test_a_delivery_of_a_closed_transport_cannot_be_acknowledged(
     connect: Connect, transport: Transport, queue: str
 ) -> None:
     transport.publish(queue, [b"task"])
@@ -251,7 +253,7 @@ def test_what_went_back_can_no_longer_be_acknowledged(
     assert bytes(take(transport, queue).body) == b"task"
 
 
-def test_a_delivery_names_its_sender_where_the_broker_knows_users(
+def test_a_delivery_has_its_sender_if_the_broker_has_users(
     request: pytest.FixtureRequest, transport: Transport, queue: str
 ) -> None:
     transport.publish(queue, [b"task"])
@@ -260,7 +262,7 @@ def test_a_delivery_names_its_sender_where_the_broker_knows_users(
 
 
 @pytest.mark.parametrize("num_bytes", [1000, 9_000_000])
-def test_a_delivery_whose_body_was_let_go_can_still_be_acknowledged(
+def test_a_delivery_with_a_released_body_can_be_acknowledged(
     connect: Connect, transport: Transport, queue: str, num_bytes: int
 ) -> None:
     body = big_body(num_bytes)
@@ -274,7 +276,7 @@ def test_a_delivery_whose_body_was_let_go_can_still_be_acknowledged(
     assert transport.receive(queue, NOTHING) is None
 
 
-def test_a_big_body_that_was_given_back_or_left_behind_comes_whole_again(
+def test_a_large_body_is_complete_after_requeue_and_redelivery(
     connect: Connect, transport: Transport, queue: str
 ) -> None:
     body = big_body(9_000_000)
@@ -287,7 +289,7 @@ def test_a_big_body_that_was_given_back_or_left_behind_comes_whole_again(
 
 
 @pytest.mark.parametrize("num_bytes", [1000, 9_000_000])
-def test_a_body_above_the_limit_is_rejected_and_the_message_can_be_put_aside(
+def test_a_body_above_max_body_bytes_is_rejected_and_can_be_dead_lettered(
     connect: Connect, transport: Transport, queue: str, num_bytes: int
 ) -> None:
     body = uuid.uuid4().bytes + big_body(num_bytes - 16)
@@ -308,24 +310,24 @@ def test_a_body_above_the_limit_is_rejected_and_the_message_can_be_put_aside(
     assert reader.receive(queue, NOTHING) is None
 
 
-def test_a_small_body_is_at_hand_and_what_is_not_comes_when_it_is_asked_for(
+def test_a_small_body_is_inline_and_another_is_fetched_when_it_is_read(
     transport: Transport, queue: str
 ) -> None:
     for body in (b"task", big_body(9_000_000)):
         transport.publish(queue, [body])
         delivery = take(transport, queue)
-        assert delivery.is_at_hand or len(body) > 1000
+        assert delivery.body_is_inline or len(body) > 1000
         before = transport.bytes_received["task"]
         assert delivery.body == body
-        # Only what is not at hand is received now.
-        assert (transport.bytes_received["task"] == before) == delivery.is_at_hand
+        # Only a body that is not inline is received now.
+        assert (transport.bytes_received["task"] == before) == delivery.body_is_inline
         delivery.acknowledge()
 
 
-# Many at once
+# Concurrency
 
 
-def test_two_consumers_compete_and_each_message_goes_to_one(
+def test_each_message_goes_to_one_of_two_competing_consumers(
     connect: Connect, transport: Transport, queue: str
 ) -> None:
     for number in range(10):
@@ -335,9 +337,7 @@ def test_two_consumers_compete_and_each_message_goes_to_one(
     assert sorted(taken) == [b"%d" % number for number in range(10)]
 
 
-def test_a_waiting_consumer_does_not_hold_up_others(
-    connect: Connect, transport: Transport, queue: str
-) -> None:
+def test_a_waiting_consumer_does_not_block_others(connect: Connect, transport: Transport, queue: str) -> None:
     other = f"{queue}.other"
     transport.declare(other)
     waiter = threading.Thread(target=connect().receive, args=(other, SOON))
@@ -349,7 +349,7 @@ def test_a_waiting_consumer_does_not_hold_up_others(
     waiter.join()
 
 
-def test_nothing_is_lost_or_doubled_among_many_threads_that_fail_and_give_back(
+def test_no_message_is_lost_or_processed_twice_by_threads_that_disconnect_and_requeue(
     connect: Connect, transport: Transport, queue: str
 ) -> None:
     num_publishers, num_consumers, num_each = 3, 4, 40

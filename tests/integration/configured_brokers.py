@@ -1,4 +1,4 @@
-"""Real brokers that started with the configuration which FedIL writes: a server, an administrator, some sites."""
+"""Real brokers with generated configuration: accounts of a server, an administrator and some sites."""
 
 import json
 from collections.abc import Iterator

@@ -13,10 +13,11 @@ from broker_config.brokers.topology import DEAD_LETTERS, body_queue
 from broker_config.protocol.chunks import OVERHEAD_BYTES, split
 from broker_config.protocol.messages import Update
 from broker_config.protocol.wire import encode_message
-from broker_config.transports.rabbitmq.bodies import BODY_HEADER
-from broker_config.transports.rabbitmq.connection import Line
-from broker_config.transports.rabbitmq.publisher import CHUNK_BYTES, Outlet
-from broker_config.transports.rabbitmq.url import account_of
+from broker_config.transports.rabbitmq.connection import Connection
+from broker_config.transports.rabbitmq.large_messages import BODY_HEADER
+from broker_config.transports.rabbitmq.publisher import CHUNK_BYTES, Publisher
+from broker_config.transports.rabbitmq.queue_admin import QueueAdmin
+from broker_config.transports.rabbitmq.url import parse_url
 from server_worker.round.dead_letters import MANY_LETTERS
 from tests.federation import SOON, Federation, Hands, Over, blobs_recipe
 from tests.serving import Looks, until
@@ -26,21 +27,21 @@ LARGE = blobs_recipe(rounds=1, network={"name": "mlp", "width": 1100})
 
 
 @contextmanager
-def outlet_to(url: str) -> Iterator[Outlet]:
-    line = Line(account_of(url), "testing", heals=True)
+def publisher_to(url: str) -> Iterator[Publisher]:
+    connection = Connection(parse_url(url), "testing", reconnects=True)
     try:
-        yield Outlet(line)
+        yield Publisher(connection)
     finally:
-        line.close()
+        connection.close()
 
 
-def post_frames(outlet: Outlet, queue: str, frames: Iterable[bytes]) -> None:
+def post_frames(publisher: Publisher, queue: str, frames: Iterable[bytes]) -> None:
     """A notice, and what it speaks of: any chunks in any order."""
-    place = body_queue(outlet.line.account.user, uuid.uuid4().hex)
-    outlet.declare(place)
+    place = body_queue(publisher.connection.address.user, uuid.uuid4().hex)
+    QueueAdmin(publisher.connection).declare(place)
     for frame in frames:
-        outlet.put(place, frame)
-    outlet.put(queue, b"", {BODY_HEADER: place})
+        publisher.publish(place, frame)
+    publisher.publish(queue, b"", {BODY_HEADER: place})
 
 
 def frames_of(update: Update, stride: int = CHUNK_BYTES // 4) -> list[bytes]:
@@ -93,12 +94,12 @@ def test_broken_bodies_are_refused_by_reason_and_chunks_may_come_in_any_order_an
     tasks = hands.take(3)
     first, second, third = (frames_of(hands.train(task)) for task in tasks)
     assert len(first) > 3
-    with outlet_to(federation.broker_url) as outlet:
+    with publisher_to(federation.broker_url) as publisher:
         for make in (make for _, make in BROKEN.values()):
-            post_frames(outlet, hands.updates, make(first, second))
-        post_frames(outlet, hands.updates, reversed(first))
-        post_frames(outlet, hands.updates, [second[0], *second])
-        post_frames(outlet, hands.updates, third)
+            post_frames(publisher, hands.updates, make(first, second))
+        post_frames(publisher, hands.updates, reversed(first))
+        post_frames(publisher, hands.updates, [second[0], *second])
+        post_frames(publisher, hands.updates, third)
         outcome = server.result(SOON)
     assert (outcome.model_digest, outcome.ledger_digest) == large
     reasons = [reason for reason, _ in BROKEN.values()]

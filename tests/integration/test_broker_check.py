@@ -1,5 +1,6 @@
-"""`fedil broker check`: sound brokers pass, and every fault is a line that names it."""
+"""`fedil broker check`: correctly configured brokers pass, and each fault is reported in one line."""
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from broker_config.process.addresses import BROKER_URL, STORE_URL
 from ops.broker.accounts import MANAGEMENT_URL
 from ops.cli.main import main
 from ops.local.services import private_redis
-from ops.local.services.process import LOOPBACK, find_program, free_ports
+from ops.local.services.process import LOOPBACK, free_ports, wait_until
+from ops.local.services.rabbitmq import rabbitmqctl
 from tests.integration.configured_brokers import Brokers, configured_brokers, password_of
 from tests.services import needed
 
@@ -23,15 +25,15 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+def _no_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     for name in (BROKER_URL, STORE_URL, MANAGEMENT_URL):
         monkeypatch.delenv(name, raising=False)
-    # The system's rabbitmqctl takes seconds to find out that it cannot reach our node.
+    # The system's rabbitmqctl needs seconds to fail, because it cannot connect to the private node.
     put_rabbitmqctl(tmp_path_factory.mktemp("bin"), "exit 1", monkeypatch)
 
 
 def put_rabbitmqctl(folder: Path, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """First on the PATH."""
+    """Puts a shell script of this name first on the PATH."""
     script = folder / "rabbitmqctl"
     script.write_text(f"#!/bin/sh\n{line}\n")
     script.chmod(0o755)
@@ -44,7 +46,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> "Check":
 
 
 class Check:
-    """Runs it: the exit code, and what it says by verdict."""
+    """Runs the command and returns its exit code and its lines by verdict."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
@@ -64,14 +66,14 @@ def management_url(brokers: Brokers) -> str:
 
 @pytest.fixture
 def _with_rabbitmqctl(brokers: Brokers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that finds our private node."""
-    program = find_program("rabbitmqctl", "/usr/lib/rabbitmq/bin/rabbitmqctl", missing="no rabbitmqctl")
+    """A rabbitmqctl that connects to the private node."""
+    program = shlex.join(rabbitmqctl())
     home, epmd = brokers.rabbitmq.directory / "home", brokers.rabbitmq.ports["epmd"]
     put_rabbitmqctl(tmp_path, f'HOME={home} ERL_EPMD_PORT={epmd} exec {program} "$@"', monkeypatch)
 
 
 @pytest.mark.parametrize(("user", "called"), [("server", "a server"), ("site-north", "a site")])
-def test_sound_brokers_pass_for_the_server_and_for_a_site(
+def test_configured_brokers_pass_for_the_server_and_for_a_site(
     brokers: Brokers, lines: Check, user: str, called: str
 ) -> None:
     code, found = lines("--broker", brokers.broker_url(user), "--store", brokers.store_url(user))
@@ -81,7 +83,7 @@ def test_sound_brokers_pass_for_the_server_and_for_a_site(
 
 
 @pytest.mark.usefixtures("_with_rabbitmqctl")
-def test_an_administrator_sees_users_rights_and_the_timeout(brokers: Brokers, lines: Check) -> None:
+def test_an_administrator_sees_permissions_and_the_timeout(brokers: Brokers, lines: Check) -> None:
     code, found = lines("--management", management_url(brokers))
     rights, timeout = found["ok"]
     assert (code, found["wrong"], found["unknown"]) == (0, [], [])
@@ -90,13 +92,13 @@ def test_an_administrator_sees_users_rights_and_the_timeout(brokers: Brokers, li
 
 
 @pytest.mark.usefixtures("_with_rabbitmqctl")
-def test_a_timeout_shorter_than_the_deadline_wants_is_wrong(brokers: Brokers, lines: Check) -> None:
+def test_a_timeout_that_is_too_short_for_the_deadline_is_wrong(brokers: Brokers, lines: Check) -> None:
     code, found = lines("--management", management_url(brokers), "--deadline", "90000")
     assert (code, len(found["wrong"])) == (1, 1)
     assert "consumer_timeout is 86400000: set it to at least 180000000" in found["wrong"][0]
 
 
-def test_without_rabbitmqctl_nobody_knows_the_timeout(
+def test_without_rabbitmqctl_the_timeout_is_unknown(
     brokers: Brokers, lines: Check, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -105,21 +107,21 @@ def test_without_rabbitmqctl_nobody_knows_the_timeout(
     assert "consumer_timeout in its rabbitmq.conf must be at least 7200000" in found["unknown"][0]
 
 
-def test_a_site_that_nobody_brought_in_is_missing(brokers: Brokers, lines: Check) -> None:
+def test_a_site_that_was_not_set_up_is_missing(brokers: Brokers, lines: Check) -> None:
     code, found = lines("--management", management_url(brokers), "--sites", "west")
     assert code == 1
     wrong = "\n".join(found["wrong"])
-    missing = (
-        "what site-west may do",
-        "queue fedil.tasks.west",
+    for item in (
+        "permission of site-west",
+        "topic permission of site-west on fedil.bodies",
         "exchange fedil.site.west",
-        "the way to fedil.tasks.west",
-    )
-    for what in missing:
-        assert what in wrong
+        "queue fedil.tasks.west",
+        "binding of fedil.tasks.west",
+    ):
+        assert f"{item} is missing: run fedil broker init" in wrong
 
 
-def test_rights_that_are_not_ours_are_wrong(brokers: Brokers, lines: Check) -> None:
+def test_changed_permissions_are_wrong(brokers: Brokers, lines: Check) -> None:
     ours = permission("site-south")
     try:
         brokers.management.post(
@@ -129,7 +131,10 @@ def test_rights_that_are_not_ours_are_wrong(brokers: Brokers, lines: Check) -> N
             "--management", management_url(brokers), "--broker", brokers.broker_url("site-south")
         )
         assert code == 1
-        assert any("what site-south may do is not as it should be" in text for text in found["wrong"])
+        assert any(
+            "permission of site-south differs (configure is .*, expected ^(" in text
+            for text in found["wrong"]
+        )
         assert any("the user of site 'south' may lead runs" in text for text in found["wrong"])
         brokers.management.post("definitions", {"permissions": [{**ours, "write": "^$"}]})
         code, found = lines("--broker", brokers.broker_url("site-south"))
@@ -158,7 +163,7 @@ def test_a_site_with_a_tag_is_wrong(brokers: Brokers, lines: Check) -> None:
     assert found["wrong"][0].endswith("site-south has tags: rabbitmqctl set_user_tags site-south")
 
 
-def test_guest_is_wrong(brokers: Brokers, lines: Check) -> None:
+def test_a_user_guest_with_its_default_password_is_wrong(brokers: Brokers, lines: Check) -> None:
     nothing = {"user": "guest", "vhost": "fedil", "configure": "^$", "write": "^$", "read": "^$"}
     brokers.management.post("definitions", {"users": [user("guest", "guest")], "permissions": [nothing]})
     try:
@@ -169,7 +174,7 @@ def test_guest_is_wrong(brokers: Brokers, lines: Check) -> None:
     assert found["wrong"][0].endswith("rabbitmqctl delete_user guest")
 
 
-def test_a_broker_with_an_alarm_is_wrong_and_is_not_waited_for(brokers: Brokers, lines: Check) -> None:
+def test_a_broker_with_an_alarm_is_wrong_after_seconds(brokers: Brokers, lines: Check) -> None:
     brokers.rabbitmq.ctl("set_vm_memory_high_watermark", "absolute", "1MB")
     try:
         code, found = lines("--broker", brokers.broker_url("server"))
@@ -190,7 +195,32 @@ def test_a_redis_that_loses_ledgers_is_wrong(lines: Check, tmp_path: Path) -> No
     assert open_to_all.endswith("ACL SETUSER default off")
 
 
-def test_a_redis_that_forgets_its_users_is_wrong_for_who_can_see_it(lines: Check, tmp_path: Path) -> None:
+def test_a_node_of_a_redis_cluster_is_wrong(lines: Check, tmp_path: Path) -> None:
+    with needed(lambda: private_redis(tmp_path, options=["--cluster-enabled", "yes"])) as redis:
+        with Client.from_url(redis.url) as admin:
+            admin.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+            assert wait_until(
+                lambda: "cluster_state:ok" in str(admin.execute_command("CLUSTER", "INFO")), 30.0
+            )
+        code, found = lines("--store", redis.url)
+    assert (code, found["ok"]) == (1, [])
+    assert found["wrong"][0].endswith(
+        "it is a node of a cluster: FedIL needs a single primary (cluster-enabled no)"
+    )
+
+
+def test_the_store_is_named_with_its_own_version(brokers: Brokers, lines: Check) -> None:
+    with Client.from_url(brokers.store_url(ADMIN_USER)) as admin:
+        info = admin.info()
+    valkey = info.get("valkey_version")
+    name = f"Valkey {valkey}" if valkey else f"Redis {info['redis_version']}"
+    _, found = lines("--store", brokers.store_url("server"))
+    assert found["ok"][0].startswith(f"{name} at {LOOPBACK}:")
+
+
+def test_a_missing_aclfile_is_wrong_for_an_administrator_and_unknown_for_others(
+    lines: Check, tmp_path: Path
+) -> None:
     with needed(lambda: private_redis(tmp_path)) as redis:
         with Client.from_url(redis.url) as admin:
             admin.execute_command("ACL", "SETUSER", "admin", "on", ">word", *redis_rules("admin"))
@@ -204,16 +234,12 @@ def test_a_redis_that_forgets_its_users_is_wrong_for_who_can_see_it(lines: Check
         assert "it must have an aclfile" in found["unknown"][0]
 
 
-def test_who_can_see_that_a_redis_keeps_its_users_is_told_nothing_of_it(
-    brokers: Brokers, lines: Check
-) -> None:
+def test_an_administrator_of_a_redis_with_an_aclfile_gets_no_warning(brokers: Brokers, lines: Check) -> None:
     code, found = lines("--store", brokers.store_url(ADMIN_USER))
     assert (code, found["wrong"], found["unknown"]) == (0, [], [])
 
 
-def test_users_of_a_redis_that_are_gone_after_its_restart_are_said_to_be_perhaps(
-    lines: Check, tmp_path: Path
-) -> None:
+def test_a_refused_login_names_the_missing_aclfile_as_a_possible_cause(lines: Check, tmp_path: Path) -> None:
     with needed(lambda: private_redis(tmp_path)) as redis:
         code, found = lines("--store", redis.url.replace("//", "//server:word@"))
     assert code == 1
@@ -230,7 +256,7 @@ def test_a_redis_that_is_full_is_wrong(lines: Check, tmp_path: Path) -> None:
     )
 
 
-def test_a_site_that_reads_ledgers_of_others_is_wrong(lines: Check, tmp_path: Path) -> None:
+def test_a_site_that_can_read_ledgers_of_other_sites_is_wrong(lines: Check, tmp_path: Path) -> None:
     acl = tmp_path / "users.acl"
     acl.write_text("user default off\nuser site-north on >word ~* +@all\n")
     with needed(lambda: private_redis(tmp_path / "redis", options=["--aclfile", str(acl)])) as redis:
@@ -239,7 +265,7 @@ def test_a_site_that_reads_ledgers_of_others_is_wrong(lines: Check, tmp_path: Pa
     assert "may read the ledgers of other sites" in found["wrong"][0]
 
 
-def test_what_cannot_be_reached_is_wrong_and_the_rest_is_still_looked_at(
+def test_an_unreachable_broker_is_wrong_and_the_others_are_still_checked(
     brokers: Brokers, lines: Check
 ) -> None:
     nowhere = f"amqp://server:word@{LOOPBACK}:{free_ports(['nowhere'])['nowhere']}/fedil"
@@ -249,7 +275,7 @@ def test_what_cannot_be_reached_is_wrong_and_the_rest_is_still_looked_at(
 
 
 @pytest.mark.parametrize("option", ["--broker", "--store", "--management"])
-def test_what_is_no_broker_of_ours_is_wrong(lines: Check, option: str) -> None:
+def test_an_address_of_another_scheme_is_wrong(lines: Check, option: str) -> None:
     code, found = lines(option, "memory:///somewhere")
     assert (code, len(found["wrong"])) == (1, 1)
     assert "write " in found["wrong"][0]
@@ -260,7 +286,6 @@ def test_no_password_is_shown(brokers: Brokers, capsys: pytest.CaptureFixture[st
     wrong = [url.replace("word-of-server", "s3cret") for url in (broker, store, management_url(brokers))]
     assert main(["broker", "check", "--broker", wrong[0], "--store", wrong[1], "--management", wrong[2]]) == 1
     captured = capsys.readouterr()
-    assert (
-        captured.out.count("\n") == 3 + 1
-    )  # the administrator's password was right, and the timeout is told
+    # One line per broker, and the timeout: the administrator's password is right.
+    assert captured.out.count("\n") == 3 + 1
     assert "s3cret" not in captured.out + captured.err

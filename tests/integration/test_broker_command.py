@@ -1,4 +1,4 @@
-"""`fedil broker`, on real brokers: what it writes and applies works, and what is wrong is said in one line."""
+"""`fedil broker init` on real brokers: its accounts work, and each error is one line."""
 
 import logging
 import stat
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from broker_config.brokers.definitions import VHOST, rabbitmq_definitions, users_of
+from broker_config.brokers.definitions import VHOST, import_steps, rabbitmq_definitions, users_of
 from broker_config.brokers.topology import DEAD_LETTERS, TASKS, site_user, tasks_queue, updates_queue
 from broker_config.process.addresses import BROKER_URL, STORE_URL
 from broker_config.protocol.errors import BrokerRefused
@@ -35,7 +35,7 @@ def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
 
 @pytest.fixture
 def redis(tmp_path: Path) -> Iterator[Redis]:
-    """With a file for its users, and an administrator who has the name that Redis gives to all."""
+    """With an aclfile, in which the default user is the administrator."""
     acl = tmp_path / "users.acl"
     acl.write_text("user default on >secret ~* &* +@all\n")
     with needed(lambda: private_redis(tmp_path / "redis", options=["--aclfile", str(acl)])) as service:
@@ -43,7 +43,7 @@ def redis(tmp_path: Path) -> Iterator[Redis]:
 
 
 @pytest.fixture(autouse=True)
-def _no_addresses_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (BROKER_URL, STORE_URL, MANAGEMENT_URL, ADMIN_STORE_URL):
         monkeypatch.delenv(name, raising=False)
 
@@ -62,7 +62,7 @@ def init(rabbitmq: RabbitMQ, redis: Redis, *more: str) -> int:
 
 
 def shown(text: str) -> dict[str, dict[str, str]]:
-    """User → its variables, as `init` shows them."""
+    """User → its variables, parsed from the output of `init`."""
     users: dict[str, dict[str, str]] = {}
     for line in text.splitlines():
         if line.startswith("#"):
@@ -78,7 +78,7 @@ def written(path: Path) -> dict[str, str]:
 
 
 def exchange_a_task(server: dict[str, str], site: dict[str, str], name: str) -> None:
-    """A site with these addresses can work, and for the server."""
+    """Passes a task to the site and an update to the server, and commits a ledger, with these accounts."""
     with (
         closing(connect_transport(server["FEDIL_BROKER_URL"])) as ours,
         closing(connect_transport(site["FEDIL_BROKER_URL"])) as theirs,
@@ -100,7 +100,7 @@ def exchange_a_task(server: dict[str, str], site: dict[str, str], name: str) -> 
 # init
 
 
-def test_init_gives_every_site_an_address_that_works(
+def test_init_prints_working_accounts_for_all_sites(
     rabbitmq: RabbitMQ, redis: Redis, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert init(rabbitmq, redis, "--sites", "east,west") == 0
@@ -110,7 +110,7 @@ def test_init_gives_every_site_an_address_that_works(
         exchange_a_task(users["server"], users[site_user(site)], site)
 
 
-def test_init_again_keeps_the_passwords_and_shows_them_no_more(
+def test_a_repeated_init_keeps_the_passwords_and_does_not_print_them(
     rabbitmq: RabbitMQ, redis: Redis, capsys: pytest.CaptureFixture[str]
 ) -> None:
     init(rabbitmq, redis, "--sites", "again", "--rotate")
@@ -122,7 +122,20 @@ def test_init_again_keeps_the_passwords_and_shows_them_no_more(
     exchange_a_task(users["server"], users["site-again"], "again")
 
 
-def test_rotating_ends_the_old_passwords(
+def test_init_completes_an_interrupted_set_up(
+    rabbitmq: RabbitMQ, redis: Redis, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, _ = import_steps(rabbitmq_definitions(["half"], dict.fromkeys(users_of(["half"])), "interrupted"))
+    Management(management_url(rabbitmq)).post("definitions", first)
+    address = ("--broker-address", f"amqp://{LOOPBACK}:{rabbitmq.port}/interrupted")
+    assert init(rabbitmq, redis, "--sites", "half", "--rotate", *address) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    users = shown(captured.out)
+    exchange_a_task(users["server"], users["site-half"], "half")
+
+
+def test_rotate_replaces_the_passwords(
     rabbitmq: RabbitMQ, redis: Redis, capsys: pytest.CaptureFixture[str]
 ) -> None:
     init(rabbitmq, redis, "--sites", "turning", "--rotate")
@@ -136,7 +149,7 @@ def test_rotating_ends_the_old_passwords(
         connect_store(before["site-turning"]["FEDIL_STORE_URL"])
 
 
-def test_init_writes_passwords_where_only_their_owner_reads_them(
+def test_init_writes_environment_files_that_only_their_owner_can_read(
     rabbitmq: RabbitMQ, redis: Redis, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "deep" / "accounts"
@@ -150,7 +163,7 @@ def test_init_writes_passwords_where_only_their_owner_reads_them(
     assert [path.read_text() for path in files] == before
 
 
-def test_what_an_address_is_for_sites_can_be_said(
+def test_the_addresses_for_sites_can_be_given(
     rabbitmq: RabbitMQ, redis: Redis, capsys: pytest.CaptureFixture[str]
 ) -> None:
     there = [
@@ -165,7 +178,7 @@ def test_what_an_address_is_for_sites_can_be_said(
     assert site["FEDIL_STORE_URL"].partition("@")[2] == "r.example/1"
 
 
-def test_users_are_there_after_redis_has_died(
+def test_users_survive_a_killed_redis(
     rabbitmq: RabbitMQ, redis: Redis, capsys: pytest.CaptureFixture[str]
 ) -> None:
     init(rabbitmq, redis, "--sites", "lasting", "--rotate")
@@ -175,7 +188,7 @@ def test_users_are_there_after_redis_has_died(
     exchange_a_task(users["server"], users["site-lasting"], "lasting")
 
 
-def test_a_redis_that_will_forget_its_users_is_named(
+def test_a_redis_without_an_aclfile_causes_a_warning(
     rabbitmq: RabbitMQ, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with needed(lambda: private_redis(tmp_path / "forgetful")) as redis:
@@ -197,7 +210,7 @@ def test_sites_and_deadline_come_from_a_recipe(
     assert read_settings((tmp_path / "rabbitmq.conf").read_text())["consumer_timeout"] == str(180_000_000)
 
 
-def test_a_queue_of_an_earlier_version_is_named_with_what_to_do_and_works_meanwhile(
+def test_a_queue_of_an_earlier_version_works_and_causes_a_warning_with_the_remedy(
     rabbitmq: RabbitMQ,
     redis: Redis,
     capsys: pytest.CaptureFixture[str],
@@ -219,7 +232,7 @@ def test_a_queue_of_an_earlier_version_is_named_with_what_to_do_and_works_meanwh
     captured = capsys.readouterr()
     users = shown(captured.out)
     (line,) = captured.err.splitlines()
-    assert f"x-message-ttl is not set, should be {TASKS.arguments['x-message-ttl']}" in line
+    assert f"x-message-ttl is not set, expected {TASKS.arguments['x-message-ttl']}" in line
     assert line.endswith(f"rabbitmqctl delete_queue --vhost {VHOST} {name}, then fedil broker init")
     exchange_a_task(users["server"], users["site-grown"], "grown")
     with (
@@ -234,7 +247,7 @@ def test_a_queue_of_an_earlier_version_is_named_with_what_to_do_and_works_meanwh
     assert main(check) == 1
     wrong = [text for text in capsys.readouterr().out.splitlines() if text.startswith("wrong")]
     assert [text for text in wrong if name in text and "delete_queue" in text and "run fedil" not in text]
-    # What it says to do is all that is needed.
+    # The remedy is sufficient.
     rabbitmq.ctl("delete_queue", "--vhost", VHOST, name)
     assert init(rabbitmq, redis, "--sites", "grown") == 0
     assert capsys.readouterr().err == ""
@@ -242,8 +255,8 @@ def test_a_queue_of_an_earlier_version_is_named_with_what_to_do_and_works_meanwh
     assert not [text for text in capsys.readouterr().out.splitlines() if name in text]
 
 
-def complaint(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Of a command that fails, with nothing handed out."""
+def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The error line of a command that fails without printing an account."""
     assert main(["broker", *arguments]) != 0
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -251,28 +264,28 @@ def complaint(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return line
 
 
-def test_a_management_api_that_does_not_let_us_in_is_named(
+def test_errors_of_the_management_api_name_cause_and_remedy(
     rabbitmq: RabbitMQ, redis: Redis, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rest = ["--store", store_url(redis), "--sites", "a"]
     off = f"http://guest:guest@{LOOPBACK}:{free_ports(['off'])['off']}"
-    said = complaint(capsys, "init", "--management", off, *rest)
+    said = error_of(capsys, "init", "--management", off, *rest)
     assert "rabbitmq-plugins enable rabbitmq_management" in said
-    said = complaint(capsys, "init", "--management", management_url(rabbitmq, "guest:wrong-one"), *rest)
+    said = error_of(capsys, "init", "--management", management_url(rabbitmq, "guest:wrong-one"), *rest)
     assert "refused the user 'guest'" in said
     assert "wrong-one" not in said
-    said = complaint(capsys, "init", "--management", f"http://guest:guest@{LOOPBACK}:{rabbitmq.port}", *rest)
-    assert "no management API of RabbitMQ: check the port (15672, not 5672)" in said
-    said = complaint(
+    said = error_of(capsys, "init", "--management", f"http://guest:guest@{LOOPBACK}:{rabbitmq.port}", *rest)
+    assert "is not the management API of RabbitMQ: check the port (15672, not 5672)" in said
+    said = error_of(
         capsys, "init", "--management", management_url(rabbitmq).replace("http:", "https:"), *rest
     )
     assert "http:// against https://" in said
     for unreadable in ("mq.example:15672", "http://mq.example:port"):
-        said = complaint(capsys, "init", "--management", unreadable, *rest)
+        said = error_of(capsys, "init", "--management", unreadable, *rest)
         assert "write http://user:password@host:15672" in said
 
 
-def test_who_is_no_administrator_is_told(
+def test_a_user_without_the_tag_administrator_is_refused(
     rabbitmq: RabbitMQ, redis: Redis, capsys: pytest.CaptureFixture[str]
 ) -> None:
     init(rabbitmq, redis, "--sites", "curious", "--rotate")
@@ -280,17 +293,17 @@ def test_who_is_no_administrator_is_told(
         shown(capsys.readouterr().out)["site-curious"]["FEDIL_BROKER_URL"].split(":")[2].partition("@")[0]
     )
     address = management_url(rabbitmq, f"site-curious:{password}")
-    said = complaint(capsys, "init", "--management", address, "--store", store_url(redis), "--sites", "a")
+    said = error_of(capsys, "init", "--management", address, "--store", store_url(redis), "--sites", "a")
     assert "tag administrator" in said
 
 
-def test_a_redis_that_does_not_let_us_in_is_named(
+def test_errors_of_redis_name_the_cause(
     rabbitmq: RabbitMQ, redis: Redis, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rest = ["--management", management_url(rabbitmq), "--sites", "a"]
-    assert "wants a password" in complaint(capsys, "init", "--store", redis.url, *rest)
+    assert "wants a password" in error_of(capsys, "init", "--store", redis.url, *rest)
     redis.kill()
-    assert "is away" in complaint(capsys, "init", "--store", store_url(redis), *rest)
+    assert "is away" in error_of(capsys, "init", "--store", store_url(redis), *rest)
 
 
 @pytest.mark.parametrize(
@@ -302,7 +315,7 @@ def test_a_redis_that_does_not_let_us_in_is_named(
             "give --store URL, or set FEDIL_ADMIN_STORE_URL",
         ),
         (["files", "--out", "x"], "give --sites a,b or --recipe R"),
-        (["files", "--out", "x", "--sites", "a.b"], "'a.b' is no name for a site"),
+        (["files", "--out", "x", "--sites", "a.b"], "'a.b' is not a valid name of a site"),
         (
             ["files", "--out", "x", "--sites", "a", "--broker-address", "mq:5672"],
             "--broker-address: write amqp://",
@@ -314,7 +327,7 @@ def test_a_redis_that_does_not_let_us_in_is_named(
         (["check"], "give --broker, --store or --management"),
     ],
 )
-def test_what_is_missing_is_named(
+def test_missing_and_invalid_arguments_are_named(
     arguments: list[str],
     said: str,
     capsys: pytest.CaptureFixture[str],
@@ -322,15 +335,15 @@ def test_what_is_missing_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert said in complaint(capsys, *arguments)
+    assert said in error_of(capsys, *arguments)
     assert list(tmp_path.iterdir()) == []
 
 
-# The definitions and the transport declare the same
+# Definitions and transport
 
 
 def declared(management: Management, vhost: str) -> dict[str, list[dict[str, Any]]]:
-    """Without what RabbitMQ itself brings, and whose it is."""
+    """The exported items of a virtual host, without its name."""
     found = management.get("definitions")
     kinds = {}
     for kind in ("queues", "exchanges", "bindings", "policies"):
@@ -367,7 +380,7 @@ def test_the_definitions_and_the_transport_declare_the_same(
         transport.declare(*queues)
     assert caplog.messages == []
     assert declared(management, "imported") == imported
-    # And the other way round: importing what is declared.
+    # Importing definitions over declared queues changes nothing either.
     management.post(
         "definitions",
         {

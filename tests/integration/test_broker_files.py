@@ -1,4 +1,4 @@
-"""`fedil broker files`: what it writes, and brokers that start with nothing else."""
+"""`fedil broker files`: the files, and brokers that start with them."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ def write(out: Path, *more: str) -> dict[str, str]:
     return {path.name: path.read_text() for path in out.iterdir()}
 
 
-def test_only_what_holds_a_password_is_closed_to_others(tmp_path: Path) -> None:
+def test_only_files_with_passwords_are_private(tmp_path: Path) -> None:
     assert sorted(write(tmp_path)) == sorted(SECRET + READ_BY_BROKERS)
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
     assert {modes[name] for name in SECRET} == {0o600}
@@ -37,7 +37,7 @@ def test_only_what_holds_a_password_is_closed_to_others(tmp_path: Path) -> None:
     assert not any(password in public for password in passwords)
 
 
-def test_writing_again_changes_nothing_and_a_new_site_nothing_for_the_others(tmp_path: Path) -> None:
+def test_files_written_again_stay_the_same_and_a_new_site_keeps_the_others(tmp_path: Path) -> None:
     first = write(tmp_path)
     assert write(tmp_path) == first
     wider = write(tmp_path, "--sites", "north,south,west")
@@ -46,7 +46,7 @@ def test_writing_again_changes_nothing_and_a_new_site_nothing_for_the_others(tmp
     assert [user for user in after if user["name"] != "site-west"] == before
 
 
-def test_a_shell_reads_addresses_with_several_options(tmp_path: Path) -> None:
+def test_a_shell_reads_an_environment_file_with_several_url_options(tmp_path: Path) -> None:
     options = ("--broker-address", "amqps://rabbitmq:5671/fedil?cafile=/a/ca.pem&certfile=/a/b c.pem")
     first = write(tmp_path, *options)
     assert write(tmp_path, *options) == first
@@ -60,7 +60,7 @@ def test_a_shell_reads_addresses_with_several_options(tmp_path: Path) -> None:
     assert urlsplit(variables["FEDIL_STORE_URL"]).hostname == "redis"
 
 
-def test_rotating_makes_all_passwords_new(tmp_path: Path) -> None:
+def test_rotate_replaces_all_passwords(tmp_path: Path) -> None:
     first, second = write(tmp_path), write(tmp_path, "--rotate")
     assert [name for name in (*SECRET, "definitions.json", "users.acl") if first[name] == second[name]] == []
 
@@ -77,7 +77,7 @@ def certificates(tmp_path: Path) -> Path:
 
 
 def without(text: str, *keys: str) -> str:
-    """A configuration without the ports and paths that are right only in a container."""
+    """A configuration without ports and paths that exist only in a container."""
     return "".join(f"{line}\n" for line in text.splitlines() if line.partition(" ")[0] not in keys)
 
 

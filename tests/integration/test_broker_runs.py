@@ -1,4 +1,4 @@
-"""`fedil broker runs` and `fedil broker retire`, on real brokers with the rights that FedIL gives."""
+"""`fedil broker runs` and `fedil broker retire` on real brokers with generated permissions."""
 
 import json
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
 
 @pytest.fixture(autouse=True)
 def _addresses(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """In the environment, as an operator has them; and nothing of another test in Redis."""
+    """Sets an operator's environment, and empties Redis afterwards."""
     login = f"//{ADMIN_USER}:{password_of(ADMIN_USER)}@"
     monkeypatch.setenv(BROKER_URL, brokers.broker_url("server"))
     monkeypatch.setenv(STORE_URL, brokers.store_url("server"))
@@ -50,7 +50,7 @@ def server(brokers: Brokers) -> Iterator[Transport]:
 
 
 def begin(server: Transport, brokers: Brokers, run: str, clients: dict[str, list[int]]) -> None:
-    """What a server leaves at the brokers when it is killed in the middle of a round."""
+    """Leaves the data at the brokers that a server leaves which is killed during a round."""
     server.declare(updates_queue(run), DEAD_LETTERS)
     server.append_model(run, 1, [b"weights"])
     for body in (b"update", BIG):
@@ -71,7 +71,7 @@ def runs(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, dict[
     return {known["run"]: known for known in json.loads(capsys.readouterr().out)}
 
 
-def complaint(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert main(["broker", *arguments]) != 0
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -95,13 +95,13 @@ def bodies(brokers: Brokers) -> list[str]:
 # runs
 
 
-def test_runs_are_listed_with_who_leads_them_and_what_they_left(
+def test_runs_are_listed_with_leader_queues_and_ledgers(
     brokers: Brokers, server: Transport, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begin(server, brokers, "left", {"north": [1, 2], "south": [3]})
     begin(server, brokers, "led", {})
-    assert server.take_lead("led", SOON)
-    # RabbitMQ counts every five seconds.
+    assert server.acquire_leadership("led", SOON)
+    # RabbitMQ updates its statistics every five seconds.
     assert wait_until(lambda: runs(capsys)["left"]["updates"] == 2, SOON)
     assert wait_until(lambda: runs(capsys)["led"]["led"] is True, SOON)
     found = runs(capsys)
@@ -117,7 +117,7 @@ def test_runs_are_listed_with_who_leads_them_and_what_they_left(
         server.retire(run)
 
 
-def test_a_server_that_says_that_it_is_there_leads(
+def test_a_run_with_a_notice_of_its_server_has_a_leader(
     brokers: Brokers, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with closing(connect_store(brokers.store_url("server"))) as store:
@@ -127,7 +127,7 @@ def test_a_server_that_says_that_it_is_there_leads(
     assert (known["ledgers"], known["has_models"]) == (0, False)
 
 
-def test_whoever_has_only_one_of_the_brokers_sees_what_that_knows(
+def test_one_broker_alone_is_enough_and_the_rest_is_unknown(
     brokers: Brokers,
     server: Transport,
     capsys: pytest.CaptureFixture[str],
@@ -143,10 +143,10 @@ def test_whoever_has_only_one_of_the_brokers_sees_what_that_knows(
     assert (known["ledgers"], known["has_models"]) == (None, True)
     server.retire("half")
     monkeypatch.delenv(MANAGEMENT_URL)
-    assert "--management" in complaint(capsys, "runs")
+    assert "--management" in error_of(capsys, "runs")
 
 
-def test_what_a_site_writes_is_not_shown_as_a_run(
+def test_malformed_keys_of_a_site_are_not_shown_as_runs(
     brokers: Brokers, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Client.from_url(brokers.store_url("site-north")) as north:
@@ -155,7 +155,7 @@ def test_what_a_site_writes_is_not_shown_as_a_run(
     assert {name: known["ledgers"] for name, known in runs(capsys).items()} == {"odd": 0}
 
 
-def test_no_runs_are_said_to_be_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_list_is_printed_as_no_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["broker", "runs"]) == 0
     assert capsys.readouterr().out == "no runs\n"
 
@@ -163,7 +163,7 @@ def test_no_runs_are_said_to_be_none(capsys: pytest.CaptureFixture[str]) -> None
 # retire
 
 
-def test_a_retired_run_leaves_nothing_and_the_others_all(
+def test_a_retired_run_is_removed_and_other_runs_stay(
     brokers: Brokers, server: Transport, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begin(server, brokers, "old", {"north": [1, 2], "south": [3]})
@@ -172,7 +172,7 @@ def test_a_retired_run_leaves_nothing_and_the_others_all(
     assert main(["broker", "retire", "old", "--ledgers"]) == 0
     said = capsys.readouterr().out
     assert "fedil.updates.old, fedil.models.old" in said
-    assert "2 updates" in said
+    assert "2 unread updates" in said
     assert "removed 3 ledgers" in said
     assert queues_of(brokers, "old") == set()
     assert len(queues_of(brokers, "old-2")) == 2
@@ -181,11 +181,11 @@ def test_a_retired_run_leaves_nothing_and_the_others_all(
         kept = {key.decode() for key in admin.keys("fedil:*")}
     assert kept == {clients_key("north", "old-2"), ledger_key("north", "old-2", 1), run_key("old-2")}
     assert "knows" not in said
-    assert "know of no run 'old'" in complaint(capsys, "retire", "old", "--ledgers")
+    assert "know of no run 'old'" in error_of(capsys, "retire", "old", "--ledgers")
     server.retire("old-2")
 
 
-def test_ledgers_stay_unless_they_are_named(
+def test_ledgers_stay_without_the_option_ledgers(
     brokers: Brokers, server: Transport, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begin(server, brokers, "kept", {"north": [1]})
@@ -194,12 +194,12 @@ def test_ledgers_stay_unless_they_are_named(
     assert queues_of(brokers, "kept") == set()
     with closing(connect_store(brokers.store_url("server"), site_of=lambda _: "north")) as store:
         assert store.latest("kept") == {1: (1, b"ledger")}
-    # And can be removed later, when there is nothing else of it.
+    # They can be removed later.
     assert main(["broker", "retire", "kept", "--ledgers"]) == 0
     assert "removed 1 ledgers" in capsys.readouterr().out
 
 
-def test_a_run_that_has_only_begun_is_known_until_it_is_removed(
+def test_a_run_without_ledgers_is_listed_until_it_is_retired(
     brokers: Brokers, server: Transport, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begin(server, brokers, "begun", {})
@@ -211,14 +211,14 @@ def test_a_run_that_has_only_begun_is_known_until_it_is_removed(
     assert runs(capsys) == {}
 
 
-def test_a_run_that_somebody_leads_is_not_retired(
+def test_a_run_with_a_leader_is_not_retired(
     brokers: Brokers, server: Transport, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begin(server, brokers, "busy", {"north": [1]})
-    assert server.take_lead("busy", SOON)
-    assert "a server leads run busy: stop it first" in complaint(capsys, "retire", "busy", "--ledgers")
+    assert server.acquire_leadership("busy", SOON)
+    assert "a server leads run busy: stop it first" in error_of(capsys, "retire", "busy", "--ledgers")
     assert len(queues_of(brokers, "busy")) == 3
-    assert server.take_lead("busy", 0.0)
+    assert server.acquire_leadership("busy", 0.0)
     address = server.append_model("busy", 2, [b"later"])
     assert bytes(server.read_model(address)) == b"later"
     with closing(connect_store(brokers.store_url("server"), site_of=lambda _: "north")) as store:
@@ -226,14 +226,14 @@ def test_a_run_that_somebody_leads_is_not_retired(
     server.retire("busy")
 
 
-def test_a_retired_run_may_begin_anew(
+def test_a_retired_run_may_start_again(
     brokers: Brokers, server: Transport, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begin(server, brokers, "again", {})
     assert main(["broker", "retire", "again"]) == 0
     capsys.readouterr()
     with closing(connect_transport(brokers.broker_url("server"))) as successor:
-        assert successor.take_lead("again", SOON)
+        assert successor.acquire_leadership("again", SOON)
         successor.declare(updates_queue("again"))
         assert successor.receive(updates_queue("again"), 0.0) is None
         address = successor.append_model("again", 1, [b"anew"])
@@ -256,14 +256,14 @@ def test_a_worker_of_a_retired_run_drops_its_task(
         task.acknowledge()
 
 
-def test_a_site_can_retire_nothing(
+def test_a_site_cannot_retire_a_run(
     brokers: Brokers, server: Transport, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begin(server, brokers, "theirs", {"north": [1]})
-    said = complaint(capsys, "retire", "theirs", "--broker", brokers.broker_url("site-north"))
+    said = error_of(capsys, "retire", "theirs", "--broker", brokers.broker_url("site-north"))
     assert "'site-north'" in said
     assert len(queues_of(brokers, "theirs")) == 2
-    said = complaint(capsys, "retire", "theirs", "--ledgers", "--store", brokers.store_url("site-north"))
+    said = error_of(capsys, "retire", "theirs", "--ledgers", "--store", brokers.store_url("site-north"))
     assert "'site-north' has too few rights" in said
     assert len(queues_of(brokers, "theirs")) == 2
     server.retire("theirs")
@@ -273,22 +273,22 @@ def test_a_site_can_retire_nothing(
     ("arguments", "said"),
     [
         (["retire", "a/b"], "of which the first is a letter or a digit"),
-        (["retire", "nobody"], "know of no run 'nobody'"),
+        (["retire", "unknown"], "know of no run 'unknown'"),
         (["retire", "x", "--broker", "redis://h"], "--broker must begin with amqp://"),
         (["retire", "x", "--ledgers", "--store", "amqp://h"], "--store must begin with redis://"),
         (["runs", "--store", "memory:///x"], "--store must begin with redis://"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(
+def test_invalid_arguments_are_named_in_one_line(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert said in complaint(capsys, *arguments)
+    assert said in error_of(capsys, *arguments)
 
 
-def test_what_is_missing_is_named(
+def test_missing_arguments_are_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(STORE_URL)
-    assert "--ledgers needs the store: give --store URL" in complaint(capsys, "retire", "x", "--ledgers")
+    assert "--ledgers needs the store: give --store URL" in error_of(capsys, "retire", "x", "--ledgers")
     monkeypatch.delenv(BROKER_URL)
-    assert "no broker: give --broker URL" in complaint(capsys, "retire", "x")
+    assert "no broker: give --broker URL" in error_of(capsys, "retire", "x")

@@ -6,12 +6,13 @@ from contextlib import closing
 import pytest
 
 from broker_config.brokers.topology import DEAD_LETTERS, tasks_queue, updates_queue
+from broker_config.process.retry import RetryPolicy
 from broker_config.protocol.errors import BrokerUnavailable
 from broker_config.transports import connect_transport
 from broker_config.transports.interface import Delivery, Transport
-from broker_config.transports.reconnecting import Patience, PatientTransport
+from broker_config.transports.reconnecting import ReconnectingTransport
 from tests.integration.configured_brokers import Brokers, configured_brokers
-from tests.integration.rabbitmq_peeking import SOON, delete_queue
+from tests.integration.rabbitmq_direct import SOON, delete_queue
 
 UPDATES, NORTH = updates_queue("run"), tasks_queue("north")
 
@@ -65,7 +66,7 @@ def test_a_site_may_not_and_gives_the_task_back_until_somebody_has(
 
 def test_a_worker_lives_on_meanwhile(brokers: Brokers, server: Transport) -> None:
     url = brokers.broker_url("site-north")
-    with closing(PatientTransport(lambda: connect_transport(url), Patience())) as north:
+    with closing(ReconnectingTransport(lambda: connect_transport(url), RetryPolicy())) as north:
         server.publish(NORTH, [b"poison"])
         task = took(north, NORTH)
         delete_queue(brokers.broker_url("server"), DEAD_LETTERS)

@@ -11,7 +11,7 @@ from broker_config.brokers.topology import DEAD_LETTERS, models_queue, tasks_que
 from ops.local.services import Service
 from server_worker.deployment import Outcome
 from tests.federation import SOON, Federation, Hands, Over, OverBrokers, at_work, blobs_recipe
-from tests.integration.rabbitmq_peeking import delete_queue
+from tests.integration.rabbitmq_direct import delete_queue
 
 BUFFERED = {"mode": "buffered", "in_flight": 3, "buffer_size": 3}
 IN_BOTH_MODES = pytest.mark.parametrize("federation", [{}, BUFFERED], ids=["rounds", "buffered"])

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from broker_config.transports.reconnecting import LONGEST_PAUSE_SECONDS
+from broker_config.process.retry import MAX_DELAY_SECONDS
 from client_worker.shards import write_shards
 from ops.local.services import Service
 from tests.deployment import ROOT
@@ -207,7 +207,7 @@ def test_time_in_which_the_store_was_away_does_not_count_for_a_rounds_deadline(
         own_redis.start()
         assert federation.ledgers.latest(recipe.name)
         # A server that counted all that time would have given up by now.
-        time.sleep(LONGEST_PAUSE_SECONDS + 1.0)
+        time.sleep(MAX_DELAY_SECONDS + 1.0)
         for update in updates:
             hands.send(update)
         assert server.result(SOON).rounds_done == 1

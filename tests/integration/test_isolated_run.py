@@ -229,7 +229,7 @@ def test_an_update_whose_body_could_not_be_fetched_comes_again(
     with closing(RabbitTransport(brokers.broker_url("server"))) as unlucky:
         update = unlucky.receive(updates_queue(run), SOON)
         assert update is not None
-        unlucky._fetching.close()
+        unlucky._session.fetching.close()
         with pytest.raises(BrokerUnavailable):
             _ = update.body
         with pytest.raises(BrokerUnavailable):

@@ -47,7 +47,7 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
         configured_brokers(tmp_path_factory.mktemp("brokers"), "north", "south") as brokers,
         closing(connect_transport(brokers.broker_url("server"))) as server,
     ):
-        assert server.take_lead(RUN, SOON)
+        assert server.acquire_leadership(RUN, SOON)
         server.declare(updates_queue(RUN), DEAD_LETTERS, NORTH, SOUTH, OTHER_BODY)
         server.append_model(RUN, 1, [b"weights"])
         yield brokers
@@ -236,7 +236,7 @@ def test_a_carbon_copy_does_not_reach_another_site(
 
 def test_a_site_does_not_become_the_server(north: Transport) -> None:
     with pytest.raises(BrokerRefused, match="'site-north'"):
-        north.take_lead(RUN, SOON)
+        north.acquire_leadership(RUN, SOON)
 
 
 def test_our_own_transport_says_what_is_missing(north: Transport) -> None:

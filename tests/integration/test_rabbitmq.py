@@ -10,22 +10,22 @@ from types import FrameType
 import numpy as np
 import pika
 import pytest
-from pika.adapters.utils.io_services_utils import _AsyncTransportBase
 
 from broker_config.brokers.topology import DEAD_LETTERS, TASKS, tasks_queue, updates_queue
 from broker_config.protocol.errors import BrokerRefused, BrokerUnavailable, MessageRejected, QueueMissing
 from broker_config.transports.interface import DELIVERY_LIMIT
-from broker_config.transports.rabbitmq.connection import READ_BYTES, READ_LIMITS, Line
-from broker_config.transports.rabbitmq.transport import RabbitDelivery, RabbitTransport
+from broker_config.transports.rabbitmq.connection import Connection
+from broker_config.transports.rabbitmq.delivery import RabbitDelivery
+from broker_config.transports.rabbitmq.transport import RabbitTransport
 from ops.local.services import Service
-from tests.integration.half_broker import START, TUNE, broker_that_says, said
-from tests.integration.rabbitmq_peeking import (
+from tests.integration.fake_handshake import START, TUNE, broker_that_sends, encoded
+from tests.integration.rabbitmq_direct import (
     SOON,
     delete_queue,
     headers_of_next,
     in_another_process,
-    killed_in_the_middle,
-    put_by_hand,
+    killed_during,
+    publish_directly,
     queue_exists,
 )
 
@@ -80,7 +80,7 @@ def body_of(num_bytes: int) -> bytes:
 # The connection
 
 
-def test_a_caller_that_computes_for_longer_than_three_heartbeats_keeps_its_task(
+def test_a_consumer_that_computes_for_longer_than_three_heartbeats_keeps_its_task(
     connect: Connect, transport: RabbitTransport, tasks: str
 ) -> None:
     worker = connect("?heartbeat=2")
@@ -95,25 +95,25 @@ def test_a_caller_that_computes_for_longer_than_three_heartbeats_keeps_its_task(
     assert (bytes(result.body), result.redelivered) == (b"result", False)
 
 
-def test_a_wrong_password_is_refused_by_name_and_is_not_told(rabbitmq: Service) -> None:
+def test_the_error_for_a_wrong_password_names_the_user_and_not_the_password(rabbitmq: Service) -> None:
     with pytest.raises(BrokerRefused, match="'guest'") as refused:
         RabbitTransport(rabbitmq.url.replace("guest:guest", "guest:hush"))
     assert "hush" not in str(refused.value)
 
 
-def test_an_unknown_virtual_host_is_named(rabbitmq: Service) -> None:
+def test_the_error_for_an_unknown_virtual_host_names_it(rabbitmq: Service) -> None:
     with pytest.raises(BrokerRefused, match="'nowhere'"):
         RabbitTransport(rabbitmq.url.replace("%2F", "nowhere"))
 
 
-def test_a_broker_that_is_not_there_is_unavailable() -> None:
+def test_a_port_without_a_broker_is_unavailable() -> None:
     with pytest.raises(BrokerUnavailable, match=r"no RabbitMQ answers at 127\.0\.0\.1:1 "):
         RabbitTransport("amqp://guest:hush@127.0.0.1:1/")
 
 
-@pytest.mark.parametrize("told", [(), (START,), (START, TUNE)])
-def test_a_broker_that_ends_in_the_middle_of_its_greeting_is_unavailable(told: tuple[bytes, ...]) -> None:
-    with broker_that_says(*told) as url, pytest.raises(BrokerUnavailable):
+@pytest.mark.parametrize("frames", [(), (START,), (START, TUNE)])
+def test_a_broker_that_disconnects_during_the_handshake_is_unavailable(frames: tuple[bytes, ...]) -> None:
+    with broker_that_sends(*frames) as url, pytest.raises(BrokerUnavailable):
         RabbitTransport(url)
 
 
@@ -135,37 +135,39 @@ def test_a_broker_that_ends_in_the_middle_of_its_greeting_is_unavailable(told: t
         (403, "ACCESS_REFUSED - Login was refused using authentication mechanism PLAIN", BrokerRefused),
     ],
 )
-def test_only_a_refusal_is_taken_for_one(code: int, text: str, error: type[Exception]) -> None:
-    goodbye = said(pika.spec.Connection.Close(code, text, 0, 0))
-    for told in ((START, goodbye), (START, TUNE, goodbye)):
-        with broker_that_says(*told) as url, pytest.raises(error):
+def test_only_a_refused_login_or_virtual_host_raises_broker_refused(
+    code: int, text: str, error: type[Exception]
+) -> None:
+    close = encoded(pika.spec.Connection.Close(code, text, 0, 0))
+    for frames in ((START, close), (START, TUNE, close)):
+        with broker_that_sends(*frames) as url, pytest.raises(error):
             RabbitTransport(url)
 
 
-def test_trouble_with_heartbeats_is_logged_and_does_not_end_them(
+def test_an_error_in_the_heartbeat_thread_is_logged_and_does_not_end_it(
     connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    breathed_again, breaths = threading.Event(), []
+    called_again, calls = threading.Event(), []
 
-    def breathe(line: Line) -> None:
-        breaths.append(line)
-        if len(breaths) == 1:
-            raise RuntimeError("in the depths")
-        breathed_again.set()
+    def service_heartbeats(connection: Connection) -> None:
+        calls.append(connection)
+        if len(calls) == 1:
+            raise RuntimeError("unexpected")
+        called_again.set()
 
-    monkeypatch.setattr(Line, "breathe", breathe)
+    monkeypatch.setattr(Connection, "service_heartbeats", service_heartbeats)
     connect("?heartbeat=2")
-    assert breathed_again.wait(SOON)
-    assert "in the depths" in caplog.text
+    assert called_again.wait(SOON)
+    assert "unexpected" in caplog.text
 
 
-def test_a_missing_queue_harms_nothing_else(transport: RabbitTransport, queue: str) -> None:
+def test_a_missing_queue_affects_nothing_else(transport: RabbitTransport, queue: str) -> None:
     transport.publish(queue, [b"1"])
     held = take(transport, queue)
     with pytest.raises(QueueMissing):
-        transport.publish(tasks_queue("nobody"), [b"task"])
+        transport.publish(tasks_queue("unknown"), [b"task"])
     with pytest.raises(QueueMissing):
-        transport.receive(tasks_queue("nobody"), NOTHING)
+        transport.receive(tasks_queue("unknown"), NOTHING)
     held.acknowledge()
     transport.publish(queue, [b"2"])
     assert bytes(take(transport, queue).body) == b"2"
@@ -173,54 +175,50 @@ def test_a_missing_queue_harms_nothing_else(transport: RabbitTransport, queue: s
 
 def test_a_name_outside_the_topology_is_refused(transport: RabbitTransport) -> None:
     for name in ("elsewhere", tasks_queue("#"), "fedil.tasks."):
-        with pytest.raises(QueueMissing, match="no name of ours"):
+        with pytest.raises(QueueMissing, match="not a queue of FedIL"):
             transport.declare(name)
 
 
-def test_a_signal_in_the_middle_of_a_call_gives_up_the_connection_and_what_it_held(
+def test_an_exception_in_a_signal_handler_closes_the_connection(
     connect: Connect, transport: RabbitTransport, queue: str
 ) -> None:
-    class Struck(Exception):
+    class Interrupted(Exception):
         pass
 
-    def strike(signum: int, frame: FrameType | None) -> None:
-        raise Struck
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        raise Interrupted
 
     transport.publish(queue, [b"held"])
     worker = connect()
     held = take(worker, queue)
-    before = signal.signal(signal.SIGALRM, strike)
+    before = signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, NOTHING)
     try:
-        with pytest.raises(Struck):
+        with pytest.raises(Interrupted):
             worker.receive(queue, SOON)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert take(transport, queue).redelivered
-    held.requeue()  # harmless: it went back by itself
+    held.requeue()  # no effect: the broker has requeued it
     with pytest.raises(BrokerUnavailable):
         worker.receive(queue, NOTHING)
-
-
-def test_pika_still_has_the_limits_that_we_raise(transport: RabbitTransport) -> None:
-    assert [getattr(_AsyncTransportBase, limit) for limit in READ_LIMITS] == [READ_BYTES] * len(READ_LIMITS)
 
 
 # Queues
 
 
-def test_the_sender_is_the_user_that_the_broker_vouches_for(transport: RabbitTransport, tasks: str) -> None:
+def test_the_sender_is_the_user_id_that_the_broker_validated(transport: RabbitTransport, tasks: str) -> None:
     transport.publish(tasks, [b"task"])
     assert take(transport, tasks).sender == "guest"
 
 
-def test_a_waiting_consumer_is_told_that_its_queue_was_deleted(
+def test_a_waiting_consumer_is_unavailable_after_its_queue_was_deleted(
     rabbitmq: Service, transport: RabbitTransport, tasks: str
 ) -> None:
     assert transport.receive(tasks, NOTHING) is None
     delete_queue(rabbitmq.url, tasks)
-    # It might only be moving to another node of a cluster.
+    # It might be moving to another node of a cluster.
     with pytest.raises(BrokerUnavailable, match="ask again"):
         transport.receive(tasks, SOON)
     with pytest.raises(QueueMissing):
@@ -230,7 +228,7 @@ def test_a_waiting_consumer_is_told_that_its_queue_was_deleted(
     assert bytes(take(transport, tasks).body) == b"task"
 
 
-def test_what_came_for_somebody_who_no_longer_asked_goes_back_uncounted(
+def test_closing_requeues_buffered_messages_without_counting_a_delivery(
     connect: Connect, transport: RabbitTransport, tasks: str
 ) -> None:
     leaving = connect()
@@ -238,14 +236,14 @@ def test_what_came_for_somebody_who_no_longer_asked_goes_back_uncounted(
     transport.publish(tasks, [b"task"])
     for _ in range(DELIVERY_LIMIT + 1):
         follower = connect()
-        assert follower.receive(tasks, NOTHING) is None  # it lies with the one that is leaving
+        assert follower.receive(tasks, NOTHING) is None  # the transport that is leaving has buffered it
         leaving.close()
         leaving = follower
     leaving.close()
     assert bytes(take(transport, tasks).body) == b"task"
 
 
-def test_a_queue_that_its_operator_made_otherwise_is_used_as_it_is(
+def test_a_queue_that_exists_with_other_arguments_is_used_as_it_is(
     rabbitmq: Service, transport: RabbitTransport
 ) -> None:
     name = tasks_queue(uuid.uuid4().hex)
@@ -256,28 +254,28 @@ def test_a_queue_that_its_operator_made_otherwise_is_used_as_it_is(
     assert bytes(take(transport, name).body) == b"task"
 
 
-# Bodies that are too big for one message
+# Large messages
 
 
-def test_a_body_of_100_megabytes_has_a_queue_of_its_own_until_it_is_acknowledged(
+def test_a_body_of_100_megabytes_has_its_own_queue_until_it_is_acknowledged(
     rabbitmq: Service, connect: Connect, transport: RabbitTransport, queue: str
 ) -> None:
     body = body_of(100_000_000)
     transport.publish(queue, [body])
-    place = headers_of_next(rabbitmq.url, queue)["x-fedil-body"]
-    assert place.startswith("fedil.body.guest.")
+    holder = headers_of_next(rabbitmq.url, queue)["x-fedil-body"]
+    assert holder.startswith("fedil.body.guest.")
     reader = connect()
     delivery = take(reader, queue)
     assert delivery.body == body
-    assert queue_exists(rabbitmq.url, place)
+    assert queue_exists(rabbitmq.url, holder)
     delivery.acknowledge()
     reader.close()
-    assert not queue_exists(rabbitmq.url, place)
+    assert not queue_exists(rabbitmq.url, holder)
     assert transport.bytes_sent["update"] >= len(body)
     assert reader.bytes_received["update"] >= len(body)
 
 
-def test_a_body_whose_queue_is_gone_is_rejected_by_reason(
+def test_a_body_whose_queue_was_deleted_is_rejected(
     rabbitmq: Service, transport: RabbitTransport, queue: str
 ) -> None:
     transport.publish(queue, [body_of(BIG)])
@@ -289,7 +287,9 @@ def test_a_body_whose_queue_is_gone_is_rejected_by_reason(
     delivery.acknowledge()
 
 
-def test_a_body_above_the_limit_is_rejected_and_dead_lettered(connect: Connect, queue: str) -> None:
+def test_a_large_body_above_max_body_bytes_is_rejected_and_dead_lettered(
+    connect: Connect, queue: str
+) -> None:
     reader = connect()
     reader.publish(queue, [body_of(BIG)])
     reader.max_body_bytes = BIG - 1
@@ -301,30 +301,30 @@ def test_a_body_above_the_limit_is_rejected_and_dead_lettered(connect: Connect, 
     assert reader.receive(queue, NOTHING) is None
 
 
-def test_what_lies_elsewhere_can_be_passed_over_without_fetching_it(
+def test_a_large_body_can_be_skipped_without_fetching_it(
     rabbitmq: Service, connect: Connect, transport: RabbitTransport, queue: str
 ) -> None:
-    """As the server looks through dead letters: only small ones can be tasks."""
+    """As the server does with dead letters: tasks are small."""
     transport.publish(queue, [body_of(BIG)])
     take(transport, queue).reject("schema")
     small = uuid.uuid4().bytes
     transport.publish(queue, [small])
     take(transport, queue).reject("schema")
-    looking = connect()
+    reader = connect()
     seen = []
-    while (letter := looking.receive(DEAD_LETTERS, 0.0)) is not None:
-        if letter.is_at_hand:
+    while (letter := reader.receive(DEAD_LETTERS, 0.0)) is not None:
+        if letter.body_is_inline:
             seen.append(bytes(letter.body))
     assert small in seen
-    assert looking.bytes_received["dead"] < BIG
-    looking.close()
+    assert reader.bytes_received["dead"] < BIG
+    reader.close()
 
 
-def test_a_notice_cannot_make_us_read_or_delete_a_queue_that_holds_no_body(
+def test_a_reference_to_another_queue_neither_reads_nor_deletes_it(
     rabbitmq: Service, transport: RabbitTransport, tasks: str, queue: str
 ) -> None:
     exchange, key = TASKS.exchange_of(tasks).name, TASKS.routing_key(tasks)
-    put_by_hand(rabbitmq.url, exchange, key, {"x-fedil-body": queue})
+    publish_directly(rabbitmq.url, exchange, key, {"x-fedil-body": queue})
     delivery = take(transport, tasks)
     with pytest.raises(MessageRejected, match="schema"):
         _ = delivery.body
@@ -332,7 +332,7 @@ def test_a_notice_cannot_make_us_read_or_delete_a_queue_that_holds_no_body(
     assert queue_exists(rabbitmq.url, queue)
 
 
-def test_a_rejected_big_body_can_be_read_from_the_dead_letters(
+def test_a_rejected_large_body_can_be_read_from_the_dead_letters(
     connect: Connect, transport: RabbitTransport, queue: str
 ) -> None:
     body = body_of(BIG) + uuid.uuid4().bytes
@@ -344,7 +344,7 @@ def test_a_rejected_big_body_can_be_read_from_the_dead_letters(
     letter.acknowledge()
 
 
-def test_a_big_body_whose_reader_was_killed_in_the_middle_comes_back_whole(
+def test_a_large_body_is_redelivered_complete_after_its_reader_was_killed(
     rabbitmq: Service, transport: RabbitTransport, queue: str
 ) -> None:
     body = body_of(BIG)
@@ -353,24 +353,24 @@ def test_a_big_body_whose_reader_was_killed_in_the_middle_comes_back_whole(
 from broker_config.transports import connect_transport
 connect_transport({rabbitmq.url!r}).receive({queue!r}, {SOON}).body
 """
-    killed_in_the_middle(code, "broker_config.protocol.chunks:Assembler.add", 3)
+    killed_during(code, "broker_config.protocol.chunks:Assembler.add", 3)
     delivery = take(transport, queue)
     assert delivery.redelivered
     assert delivery.body == body
 
 
-def test_a_body_whose_writer_was_killed_in_the_middle_is_as_if_never_sent(
+def test_a_large_body_whose_writer_was_killed_is_never_delivered(
     rabbitmq: Service, transport: RabbitTransport, queue: str
 ) -> None:
     code = f"""
 from broker_config.transports import connect_transport
 connect_transport({rabbitmq.url!r}).publish({queue!r}, [bytes({BIG})])
 """
-    killed_in_the_middle(code, "broker_config.transports.rabbitmq.burst:Burst.put", 3)
+    killed_during(code, "broker_config.transports.rabbitmq.pipelined_publisher:PipelinedPublisher.publish", 3)
     assert transport.receive(queue, NOTHING) is None
 
 
-def test_reading_a_big_body_needs_little_more_memory_than_the_body(
+def test_reading_a_large_body_needs_little_more_memory_than_the_body(
     rabbitmq: Service, transport: RabbitTransport, queue: str
 ) -> None:
     num_bytes, spare = 200_000_000, 50_000_000

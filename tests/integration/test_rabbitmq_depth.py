@@ -1,4 +1,4 @@
-"""How many messages wait, asked of a real RabbitMQ: it disturbs nothing and needs no rights."""
+"""Queue depths on a real RabbitMQ: reading them affects nothing else and needs no permissions."""
 
 import uuid
 from collections.abc import Iterator
@@ -23,35 +23,35 @@ def transport(rabbitmq: Service) -> Iterator[RabbitTransport]:
         yield transport
 
 
-def test_a_missing_queue_costs_neither_channels_nor_what_is_held(transport: RabbitTransport) -> None:
-    queue, nowhere = updates_queue(uuid.uuid4().hex), updates_queue(uuid.uuid4().hex)
+def test_the_depth_of_a_missing_queue_closes_no_other_channel(transport: RabbitTransport) -> None:
+    queue, missing = updates_queue(uuid.uuid4().hex), updates_queue(uuid.uuid4().hex)
     transport.declare(queue)
     for body in (b"held", b"waits"):
         transport.publish(queue, [body])
     held = transport.receive(queue, SOON)
     assert held is not None
-    publishing = transport._outlet._channel
+    publishing = transport._session.publisher._channel
     for _ in range(3):
-        assert transport.depth(nowhere) is None
+        assert transport.depth(missing) is None
         assert transport.depth(queue) == 1
     assert publishing is not None
     assert publishing.is_open
-    assert transport._outlet._channel is publishing
+    assert transport._session.publisher._channel is publishing
     held.acknowledge()
     assert transport.depth(queue) == 1
 
 
-def test_asking_again_and_again_opens_one_channel(transport: RabbitTransport) -> None:
+def test_repeated_depths_use_one_channel(transport: RabbitTransport) -> None:
     queue = updates_queue(uuid.uuid4().hex)
     transport.declare(queue)
     transport.depth(queue)
-    channel = transport._plumb._channel
+    channel = transport._depths._channel
     for _ in range(5):
         assert transport.depth(queue) == 0
-    assert transport._plumb._channel is channel
+    assert transport._depths._channel is channel
 
 
-def test_a_site_needs_no_further_rights(tmp_path: Path) -> None:
+def test_a_site_needs_no_further_permissions(tmp_path: Path) -> None:
     with (
         configured_brokers(tmp_path, "north") as brokers,
         closing(RabbitTransport(brokers.broker_url("server"))) as server,
@@ -62,6 +62,6 @@ def test_a_site_needs_no_further_rights(tmp_path: Path) -> None:
         server.publish(queue, [b"task"])
         assert wait_until(lambda: north.depth(queue) == 1, SOON)
         assert north.depth(DEAD_LETTERS) == 0
-        # And it is as locked out as before.
+        # It still has no permission to read.
         with pytest.raises(BrokerRefused):
             north.receive(DEAD_LETTERS, 0.0)

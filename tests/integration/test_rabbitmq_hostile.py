@@ -1,4 +1,4 @@
-"""What somebody with a site's password and other software than ours can send: it is refused once, and never again."""
+"""Messages from a site with software of its own: malformed ones are rejected once, and never redelivered."""
 
 import os
 import struct
@@ -17,10 +17,11 @@ from pika.adapters.blocking_connection import BlockingChannel
 from broker_config.brokers.topology import BODIES, DEAD, DEAD_LETTERS, UPDATES, body_queue, updates_queue
 from broker_config.protocol.chunks import OVERHEAD_BYTES, split
 from broker_config.protocol.errors import MessageRejected
-from broker_config.transports.rabbitmq.bodies import BODY_HEADER
-from broker_config.transports.rabbitmq.transport import RabbitDelivery, RabbitTransport
+from broker_config.transports.rabbitmq.delivery import RabbitDelivery
+from broker_config.transports.rabbitmq.large_messages import BODY_HEADER
+from broker_config.transports.rabbitmq.transport import RabbitTransport
 from tests.integration.configured_brokers import Brokers, configured_brokers
-from tests.integration.rabbitmq_peeking import queue_exists
+from tests.integration.rabbitmq_direct import queue_exists
 
 USER = "site-north"
 SOON, NOTHING = 60.0, 0.3
@@ -67,12 +68,12 @@ def take(transport: RabbitTransport, queue: str) -> RabbitDelivery:
     return delivery
 
 
-# Headers, in the bytes of AMQP: most clients would not write such
+# Headers as AMQP bytes, which most clients cannot produce
 
 
 @dataclass(frozen=True)
-class Written:
-    """Properties whose table of headers is written as it is."""
+class RawProperties:
+    """Properties whose header table is encoded already."""
 
     table: bytes
     INDEX = pika.BasicProperties.INDEX
@@ -103,26 +104,26 @@ def nested(depth: int, kind: bytes = b"F") -> bytes:
 
 
 LATE = b"T" + struct.pack(">Q", 2**63 - 1)
-LONG_PLACE = b"fedil.body.%b.%b" % (b"a" * 300, b"0" * 32)
-WIDE_PLACE = b"fedil.body.%b.%b" % ("ä".encode() * 150, b"0" * 32)
+LONG_NAME = b"fedil.body.%b.%b" % (b"a" * 300, b"0" * 32)
+WIDE_NAME = b"fedil.body.%b.%b" % ("ä".encode() * 150, b"0" * 32)
 
-ODD = {
-    "a name that is no text": header(b"\xff\xfe", text(b"x")),
-    "a date beyond all calendars": header("x-t", LATE),
-    "2000 tables in each other": header("x-n", nested(2000)),
-    "20000 tables in each other": header("x-n", nested(20_000)),
-    "2000 lists in each other": header("x-n", nested(2000, b"A")),
-    "just as much as fits": header("x-fedil-z", text(b"a" * 130_970)),
-    "a mark that is a table": header("x-fedil-redelivered", nested(300)),
+BAD_HEADERS = {
+    "a name that is not UTF-8": header(b"\xff\xfe", text(b"x")),
+    "a date out of range": header("x-t", LATE),
+    "2000 nested tables": header("x-n", nested(2000)),
+    "20000 nested tables": header("x-n", nested(20_000)),
+    "2000 nested lists": header("x-n", nested(2000, b"A")),
+    "as large as a frame": header("x-fedil-z", text(b"a" * 130_970)),
+    "a redelivered mark that is a table": header("x-fedil-redelivered", nested(300)),
     "a reason that is a table": header("x-fedil-reason", nested(300)),
-    "a reason that is no text": header("x-fedil-reason", text(b"\xff")),
-    "a place beyond all calendars": header(BODY_HEADER, LATE),
+    "a reason that is not UTF-8": header("x-fedil-reason", text(b"\xff")),
+    "a reference that is a date out of range": header(BODY_HEADER, LATE),
 }
-NO_PLACE = {
-    "longer than the name of a queue": text(LONG_PLACE),
-    "longer in bytes than in characters": text(WIDE_PLACE),
+BAD_REFERENCES = {
+    "longer than a queue name": text(LONG_NAME),
+    "longer in bytes than in characters": text(WIDE_NAME),
     "a table": nested(300),
-    "no text": text(b"\xff"),
+    "not UTF-8": text(b"\xff"),
     "a number": b"I" + struct.pack(">i", 5),
 }
 
@@ -130,22 +131,14 @@ NO_PLACE = {
 def send(channel: BlockingChannel, queue: str, table: bytes, body: bytes) -> None:
     kind = UPDATES if UPDATES.holds(queue) else DEAD
     exchange, key = kind.exchange_of(queue).name, kind.routing_key(queue)
-    channel.basic_publish(exchange, key, body, Written(table), mandatory=True)
+    channel.basic_publish(exchange, key, body, RawProperties(table), mandatory=True)
 
 
-def test_pika_still_reads_tables_where_we_catch_what_it_cannot_read(server: RabbitTransport) -> None:
-    properties = b"".join(Written(header("x-t", LATE)).encode())
-    decoded = pika.BasicProperties().decode(properties)
-    assert (decoded.headers, decoded.user_id) == ({}, USER)
-    with pytest.raises(Exception, match=r"year|range|too large"):
-        pika.data.decode_table.__wrapped__(properties, 2)
-
-
-@pytest.mark.parametrize("name", ODD)
-def test_a_message_with_odd_headers_is_refused_once_and_those_behind_it_come(
+@pytest.mark.parametrize("name", BAD_HEADERS)
+def test_a_message_with_malformed_headers_is_rejected_once_and_the_next_is_delivered(
     server: RabbitTransport, channel: BlockingChannel, updates: str, name: str
 ) -> None:
-    send(channel, updates, ODD[name], b"garbage")
+    send(channel, updates, BAD_HEADERS[name], b"garbage")
     send(channel, updates, b"", b"update")
     odd = take(server, updates)
     assert (bytes(odd.body), odd.sender, odd.redelivered) == (b"garbage", USER, False)
@@ -156,34 +149,34 @@ def test_a_message_with_odd_headers_is_refused_once_and_those_behind_it_come(
     letter.acknowledge()
 
 
-def test_what_can_be_read_but_not_written_again_is_refused_once(
+def test_headers_that_cannot_be_encoded_again_are_rejected_once(
     server: RabbitTransport, channel: BlockingChannel, updates: str
 ) -> None:
     send(channel, updates, header("x-fedil-n", nested(400)), b"garbage")
     odd = take(server, updates)
-    further_down(200, lambda: odd.reject("not_fedil"))
+    deeper(200, lambda: odd.reject("not_fedil"))
     assert server.receive(updates, NOTHING) is None
     letter = take(server, DEAD_LETTERS)
     assert letter.reason == "not_fedil"
     letter.acknowledge()
 
 
-def further_down(num_calls: int, do: Callable[[], None]) -> None:
-    """Where Python has less room left for calls than it had for reading"""
+def deeper(num_calls: int, call: Callable[[], None]) -> None:
+    """Calls with less stack left than there was for decoding."""
     if num_calls:
-        further_down(num_calls - 1, do)
+        deeper(num_calls - 1, call)
     else:
-        do()
+        call()
 
 
-@pytest.mark.parametrize("name", NO_PLACE)
-def test_a_notice_that_names_no_place_is_refused_once_and_those_behind_it_come(
+@pytest.mark.parametrize("name", BAD_REFERENCES)
+def test_a_reference_without_a_body_queue_is_rejected_once_and_the_next_is_delivered(
     server: RabbitTransport, channel: BlockingChannel, updates: str, name: str
 ) -> None:
-    send(channel, updates, header(BODY_HEADER, NO_PLACE[name]), b"")
+    send(channel, updates, header(BODY_HEADER, BAD_REFERENCES[name]), b"")
     send(channel, updates, b"", b"update")
     odd = take(server, updates)
-    assert not odd.is_at_hand
+    assert not odd.body_is_inline
     with pytest.raises(MessageRejected, match="schema"):
         _ = odd.body
     odd.reject("schema")
@@ -200,16 +193,16 @@ def check_the_next(server: RabbitTransport, updates: str) -> None:
     assert server.receive(updates, NOTHING) is None
 
 
-ALL = [*ODD.values(), *(header(BODY_HEADER, value) for value in NO_PLACE.values())]
+ALL = [*BAD_HEADERS.values(), *(header(BODY_HEADER, value) for value in BAD_REFERENCES.values())]
 
 
-def test_odd_letters_among_the_dead_can_be_looked_at_and_put_back(
+def test_malformed_dead_letters_can_be_received_and_requeued(
     brokers: Brokers, server: RabbitTransport, channel: BlockingChannel, updates: str
 ) -> None:
     for table in ALL:
         send(channel, DEAD_LETTERS, table, b"")
-    with closing(RabbitTransport(brokers.broker_url("server"))) as looking:
-        letters = [take(looking, DEAD_LETTERS) for _ in ALL]
+    with closing(RabbitTransport(brokers.broker_url("server"))) as reader:
+        letters = [take(reader, DEAD_LETTERS) for _ in ALL]
         assert {letter.reason for letter in letters} == {"unknown"}
         for letter in letters:
             letter.requeue()
@@ -218,7 +211,7 @@ def test_odd_letters_among_the_dead_can_be_looked_at_and_put_back(
     assert server.receive(DEAD_LETTERS, NOTHING) is None
 
 
-def test_a_run_whose_updates_are_odd_can_be_retired(
+def test_a_run_with_malformed_updates_can_be_retired(
     brokers: Brokers, server: RabbitTransport, channel: BlockingChannel, updates: str
 ) -> None:
     for table in ALL:
@@ -227,29 +220,29 @@ def test_a_run_whose_updates_are_odd_can_be_retired(
     assert not queue_exists(brokers.broker_url("server"), updates)
 
 
-# Bodies, and senders that do not end
+# Bodies, and senders that do not stop
 
 
-def make_place(channel: BlockingChannel) -> tuple[str, str]:
-    """Its name and its key"""
-    place = body_queue(USER, uuid.uuid4().hex)
-    key = BODIES.routing_key(place)
-    channel.queue_declare(place, durable=True, arguments=BODIES.arguments)
-    channel.queue_bind(place, BODIES.exchange.name, key)
-    return place, key
+def declare_body_queue(channel: BlockingChannel) -> tuple[str, str]:
+    """Its name and its routing key"""
+    holder = body_queue(USER, uuid.uuid4().hex)
+    key = BODIES.routing_key(holder)
+    channel.queue_declare(holder, durable=True, arguments=BODIES.arguments)
+    channel.queue_bind(holder, BODIES.exchange.name, key)
+    return holder, key
 
 
 def beginning() -> bytes:
-    """The first of two chunks, of a body that nobody has sent before"""
+    """The first of two chunks of a new body"""
     return next(split([os.urandom(2)], OVERHEAD_BYTES + 1))
 
 
 @contextmanager
-def sent_on_and_on(brokers: Brokers, exchange: str, key: str, body: bytes) -> Iterator[None]:
-    """Faster than anybody reads one by one, with a lead; it ends late, for the sake of a test that fails."""
+def published_endlessly(brokers: Brokers, exchange: str, key: str, body: bytes) -> Iterator[None]:
+    """Publishes faster than a reader gets messages one by one, until the context ends or a deadline passes."""
     ready, stop = threading.Event(), threading.Event()
 
-    def send_on() -> None:
+    def publish_on() -> None:
         with pika.BlockingConnection(pika.URLParameters(brokers.broker_url(USER))) as connection:
             channel, until = connection.channel(), time.monotonic() + 2 * SOON
             properties = pika.BasicProperties(user_id=USER)
@@ -259,7 +252,7 @@ def sent_on_and_on(brokers: Brokers, exchange: str, key: str, body: bytes) -> It
                 connection.process_data_events(0)
                 ready.set()
 
-    sender = threading.Thread(target=send_on)
+    sender = threading.Thread(target=publish_on)
     sender.start()
     assert ready.wait(SOON)
     try:
@@ -269,15 +262,15 @@ def sent_on_and_on(brokers: Brokers, exchange: str, key: str, body: bytes) -> It
         sender.join()
 
 
-def test_a_body_of_ever_new_beginnings_is_refused_at_the_second(
+def test_chunks_of_different_bodies_in_one_queue_are_rejected_at_the_second(
     server: RabbitTransport, channel: BlockingChannel, updates: str
 ) -> None:
-    place, key = make_place(channel)
+    holder, key = declare_body_queue(channel)
     for _ in range(50):
         channel.basic_publish(
             BODIES.exchange.name, key, beginning(), pika.BasicProperties(user_id=USER), mandatory=True
         )
-    send(channel, updates, header(BODY_HEADER, text(place.encode())), b"")
+    send(channel, updates, header(BODY_HEADER, text(holder.encode())), b"")
     update = take(server, updates)
     with pytest.raises(MessageRejected, match=r"contradiction.*another body"):
         _ = update.body
@@ -285,26 +278,26 @@ def test_a_body_of_ever_new_beginnings_is_refused_at_the_second(
     assert server.receive(updates, NOTHING) is None
 
 
-def test_a_body_whose_sender_repeats_it_for_ever_is_given_up(
+def test_a_body_whose_sender_repeats_a_chunk_endlessly_is_given_up(
     brokers: Brokers, server: RabbitTransport, channel: BlockingChannel, updates: str
 ) -> None:
-    place, key = make_place(channel)
-    send(channel, updates, header(BODY_HEADER, text(place.encode())), b"")
+    holder, key = declare_body_queue(channel)
+    send(channel, updates, header(BODY_HEADER, text(holder.encode())), b"")
     update = take(server, updates)
-    with sent_on_and_on(brokers, BODIES.exchange.name, key, beginning()):
+    with published_endlessly(brokers, BODIES.exchange.name, key, beginning()):
         began = time.monotonic()
         with pytest.raises(MessageRejected, match="body_missing"):
             _ = update.body
         assert time.monotonic() - began < SOON
     update.acknowledge()
-    assert not queue_exists(brokers.broker_url("server"), place)
+    assert not queue_exists(brokers.broker_url("server"), holder)
 
 
-def test_a_run_is_retired_while_somebody_sends_on_and_on(
+def test_a_run_is_retired_while_a_sender_publishes_endlessly(
     brokers: Brokers, server: RabbitTransport, updates: str
 ) -> None:
     run = UPDATES.routing_key(updates)
-    with sent_on_and_on(brokers, UPDATES.exchange.name, run, b"x"):
+    with published_endlessly(brokers, UPDATES.exchange.name, run, b"x"):
         began = time.monotonic()
         server.retire(run)
         assert time.monotonic() - began < SOON

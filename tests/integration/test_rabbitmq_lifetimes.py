@@ -1,4 +1,4 @@
-"""What RabbitMQ removes by itself: a task that nobody takes is seen afterwards, and nothing goes over a weekend."""
+"""TTLs and expiry of queues: an expired task is dead-lettered, and nothing expires within a week."""
 
 import time
 import uuid
@@ -18,9 +18,10 @@ from broker_config.brokers.topology import (
     UPDATES,
     tasks_queue,
 )
-from broker_config.transports.rabbitmq.transport import RabbitDelivery, RabbitTransport
+from broker_config.transports.rabbitmq.delivery import RabbitDelivery
+from broker_config.transports.rabbitmq.transport import RabbitTransport
 from ops.local.services import Service
-from tests.integration.rabbitmq_peeking import SOON
+from tests.integration.rabbitmq_direct import SOON
 
 TTL_SECONDS, NOTHING = 3.0, 0.3
 DAY_MS = 24 * 3600 * 1000
@@ -34,7 +35,7 @@ def transport(rabbitmq: Service) -> Iterator[RabbitTransport]:
 
 @pytest.fixture
 def queue(rabbitmq: Service, transport: RabbitTransport) -> str:
-    """A site's tasks, as the topology has them but for the time, which would be a week."""
+    """A task queue with a TTL of some seconds instead of a week."""
     name = tasks_queue(uuid.uuid4().hex)
     transport.declare(DEAD_LETTERS)
     arguments = {**TASKS.arguments, "x-message-ttl": round(1000 * TTL_SECONDS)}
@@ -61,9 +62,7 @@ def dead_letter(transport: RabbitTransport, body: bytes) -> RabbitDelivery:
             return letter
 
 
-def test_a_task_that_nobody_takes_in_time_is_a_dead_letter_that_says_so(
-    transport: RabbitTransport, queue: str
-) -> None:
+def test_an_expired_task_is_dead_lettered_with_its_reason(transport: RabbitTransport, queue: str) -> None:
     body = uuid.uuid4().bytes
     transport.publish(queue, [body])
     letter = dead_letter(transport, body)
@@ -71,7 +70,7 @@ def test_a_task_that_nobody_takes_in_time_is_a_dead_letter_that_says_so(
     assert transport.receive(queue, NOTHING) is None
 
 
-def test_a_task_in_somebodys_hands_does_not_expire(transport: RabbitTransport, queue: str) -> None:
+def test_an_unacknowledged_task_does_not_expire(transport: RabbitTransport, queue: str) -> None:
     body = uuid.uuid4().bytes
     transport.publish(queue, [body])
     held = take(transport, queue)
@@ -83,7 +82,7 @@ def test_a_task_in_somebodys_hands_does_not_expire(transport: RabbitTransport, q
         letter.acknowledge()
 
 
-def test_a_task_that_is_given_back_politely_has_its_time_over_again(
+def test_a_requeued_task_has_its_full_ttl_again(
     rabbitmq: Service, transport: RabbitTransport, queue: str
 ) -> None:
     body = uuid.uuid4().bytes
@@ -97,7 +96,7 @@ def test_a_task_that_is_given_back_politely_has_its_time_over_again(
         again.acknowledge()
 
 
-def test_a_task_of_a_lost_worker_that_is_too_old_is_a_dead_letter(
+def test_an_expired_task_of_a_lost_worker_is_dead_lettered(
     rabbitmq: Service, transport: RabbitTransport, queue: str
 ) -> None:
     body = uuid.uuid4().bytes
@@ -108,7 +107,7 @@ def test_a_task_of_a_lost_worker_that_is_too_old_is_a_dead_letter(
     assert dead_letter(transport, body).reason == "expired"
 
 
-def test_nothing_goes_while_a_server_is_away_for_some_days() -> None:
+def test_nothing_expires_within_a_week() -> None:
     lifetimes = {
         kind.name: min(
             int(value) for name, value in kind.options.items() if name in ("x-expires", "x-message-ttl")
@@ -119,6 +118,6 @@ def test_nothing_goes_while_a_server_is_away_for_some_days() -> None:
     assert lifetimes.keys() == {TASKS.name, UPDATES.name, LEAD.name, BODIES.name, DEAD.name}
     assert min(lifetimes.values()) >= 7 * DAY_MS
     assert lifetimes[UPDATES.name] == 30 * DAY_MS
-    # A body is there as long as a letter that speaks of it, and a task's end is seen.
+    # A body outlives the dead letters that refer to it, and an expired task is dead-lettered.
     assert lifetimes[BODIES.name] >= 2 * lifetimes[DEAD.name]
     assert TASKS.options["x-dead-letter-exchange"] == DEAD.exchange.name

@@ -1,4 +1,4 @@
-"""The model log on a real stream: chunks, segments, retention, dead writers."""
+"""The model log on a real stream: chunks, segments, retention, killed writers."""
 
 import uuid
 from collections.abc import Iterator
@@ -11,18 +11,20 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from broker_config.brokers.topology import lead_queue, models_queue, updates_queue
+from broker_config.process.retry import RetryPolicy
 from broker_config.protocol.chunks import Assembler
 from broker_config.protocol.errors import BrokerUnavailable, MessageRejected, ModelMissing, QueueMissing
-from broker_config.transports.rabbitmq.publisher import Headers, Outlet, family_of
-from broker_config.transports.rabbitmq.stream import _Tap
+from broker_config.transports.rabbitmq.publisher import Headers, Publisher
+from broker_config.transports.rabbitmq.queue_admin import route
+from broker_config.transports.rabbitmq.stream_reader import StreamReader
 from broker_config.transports.rabbitmq.transport import RabbitTransport
-from broker_config.transports.reconnecting import Patience, PatientTransport
+from broker_config.transports.reconnecting import ReconnectingTransport
 from ops.local.services import Service
 from ops.local.services.process import wait_until
-from tests.integration.rabbitmq_peeking import SOON, delete_queue, in_another_process, killed_in_the_middle
+from tests.integration.rabbitmq_direct import SOON, delete_queue, in_another_process, killed_during
 
 MODEL = 12_000_000
-"""Several chunks; the smallest segment has room for one and a half"""
+"""Several chunks; the smallest segment holds one and a half models"""
 
 
 @pytest.fixture
@@ -43,7 +45,7 @@ def weights(version: int, num_bytes: int = MODEL) -> bytes:
     return np.random.default_rng(version).bytes(num_bytes)
 
 
-def test_every_version_is_found_across_segments_and_after_old_ones_were_dropped(
+def test_kept_versions_are_read_across_segments_and_after_old_ones_were_dropped(
     transport: RabbitTransport, run: str
 ) -> None:
     addresses = []
@@ -57,19 +59,16 @@ def test_every_version_is_found_across_segments_and_after_old_ones_were_dropped(
     assert transport.bytes_received["model"] >= 12 * MODEL
 
 
-def test_a_stream_whose_binding_the_broker_lost_is_bound_again(
+def test_a_stream_that_lost_its_binding_is_bound_again(
     rabbitmq: Service, transport: RabbitTransport, run: str
 ) -> None:
-    """As after a kill: RabbitMQ restores streams late, and sometimes without their routes."""
+    """After a kill RabbitMQ may restore a stream without its bindings."""
     transport.append_model(run, 1, [weights(1)])
     queue = models_queue(run)
-    family = family_of(queue)
 
     def unbind() -> None:
         with pika.BlockingConnection(pika.URLParameters(rabbitmq.url)) as connection:
-            connection.channel().queue_unbind(
-                queue, family.exchange_of(queue).name, family.routing_key(queue)
-            )
+            connection.channel().queue_unbind(queue, *route(queue))
 
     unbind()
     with pytest.raises(BrokerUnavailable):
@@ -80,7 +79,7 @@ def test_a_stream_whose_binding_the_broker_lost_is_bound_again(
         assert successor.read_model(successor.append_model(run, 3, [weights(3)])) == weights(3)
 
 
-def test_a_version_that_the_stream_dropped_is_missing_though_it_was_to_be_kept(
+def test_a_kept_version_that_the_stream_dropped_is_missing(
     rabbitmq: Service, transport: RabbitTransport, run: str
 ) -> None:
     too_small = {
@@ -99,7 +98,7 @@ def test_a_version_that_the_stream_dropped_is_missing_though_it_was_to_be_kept(
     assert transport.read_model(addresses[-1]) == weights(7)
 
 
-def test_a_reading_that_failed_leaves_no_channel_behind_and_harms_nothing_else(
+def test_a_failed_read_leaves_no_open_channel_and_affects_nothing_else(
     transport: RabbitTransport, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     updates = updates_queue(run)
@@ -109,21 +108,21 @@ def test_a_reading_that_failed_leaves_no_channel_behind_and_harms_nothing_else(
     assert held is not None
     address = transport.append_model(run, 1, [weights(1)])
     opened: list[BlockingChannel] = []
-    begin = _Tap.begin
+    subscribe = StreamReader.subscribe
 
-    def remembering(tap: _Tap, queue: str, offset: int | str) -> None:
-        opened.append(tap._channel)
-        begin(tap, queue, offset)
+    def recording(reader: StreamReader, queue: str, offset: int | str) -> None:
+        opened.append(reader.channel)
+        subscribe(reader, queue, offset)
 
-    monkeypatch.setattr(_Tap, "begin", remembering)
+    monkeypatch.setattr(StreamReader, "subscribe", recording)
     with monkeypatch.context() as patch:
         patch.setattr(Assembler, "add", refusing)
         for _ in range(3):
             with pytest.raises(MessageRejected):
                 transport.read_model(address)
-    looking, *reading = opened[::2] + opened[1::2]
-    assert looking.is_open
-    assert not any(channel.is_open for channel in reading[2:])
+    end, *chunks = opened[::2] + opened[1::2]
+    assert end.is_open
+    assert not any(channel.is_open for channel in chunks[2:])
     del opened[:]
     for _ in range(3):
         assert transport.read_model(address) == weights(1)
@@ -135,25 +134,25 @@ def refusing(assembler: Assembler, frame: bytes) -> None:
     raise MessageRejected("digest", "a test's chunk")
 
 
-def test_a_model_log_that_is_deleted_under_a_reader_is_missing_when_asked_again(
+def test_a_model_log_that_is_deleted_during_a_read_is_missing_in_the_next(
     rabbitmq: Service, transport: RabbitTransport, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address = transport.append_model(run, 1, [weights(1, 40_000_000)])
-    ask_for = _Tap.ask_for
+    request = StreamReader.request
 
-    def deleting(tap: _Tap, num_left: int, taken: Any) -> None:
+    def deleting(reader: StreamReader, num_left: int, taken: Any) -> None:
         if num_left == 10:
             delete_queue(rabbitmq.url, models_queue(run))
-        ask_for(tap, num_left, taken)
+        request(reader, num_left, taken)
 
-    monkeypatch.setattr(_Tap, "ask_for", deleting)
+    monkeypatch.setattr(StreamReader, "request", deleting)
     with pytest.raises(BrokerUnavailable, match="ask again"):
         transport.read_model(address)
     with pytest.raises(ModelMissing):
         transport.read_model(address)
 
 
-def test_a_writer_that_died_in_the_middle_leaves_what_was_there(
+def test_a_writer_that_was_killed_leaves_the_earlier_versions(
     rabbitmq: Service, transport: RabbitTransport, run: str
 ) -> None:
     first = transport.append_model(run, 1, [weights(1)])
@@ -161,35 +160,35 @@ def test_a_writer_that_died_in_the_middle_leaves_what_was_there(
 from broker_config.transports import connect_transport
 connect_transport({rabbitmq.url!r}).append_model({run!r}, 2, [bytes({MODEL})])
 """
-    killed_in_the_middle(code, "broker_config.transports.rabbitmq.publisher:Outlet.put", 2)
+    killed_during(code, "broker_config.transports.rabbitmq.publisher:Publisher.publish", 2)
     assert transport.read_model(first) == weights(1)
     second = transport.append_model(run, 2, [weights(2)])
     assert transport.read_model(first) == weights(1)
     assert transport.read_model(second) == weights(2)
 
 
-# What the leader remembers of its own log
+# What the leader knows about the end of its log
 
 
-def looks(monkeypatch: pytest.MonkeyPatch) -> list[int | str]:
-    """The offsets from which anybody reads a log from now on."""
+def read_offsets(monkeypatch: pytest.MonkeyPatch) -> list[int | str]:
+    """The offsets from which any reader starts from now on."""
     offsets: list[int | str] = []
-    begin = _Tap.begin
+    subscribe = StreamReader.subscribe
 
-    def remembering(tap: _Tap, queue: str, offset: int | str) -> None:
+    def recording(reader: StreamReader, queue: str, offset: int | str) -> None:
         offsets.append(offset)
-        begin(tap, queue, offset)
+        subscribe(reader, queue, offset)
 
-    monkeypatch.setattr(_Tap, "begin", remembering)
+    monkeypatch.setattr(StreamReader, "subscribe", recording)
     return offsets
 
 
-def test_the_leader_looks_at_its_log_once_and_whoever_does_not_lead_every_time(
+def test_the_leader_reads_the_end_of_its_log_once_and_other_writers_every_time(
     rabbitmq: Service, transport: RabbitTransport, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert transport.take_lead(run, SOON)
+    assert transport.acquire_leadership(run, SOON)
     transport.append_model(run, 1, [weights(1)])
-    offsets = looks(monkeypatch)
+    offsets = read_offsets(monkeypatch)
     addresses = [transport.append_model(run, version, [weights(version)]) for version in (2, 3)]
     assert offsets == []
     with closing(RabbitTransport(rabbitmq.url)) as other:
@@ -200,56 +199,56 @@ def test_the_leader_looks_at_its_log_once_and_whoever_does_not_lead_every_time(
         assert offsets == ["last", "last"]
 
 
-def test_another_leader_that_wrote_between_two_of_our_versions_is_not_forgotten(
+def test_versions_of_another_leader_between_two_of_ours_are_kept(
     rabbitmq: Service, transport: RabbitTransport, run: str
 ) -> None:
-    assert transport.take_lead(run, SOON)
+    assert transport.acquire_leadership(run, SOON)
     for version in (1, 2):
         transport.append_model(run, version, [weights(version)], kept=4)
-    # Whoever lost the lead may not know it yet, and goes on.
+    # The server that lost its leadership may not know it yet, and continues.
     delete_queue(rabbitmq.url, lead_queue(run))
-    assert wait_until(lambda: transport._leads[run].hold() is None, SOON)
+    assert wait_until(lambda: transport._elections[run].term() is None, SOON)
     with closing(RabbitTransport(rabbitmq.url)) as other:
-        assert other.take_lead(run, SOON)
+        assert other.acquire_leadership(run, SOON)
         theirs = other.append_model(run, 3, [weights(3)], kept=4)
         ours = transport.append_model(run, 4, [weights(4)], kept=4)
         for reader in (transport, other):
             assert reader.read_model(theirs) == weights(3)
             assert reader.read_model(ours) == weights(4)
-    # And whoever leads again does not go on from what it knew then.
-    assert transport.take_lead(run, SOON)
+    # In a new term it does not use what it knew in the earlier one.
+    assert transport.acquire_leadership(run, SOON)
     transport.append_model(run, 5, [weights(5)], kept=4)
     assert transport.read_model(theirs) == weights(3)
 
 
-def test_after_trouble_the_leader_looks_again(
+def test_after_an_error_the_leader_reads_the_end_again(
     transport: RabbitTransport, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert transport.take_lead(run, SOON)
+    assert transport.acquire_leadership(run, SOON)
     first = transport.append_model(run, 1, [weights(1)])
-    put, sent = Outlet.put, []
+    publish, sent = Publisher.publish, []
     with monkeypatch.context() as patch:
 
-        def losing(outlet: Outlet, queue: str, body: bytes, headers: Headers | None = None) -> None:
-            put(outlet, queue, body, headers)
+        def losing(publisher: Publisher, queue: str, body: bytes, headers: Headers | None = None) -> None:
+            publish(publisher, queue, body, headers)
             sent.append(body)
             if len(sent) == 2:
                 raise BrokerUnavailable("a lost confirm")
 
-        patch.setattr(Outlet, "put", losing)
+        patch.setattr(Publisher, "publish", losing)
         with pytest.raises(BrokerUnavailable):
             transport.append_model(run, 2, [weights(2)])
-    offsets = looks(monkeypatch)
+    offsets = read_offsets(monkeypatch)
     second = transport.append_model(run, 2, [weights(2)])
     assert offsets == ["last"]
     assert transport.read_model(first) == weights(1)
     assert transport.read_model(second) == weights(2)
 
 
-def test_versions_are_found_where_two_have_written_without_knowing_of_each_other(
+def test_versions_are_read_after_two_concurrent_writers(
     rabbitmq: Service, transport: RabbitTransport, run: str
 ) -> None:
-    assert transport.take_lead(run, SOON)
+    assert transport.acquire_leadership(run, SOON)
     ours = [transport.append_model(run, 1, [weights(1)])]
     with closing(RabbitTransport(rabbitmq.url)) as other:
         for version in (7, 8):
@@ -258,7 +257,7 @@ def test_versions_are_found_where_two_have_written_without_knowing_of_each_other
     assert [transport.read_model(address) for address in ours] == [weights(1), weights(2)]
 
 
-def test_reading_a_big_model_needs_little_more_memory_than_the_model(
+def test_reading_a_large_model_needs_little_more_memory_than_the_model(
     rabbitmq: Service, transport: RabbitTransport, run: str
 ) -> None:
     num_bytes, spare = 200_000_000, 50_000_000
@@ -279,20 +278,20 @@ transport.close()
     assert int(in_another_process(code)) < num_bytes + spare
 
 
-def test_a_stream_that_cannot_be_written_to_yet_is_tried_again(
+def test_appending_is_repeated_while_the_stream_cannot_be_written_to(
     rabbitmq: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, put, failures = uuid.uuid4().hex, Outlet.put, ["once"]
+    run, publish, failures = uuid.uuid4().hex, Publisher.publish, ["once"]
 
-    def not_yet(outlet: Outlet, queue: str, *about: Any) -> None:
+    def not_yet(publisher: Publisher, queue: str, *message: Any) -> None:
         if queue == models_queue(run) and failures:
             failures.pop()
             raise QueueMissing("no leader")
-        put(outlet, queue, *about)
+        publish(publisher, queue, *message)
 
-    with closing(PatientTransport(lambda: RabbitTransport(rabbitmq.url), Patience())) as transport:
+    with closing(ReconnectingTransport(lambda: RabbitTransport(rabbitmq.url), RetryPolicy())) as transport:
         transport.append_model(run, 1, [b"one"])
-        monkeypatch.setattr(Outlet, "put", not_yet)
+        monkeypatch.setattr(Publisher, "publish", not_yet)
         address = transport.append_model(run, 2, [b"two"])
         assert failures == []
         assert bytes(transport.read_model(address)) == b"two"

@@ -1,5 +1,5 @@
-"""A site with its own account and other software than ours writes what it likes under its own keys: the server passes
-it over, or names the client, and needs no more memory for it."""
+"""A site writes malformed or huge values under its own keys, with software of its own: the server skips them or reports
+the client, and reads only a bounded number of bytes."""
 
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from broker_config.stores.memory.store import MemoryStore
 from broker_config.stores.redis import board as redis_board
 from broker_config.stores.redis import store as redis_store
 from broker_config.stores.redis.keys import board_key, clients_key, ledger_key, notice_key
-from broker_config.stores.redis.runs import looking_at_runs
+from broker_config.stores.redis.runs import open_runs
 from broker_config.stores.redis.store import RedisStore
 from ops.local.services import Service
 from server_worker.run.digests import ledger_digest
@@ -26,11 +26,11 @@ from server_worker.run.digests import ledger_digest
 RUN = "run"
 TOPIC = workers_topic("north")
 MEGABYTE = 1_000_000
-FOREVER = 1e18
+FAR_FUTURE_MS = 1e18
 
 
 def owner(client: int) -> str:
-    """As a recipe knows it: the first hundred are of the north, the second of the south."""
+    """The first hundred clients belong to site north, the next hundred to south."""
     return ("north", "south")[client // 100]
 
 
@@ -64,11 +64,11 @@ def north(url_of: Callable[[str], str]) -> Iterator[Store]:
 
 
 @contextmanager
-def taking_less_than(most_bytes: int) -> Iterator[None]:
+def taking_less_than(max_bytes: int) -> Iterator[None]:
     tracemalloc.start()
     try:
         yield
-        assert tracemalloc.get_traced_memory()[1] < most_bytes
+        assert tracemalloc.get_traced_memory()[1] < max_bytes
     finally:
         tracemalloc.stop()
 
@@ -87,7 +87,7 @@ def digest_of(ledgers: dict[int, tuple[int, bytes]]) -> str:
     "name",
     [b"fedil:{north/\xff/run}:clients", b"fedil:{north/x/run}:clients", b"fedil:{north/\xff}/run}:clients"],
 )
-def test_a_list_of_clients_with_another_name_is_passed_over(
+def test_a_client_list_with_a_similar_name_is_skipped(
     hostile: Any, north: Store, server: RedisStore, url_of: Callable[[str], str], name: bytes
 ) -> None:
     hostile.sadd(name, 0)
@@ -95,12 +95,12 @@ def test_a_list_of_clients_with_another_name_is_passed_over(
     north.commit(RUN, 7, 1, b"ledger")
     assert server.sites(RUN) == ["north"]
     assert ledger_digest(server, RUN) == digest_of({7: (1, b"ledger")})
-    with looking_at_runs(url_of("server")) as runs:
+    with open_runs(url_of("server")) as runs:
         assert runs.ledgers()[RUN] == 1
 
 
 @pytest.mark.parametrize("member", [b"\xff", b"", b"-1", b"1_0", b" 8", b"%d" % 2**63, b"9" * 5000, b"150"])
-def test_what_is_no_client_of_the_site_is_passed_over_in_its_list(
+def test_members_that_are_no_clients_of_the_site_are_skipped(
     hostile: Any, north: Store, server: RedisStore, member: bytes
 ) -> None:
     north.commit(RUN, 7, 1, b"ledger")
@@ -109,16 +109,16 @@ def test_what_is_no_client_of_the_site_is_passed_over_in_its_list(
     assert ledger_digest(server, RUN) == digest_of({7: (1, b"ledger")})
 
 
-def test_a_client_that_is_listed_and_has_nothing_is_passed_over(hostile: Any, server: RedisStore) -> None:
+def test_a_listed_client_without_a_ledger_is_skipped(hostile: Any, server: RedisStore) -> None:
     hostile.sadd(clients_key("north", RUN), 8)
     assert server.latest(RUN) == {}
     assert ledger_digest(server, RUN) == digest_of({})
 
 
-# Kinds of values
+# Types of values
 
 
-def test_a_list_of_clients_that_is_none_is_named(hostile: Any, server: RedisStore) -> None:
+def test_a_client_list_of_another_type_is_reported(hostile: Any, server: RedisStore) -> None:
     hostile.set(clients_key("north", RUN), "text")
     with pytest.raises(LedgerMissing, match="north/run"):
         server.clients(RUN)
@@ -127,41 +127,45 @@ def test_a_list_of_clients_that_is_none_is_named(hostile: Any, server: RedisStor
     server.open_activation(RUN, 107, 1)
 
 
-SPOILT: dict[str, Callable[[Any, str], object]] = {
+MALFORMED: dict[str, Callable[[Any, str], object]] = {
     "a string": lambda client, key: client.set(key, "text"),
-    "no number": lambda client, key: client.hset(key, mapping={"opened": b"\xff", "kept": "1", "1": "x"}),
-    "below zero": lambda client, key: client.hset(key, mapping={"opened": "-1", "kept": "1", "1": "x"}),
-    "beyond all counts": lambda client, key: client.hset(key, mapping={"kept": 2**63, str(2**63): "x"}),
+    "not a number": lambda client, key: client.hset(key, mapping={"opened": b"\xff", "kept": "1", "1": "x"}),
+    "a negative number": lambda client, key: client.hset(
+        key, mapping={"opened": "-1", "kept": "1", "1": "x"}
+    ),
+    "a number above the limit": lambda client, key: client.hset(
+        key, mapping={"kept": 2**63, str(2**63): "x"}
+    ),
     "twenty megabytes": lambda client, key: client.hset(key, "opened", bytes(20 * MEGABYTE)),
-    "kept too many": lambda client, key: client.hset(key, "kept", "1 " * 10 * MEGABYTE),
+    "too many generations": lambda client, key: client.hset(key, "kept", "1 " * 10 * MEGABYTE),
 }
 
 
-@pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT.keys())
-def test_a_spoilt_record_is_the_trouble_of_its_client_alone(
-    hostile: Any, north: Store, server: RedisStore, spoil: Callable[[Any, str], object]
+@pytest.mark.parametrize("write", MALFORMED.values(), ids=MALFORMED.keys())
+def test_a_malformed_record_affects_only_its_client(
+    hostile: Any, north: Store, server: RedisStore, write: Callable[[Any, str], object]
 ) -> None:
     north.commit(RUN, 6, 1, b"sound")
-    spoil(hostile, ledger_key("north", RUN, 7))
-    asked: list[Callable[[], object]] = [
+    write(hostile, ledger_key("north", RUN, 7))
+    calls: list[Callable[[], object]] = [
         lambda: server.open_activation(RUN, 7, 1),
         lambda: server.read(RUN, 7, 2),
         lambda: server.record(RUN, 7),
         lambda: server.latest(RUN, [6, 7]),
     ]
-    for ask in asked:
+    for call in calls:
         with (
             taking_less_than(MEGABYTE),
             pytest.raises(LedgerMissing, match=r"north/run}:ledger:7.*start a new run"),
         ):
-            ask()
+            call()
     assert server.read(RUN, 6, 2) == b"sound"
 
 
-# Ledgers without end
+# Sizes of ledgers
 
 
-def test_a_ledger_beyond_all_measure_is_not_read(
+def test_a_ledger_above_the_size_limit_is_not_read(
     hostile: Any, north: Store, server: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redis_store, "MAX_LEDGER_BYTES", MEGABYTE)
@@ -186,16 +190,16 @@ def test_only_the_newest_generation_is_read(hostile: Any, north: Store, server: 
         assert server.latest(RUN) == {7: (2, b"ledger 2")}
 
 
-def test_a_list_of_clients_without_end_is_not_read(
+def test_a_client_list_above_the_size_limit_is_not_read(
     hostile: Any, server: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_store, "_MOST_CLIENTS_BYTES", 10 * MEGABYTE)
+    monkeypatch.setattr(redis_store, "_MAX_CLIENTS_BYTES", 10 * MEGABYTE)
     hostile.sadd(clients_key("north", RUN), *(bytes([number]) * MEGABYTE for number in range(20)))
     with taking_less_than(MEGABYTE), pytest.raises(LedgerMissing, match="north/run"):
         server.clients(RUN)
 
 
-def test_the_digest_holds_few_ledgers_at_a_time(north: Store, server: RedisStore) -> None:
+def test_the_digest_holds_few_ledgers_in_memory(north: Store, server: RedisStore) -> None:
     ledgers = {client: (2, bytes([client]) * MEGABYTE) for client in range(100)}
     for client, (activation, ledger) in ledgers.items():
         north.commit(RUN, client, 1, ledger)
@@ -205,56 +209,56 @@ def test_the_digest_holds_few_ledgers_at_a_time(north: Store, server: RedisStore
         assert ledger_digest(server, RUN) == expected
 
 
-# Notices without end
+# Sizes of notices
 
 
-def put_up(client: Any, name: str | bytes, body: bytes) -> None:
-    client.zadd(board_key(TOPIC), {name: FOREVER})
+def write_notice(client: Any, name: str | bytes, body: bytes) -> None:
+    client.zadd(board_key(TOPIC), {name: FAR_FUTURE_MS})
     if isinstance(name, str):
         client.set(notice_key(TOPIC, name), body)
 
 
-def test_a_long_notice_is_passed_over_unread(hostile: Any, north: Store, server: RedisStore) -> None:
+def test_a_notice_above_the_size_limit_is_not_read(hostile: Any, north: Store, server: RedisStore) -> None:
     north.announce(TOPIC, "worker", {"state": "idle"}, 60.0)
     for number in range(5):
-        put_up(hostile, f"long-{number}", b'{"x": "%s"}' % (b"x" * 20 * MEGABYTE))
-    put_up(hostile, "just-too-long", b'{"x": "%s"}' % (b"x" * redis_board.MAX_FACTS_BYTES))
+        write_notice(hostile, f"long-{number}", b'{"x": "%s"}' % (b"x" * 20 * MEGABYTE))
+    write_notice(hostile, "just-too-long", b'{"x": "%s"}' % (b"x" * redis_board.MAX_FACTS_BYTES))
     with taking_less_than(MEGABYTE):
         assert server.notices(TOPIC) == {"worker": {"state": "idle"}}
 
 
-def test_a_notice_of_the_longest_length_is_read(north: Store, server: RedisStore) -> None:
+def test_a_notice_of_the_maximum_size_is_read(north: Store, server: RedisStore) -> None:
     facts = {"x": "x" * (redis_board.MAX_FACTS_BYTES - len('{"x": ""}'))}
     north.announce(TOPIC, "worker", facts, 60.0)
     assert server.notices(TOPIC) == {"worker": facts}
 
 
-def test_of_many_notices_some_are_read(hostile: Any, server: RedisStore) -> None:
+def test_only_the_maximum_number_of_notices_is_read(hostile: Any, server: RedisStore) -> None:
     with hostile.pipeline(transaction=False) as pipeline:
-        for number in range(3 * redis_board.MOST_NOTICES):
-            put_up(pipeline, f"worker-{number}", b"{}")
+        for number in range(3 * redis_board.MAX_NOTICES):
+            write_notice(pipeline, f"worker-{number}", b"{}")
         pipeline.execute()
-    assert len(server.notices(TOPIC)) == redis_board.MOST_NOTICES
+    assert len(server.notices(TOPIC)) == redis_board.MAX_NOTICES
 
 
-def test_of_many_long_notices_those_that_fit_are_read(hostile: Any, server: RedisStore) -> None:
+def test_only_as_many_notices_as_fit_the_total_size_are_read(hostile: Any, server: RedisStore) -> None:
     for number in range(200):
-        put_up(hostile, f"worker-{number}", b'{"x": "%s"}' % (b"x" * 60_000))
+        write_notice(hostile, f"worker-{number}", b'{"x": "%s"}' % (b"x" * 60_000))
     with taking_less_than(20 * MEGABYTE):
         assert 10 < len(server.notices(TOPIC)) < 100
 
 
-def test_names_without_end_are_not_read(hostile: Any, server: RedisStore) -> None:
+def test_names_above_the_size_limit_are_not_read(hostile: Any, server: RedisStore) -> None:
     for number in range(20):
-        put_up(hostile, bytes([number]) * MEGABYTE, b"")
+        write_notice(hostile, bytes([number]) * MEGABYTE, b"")
     with taking_less_than(MEGABYTE):
         assert server.notices(TOPIC) == {}
 
 
-def test_notices_of_another_kind_are_passed_over(hostile: Any, north: Store, server: RedisStore) -> None:
+def test_notices_of_another_type_are_skipped(hostile: Any, north: Store, server: RedisStore) -> None:
     north.announce(TOPIC, "worker", {"state": "idle"}, 60.0)
     for name in ("list", "x" * (redis_board.MAX_NAME_LENGTH + 1), b"\xff\xfe"):
-        hostile.zadd(board_key(TOPIC), {name: FOREVER})
+        hostile.zadd(board_key(TOPIC), {name: FAR_FUTURE_MS})
     hostile.sadd(notice_key(TOPIC, "list"), "text")
     assert server.notices(TOPIC) == {"worker": {"state": "idle"}}
     hostile.delete(board_key(TOPIC))

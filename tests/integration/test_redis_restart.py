@@ -1,5 +1,5 @@
-"""A Redis with users reads back, after kill -9, all that it confirmed. It does so as the user `default`, whom everybody
-switches off, and passes over transactions that this user may not do (redis/redis#14541)."""
+"""After kill -9 a Redis with ACL users replays all that it confirmed. It replays its append-only file as the user
+`default`, which operators disable, and skips transactions that this user has no permission for (redis/redis#14541)."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -12,7 +12,7 @@ from redis import Redis as Client
 from broker_config.brokers.definitions import redis_acl, redis_password_hash
 from broker_config.brokers.topology import workers_topic
 from broker_config.stores import connect_store
-from broker_config.stores.redis import connection as redis_link
+from broker_config.stores.redis import server_check
 from ops.local.services import Service, private_redis
 from ops.local.services.redis import Redis
 from tests.services import needed
@@ -20,7 +20,7 @@ from tests.services import needed
 RUN = "run"
 USERS = ("server", "site-north", "admin")
 OURS = redis_acl({user: redis_password_hash("word") for user in USERS})
-WITHOUT_RIGHTS = "\n".join(["user default off", *OURS.splitlines()[1:], ""])
+WITHOUT_PERMISSIONS = "\n".join(["user default off", *OURS.splitlines()[1:], ""])
 
 
 @contextmanager
@@ -35,8 +35,8 @@ def url_of(redis: Redis, user: str) -> str:
     return redis.url.replace("//", f"//{user}:word@")
 
 
-@pytest.mark.parametrize("acl", [OURS, WITHOUT_RIGHTS], ids=["ours", "an operator's"])
-def test_ledgers_are_there_after_kill_9_though_the_user_default_is_off(tmp_path: Path, acl: str) -> None:
+@pytest.mark.parametrize("acl", [OURS, WITHOUT_PERMISSIONS], ids=["ours", "an operator's"])
+def test_ledgers_survive_sigkill_with_the_default_user_off(tmp_path: Path, acl: str) -> None:
     with redis_with(acl, tmp_path) as redis:
         with (
             closing(connect_store(url_of(redis, "server"), site_of=lambda _: "north")) as server,
@@ -56,7 +56,7 @@ def test_ledgers_are_there_after_kill_9_though_the_user_default_is_off(tmp_path:
             assert server.notices(workers_topic("north")) == {"worker": {"state": "idle"}}
 
 
-def test_with_our_rules_transactions_of_others_are_there_too(tmp_path: Path) -> None:
+def test_with_our_acl_larger_transactions_survive_too(tmp_path: Path) -> None:
     with redis_with(OURS, tmp_path) as redis:
         with closing(client_of(redis)) as client, client.pipeline() as transaction:
             transaction.set("a", 1).set("b", 2).execute()
@@ -66,12 +66,12 @@ def test_with_our_rules_transactions_of_others_are_there_too(tmp_path: Path) -> 
             assert client.mget("a", "b") == [b"1", b"2"]
 
 
-def test_a_redis_that_is_too_old_to_keep_ledgers_through_a_restart_is_told(
+def test_a_redis_that_is_too_old_is_logged(
     redis: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     connect_store(redis.url).close()
     assert not caplog.records
-    monkeypatch.setattr(redis_link, "OLDEST", "99.10")
+    monkeypatch.setattr(server_check, "MIN_VERSION", "99.10")
     connect_store(redis.url).close()
     assert "may lose ledgers when it restarts: use 99.10 or later" in caplog.text
 

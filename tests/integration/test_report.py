@@ -85,8 +85,8 @@ def test_a_run_gives_a_complete_page_in_its_folder(finished: Path, its_page: Pat
     text = text_of(its_page)
     assert f"finished, {ROUNDS} rounds" in text
     assert "server-only baseline" in text
-    assert f"θ′ of round {ROUNDS} is right on" in text
-    assert "samples were promoted" in text
+    assert f"The global model of round {ROUNDS} is right on" in text
+    assert "samples carry a label in the set “credible”" in text
     assert "50 labelled samples (stratified) at the server; 1,388 unlabelled ones at 5 clients" in text
     assert "Nothing to draw" not in text
     assert "Nothing to show" not in text
@@ -97,8 +97,8 @@ def test_the_page_agrees_with_the_run(finished: Path, its_page: Path) -> None:
     last = json.loads((finished / "history.jsonl").read_text().splitlines()[-1])
     text = text_of(its_page)
     assert f"is right on {100 * last['accuracy']['global']:.2f} %" in text
-    assert f"{last['credible']:,} samples were promoted" in text
-    assert f"{100 * last['purity']['credible']:.2f} % of those labels are right" in text
+    assert f"{last['series']['credible']:,.0f} samples carry a label in the set “credible”" in text
+    assert f"{100 * last['series']['purity_credible']:.2f} % of those labels are right" in text
     shown = fedil("simulate", "--run-dir", finished, "--resume", "--json", "--quiet", "--web", "off").stdout
     summary = json.loads(shown.splitlines()[-1])
     for digest in (summary["model_digest"], summary["ledger_digest"], summary["split_digest"]):
@@ -139,7 +139,7 @@ def move_ledgers(folder: Path, url: str) -> None:
 
 def promoted_in(page: Path) -> str:
     sentence = re.search(
-        r"[\d,]+ samples were promoted and keep their label; [\d.]+ % of those", text_of(page)
+        r"[\d,]+ samples carry a label in the set “credible”; [\d.]+ % of those", text_of(page)
     )
     assert sentence
     return sentence[0]
@@ -190,7 +190,7 @@ def test_seeds_of_a_recipe_are_grouped_and_compared_with_other_recipes(
     assert "3 runs of 2 recipes" in text
     assert re.search(r"A digits 2 0, 1 [\d.]+ ± [\d.]+ \([\d.]+ to [\d.]+\)", text)
     assert "B lr=0.01 1 0" in text
-    assert "θ′ at round 2, %" in text
+    assert "accuracy at round 2, %" in text
     assert "client.lr 0.05 0.01" in text
 
 
@@ -296,7 +296,7 @@ def test_hostile_names_stay_text_in_the_browser(own: Path, tmp_path: Path, brows
     lines = [json.loads(line) for line in (own / "history.jsonl").read_text().splitlines()]
     for line in lines:
         line["outcomes"][0] |= {"outcome": "refused", "detail": HOSTILE}
-        line["losses"][f"loss_{HOSTILE}"] = 0.5
+        line["series"][f"loss_{HOSTILE}"] = 0.5
         line["verdict"] = HOSTILE
     (own / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     recipe = json.loads((own / "recipe.json").read_text()) | {"description": HOSTILE}

@@ -1,4 +1,4 @@
-"""The services that other tests trust: they come back with their data, and nothing of them stays behind."""
+"""Private services: they restart with their data, and no process of them outlives a test."""
 
 import os
 import socket
@@ -27,7 +27,9 @@ from ops.local.services import (
     rabbitmq_service,
     redis_service,
 )
+from ops.local.services.brokers_root import ROOT, broker_command
 from ops.local.services.process import wait_until
+from ops.local.services.redis import STORE
 from tests.processes import alive, family
 from tests.services import needed, temporary_services
 
@@ -52,13 +54,13 @@ def client_of(url: str) -> Iterator[Any]:
         client.close()
 
 
-def test_a_killed_rabbitmq_comes_back_with_its_queue_and_message(own_rabbitmq: Service) -> None:
+def test_a_killed_rabbitmq_restarts_with_its_queue_and_message(own_rabbitmq: Service) -> None:
     url = own_rabbitmq.url
     with channel_to(url) as channel:
         channel.confirm_delivery()
         channel.queue_declare("kept", durable=True)
         channel.basic_publish("", "kept", b"precious", pika.BasicProperties(delivery_mode=2), mandatory=True)
-    # RabbitMQ writes a confirmed message at once, and that there is such a queue some moments later.
+    # RabbitMQ stores a confirmed message at once, but the queue's metadata some moments later.
     if isinstance(own_rabbitmq, RabbitMQ):
         own_rabbitmq.ctl("eval", "mnesia:sync_log().")
     own_rabbitmq.kill()
@@ -70,7 +72,7 @@ def test_a_killed_rabbitmq_comes_back_with_its_queue_and_message(own_rabbitmq: S
         assert channel.basic_get("kept", auto_ack=True)[2] == b"precious"
 
 
-def test_a_killed_redis_comes_back_with_what_it_confirmed(own_redis: Service) -> None:
+def test_a_killed_redis_restarts_with_its_confirmed_writes(own_redis: Service) -> None:
     url = own_redis.url
     with client_of(url) as client:
         client.set("kept", b"precious")
@@ -81,7 +83,7 @@ def test_a_killed_redis_comes_back_with_what_it_confirmed(own_redis: Service) ->
         assert client.get("kept") == b"precious"
 
 
-def test_data_outlives_the_ports(tmp_path: Path) -> None:
+def test_data_does_not_depend_on_the_ports(tmp_path: Path) -> None:
     with needed(lambda: private_redis(tmp_path)) as first, client_of(first.url) as client:
         client.set("kept", b"precious")
         first.stop()
@@ -90,7 +92,7 @@ def test_data_outlives_the_ports(tmp_path: Path) -> None:
         assert client.get("kept") == b"precious"
 
 
-def test_a_rabbitmq_begun_again_in_its_folder_keeps_the_data_and_takes_new_settings(tmp_path: Path) -> None:
+def test_a_new_rabbitmq_in_the_same_folder_keeps_the_data_and_has_its_own_settings(tmp_path: Path) -> None:
     with needed(lambda: private_rabbitmq(tmp_path)) as first:
         with channel_to(first.url) as channel:
             channel.queue_declare("kept", durable=True)
@@ -106,7 +108,7 @@ def test_a_rabbitmq_begun_again_in_its_folder_keeps_the_data_and_takes_new_setti
             second.ctl("no_such_command")
 
 
-def test_two_rabbitmqs_at_once_know_nothing_of_each_other(tmp_path: Path) -> None:
+def test_two_rabbitmq_nodes_are_independent(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         starting = [pool.submit(private_rabbitmq, tmp_path / name) for name in ("one", "two")]
         nodes = [needed(future.result) for future in starting]
@@ -132,7 +134,7 @@ def test_prometheus_answers_with_the_configuration_it_was_given(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("start", [private_redis, private_rabbitmq])
-def test_nothing_of_a_service_outlives_its_context(
+def test_no_process_of_a_service_outlives_its_context(
     start: Callable[[Path], process.PrivateService], tmp_path: Path
 ) -> None:
     before = family(os.getpid())
@@ -143,7 +145,7 @@ def test_nothing_of_a_service_outlives_its_context(
 
 
 @pytest.mark.parametrize("start", ["private_redis", "private_rabbitmq"])
-def test_nothing_of_a_service_outlives_a_killed_parent(start: str, tmp_path: Path) -> None:
+def test_no_process_of_a_service_outlives_a_killed_parent(start: str, tmp_path: Path) -> None:
     code = f"""
 import sys
 from pathlib import Path
@@ -188,7 +190,7 @@ def test_a_service_outlives_the_thread_that_started_it(tmp_path: Path) -> None:
         assert process.ask(b"PING\r\n", service.ports["redis"]) == b"+PONG\r\n"
 
 
-def test_a_busy_port_is_given_up_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_port_is_chosen_if_one_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     choose = process.free_ports
     with socket.create_server((process.LOOPBACK, 0)) as occupant:
         busy = occupant.getsockname()[1]
@@ -199,19 +201,19 @@ def test_a_busy_port_is_given_up_for_another(tmp_path: Path, monkeypatch: pytest
             assert next(choices, None) is None
 
 
-def test_a_port_lost_while_it_was_dead_is_named(tmp_path: Path) -> None:
+def test_a_port_that_was_taken_meanwhile_is_named(tmp_path: Path) -> None:
     with needed(lambda: private_redis(tmp_path)) as service:
         service.kill()
         with (
             socket.create_server((process.LOOPBACK, service.port)),
-            pytest.raises(ServiceFailed, match=f"something else listens on port {service.port}"),
+            pytest.raises(ServiceFailed, match=f"another program listens on port {service.port}"),
         ):
             service.start()
         service.start()
         assert service.running
 
 
-def test_starting_twice_and_killing_twice_do_no_harm(tmp_path: Path) -> None:
+def test_start_and_kill_may_be_repeated(tmp_path: Path) -> None:
     with needed(lambda: private_redis(tmp_path)) as service:
         service.start()
         assert service.running
@@ -221,12 +223,12 @@ def test_starting_twice_and_killing_twice_do_no_harm(tmp_path: Path) -> None:
         assert not service.running
 
 
-def test_a_service_that_will_not_start_says_why(tmp_path: Path) -> None:
+def test_the_error_of_a_redis_that_does_not_start_has_its_output(tmp_path: Path) -> None:
     with pytest.raises(ServiceFailed, match=r"(?s)Redis ended while starting.*no-such-option"):
         needed(lambda: private_redis(tmp_path, options=["--no-such-option", "1"]))
 
 
-def test_a_rabbitmq_that_will_not_start_says_why(tmp_path: Path) -> None:
+def test_the_error_of_a_rabbitmq_that_does_not_start_has_its_output(tmp_path: Path) -> None:
     with pytest.raises(ServiceFailed, match=r"(?s)RabbitMQ ended while starting.*no_such_key"):
         needed(lambda: private_rabbitmq(tmp_path, config="no_such_key = 1"))
 
@@ -248,13 +250,44 @@ def test_a_missing_program_is_named_with_the_command_that_installs_it(
     start: Callable[[Path], object], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDIL_SERVICES", "native")
+    for name in (ROOT, STORE):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("shutil.which", lambda *_, **__: None)
     with pytest.raises(ServiceMissing, match=f"^{text}$"):
         start(tmp_path)
 
 
+def test_a_program_that_is_not_in_the_root_folder_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ROOT, str(tmp_path))
+    with pytest.raises(ServiceMissing, match=f"^{ROOT}={tmp_path} has no rabbitmq-server: build it with"):
+        private_rabbitmq(tmp_path)
+
+
+def test_a_service_from_a_root_folder_runs_in_its_own_mount_namespace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ROOT, "/")
+    if subprocess.run(broker_command("true"), check=False).returncode:
+        needed(lambda: raise_missing("unshare and mount are not permitted: run the tests as root"))
+    with needed(lambda: private_redis(tmp_path)) as service, client_of(service.url) as client:
+        namespace = os.readlink(f"/proc/{client.info()['process_id']}/ns/mnt")
+        assert namespace != os.readlink("/proc/self/ns/mnt")
+        client.set("kept", b"precious")
+        service.kill()
+        service.start()
+        assert client.get("kept") == b"precious"
+
+
+def test_an_unknown_store_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(STORE, "memcached")
+    with pytest.raises(ServiceMissing, match=f"^{STORE}=memcached: it may be redis or valkey, or not set$"):
+        private_redis(tmp_path)
+
+
 @pytest.mark.parametrize(
-    ("surroundings", "outcome"),
+    ("environment", "outcome"),
     [
         ({}, pytest.skip.Exception),
         ({"CI": "false", "FEDIL_REQUIRE_SERVICES": "0"}, pytest.skip.Exception),
@@ -262,18 +295,18 @@ def test_a_missing_program_is_named_with_the_command_that_installs_it(
         ({"FEDIL_REQUIRE_SERVICES": "1"}, pytest.fail.Exception),
     ],
 )
-def test_a_missing_service_skips_at_home_and_fails_in_ci(
-    surroundings: dict[str, str], outcome: type[BaseException], monkeypatch: pytest.MonkeyPatch
+def test_a_test_without_its_service_is_skipped_and_fails_in_ci(
+    environment: dict[str, str], outcome: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("CI", "FEDIL_REQUIRE_SERVICES"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in surroundings.items():
+    for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(outcome, match="apt install it"):
         needed(lambda: raise_missing("apt install it"))
 
 
-def test_scripts_outside_of_pytest_get_both_services_in_a_folder_that_goes_away() -> None:
+def test_temporary_services_work_outside_of_pytest() -> None:
     with needed(temporary_services) as both, client_of(both.redis.url) as client:
         with channel_to(both.rabbitmq.url) as channel:
             assert channel.is_open

@@ -1,5 +1,5 @@
-"""Containers are used where a Docker engine answers, and only there. The engine here is a small one: it speaks the
-Docker API, and its only image is a Redis that knows PING."""
+"""Containers are used if a Docker engine answers. The engine here is a stub of the Docker API with one image, a Redis
+that answers PING."""
 
 import importlib
 import json
@@ -26,18 +26,18 @@ class Pong(socketserver.BaseRequestHandler):
 
 
 class Engine(ThreadingHTTPServer):
-    """What was asked of it is in `asked`, without the API's version."""
+    """A Docker engine that records its requests in `requests`, without the API's version."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
-        super().__init__((process.LOOPBACK, 0), Answers)
-        self.asked: list[str] = []
+        super().__init__((process.LOOPBACK, 0), RequestHandler)
+        self.requests: list[str] = []
         self.created: dict[str, Any] = {}
         self.container: socketserver.TCPServer | None = None
 
     @property
-    def outside(self) -> int:
+    def host_port(self) -> int:
         ((binding,),) = self.bindings.values()
         return int(binding["HostPort"])
 
@@ -48,7 +48,7 @@ class Engine(ThreadingHTTPServer):
 
     def run_container(self) -> None:
         socketserver.TCPServer.allow_reuse_address = True
-        self.container = socketserver.ThreadingTCPServer((process.LOOPBACK, self.outside), Pong)
+        self.container = socketserver.ThreadingTCPServer((process.LOOPBACK, self.host_port), Pong)
         threading.Thread(target=self.container.serve_forever, daemon=True).start()
 
     def end_container(self) -> None:
@@ -58,13 +58,13 @@ class Engine(ThreadingHTTPServer):
             self.container = None
 
 
-class Answers(BaseHTTPRequestHandler):
+class RequestHandler(BaseHTTPRequestHandler):
     server: Engine
 
     def answer(self) -> None:
         path = re.sub(r"^/v[\d.]+|\?.*$", "", self.path)
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        self.server.asked.append(f"{self.command} {path}")
+        self.server.requests.append(f"{self.command} {path}")
         code, reply = self.reply_to(path, body)
         payload = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
         self.send_response(code)
@@ -95,14 +95,14 @@ class Answers(BaseHTTPRequestHandler):
         }.get(path, {})
 
     def log_message(self, *_: object) -> None:
-        """pytest shows what matters."""
+        """Keeps requests out of the output of pytest."""
 
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     monkeypatch.delenv("FEDIL_SERVICES", raising=False)
     monkeypatch.setenv("TESTCONTAINERS_RYUK_DISABLED", "true")
-    # We may be in a container ourselves; testcontainers would look for the engine at its gateway.
+    # In a container, testcontainers would look for the engine at the gateway.
     config = importlib.import_module("testcontainers.core.config")
     monkeypatch.setattr(
         config.testcontainers_config, "connection_mode_override", config.ConnectionMode.docker_host
@@ -118,54 +118,54 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
 @pytest.fixture
 def no_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("FEDIL_SERVICES", raising=False)
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nobody.sock")
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/absent.sock")
 
 
 def test_containers_are_used_where_an_engine_answers(engine: Engine, tmp_path: Path) -> None:
     with redis_service(tmp_path) as service:
         assert isinstance(service, ContainedService)
-        assert service.url == f"redis://{process.LOOPBACK}:{engine.outside}/0"
+        assert service.url == f"redis://{process.LOOPBACK}:{engine.host_port}/0"
         assert engine.created["Image"] == "redis:7"
         assert engine.created["Cmd"][:3] == ["redis-server", "--appendonly", "yes"]
-        assert process.ask(b"PING\r\n", engine.outside) == b"+PONG\r\n"
-    assert engine.asked[-1] == "DELETE /containers/c1"
+        assert process.ask(b"PING\r\n", engine.host_port) == b"+PONG\r\n"
+    assert engine.requests[-1] == "DELETE /containers/c1"
 
 
-def test_a_killed_container_comes_back_where_it_was(engine: Engine, tmp_path: Path) -> None:
+def test_a_killed_container_restarts_on_the_same_port(engine: Engine, tmp_path: Path) -> None:
     with redis_service(tmp_path) as service:
         url = service.url
         service.kill()
         with pytest.raises(ConnectionRefusedError):
-            process.ask(b"PING\r\n", engine.outside)
+            process.ask(b"PING\r\n", engine.host_port)
         service.start()
         assert service.url == url
-        assert process.ask(b"PING\r\n", engine.outside) == b"+PONG\r\n"
+        assert process.ask(b"PING\r\n", engine.host_port) == b"+PONG\r\n"
         service.stop()
-        assert [what for what in engine.asked if re.search("start|kill|stop", what)] == [
-            f"POST /containers/c1/{what}" for what in ("start", "kill", "start", "stop")
+        assert [request for request in engine.requests if re.search("start|kill|stop", request)] == [
+            f"POST /containers/c1/{action}" for action in ("start", "kill", "start", "stop")
         ]
 
 
 @pytest.mark.usefixtures("no_engine")
-def test_the_machines_own_programs_are_used_where_no_engine_answers(tmp_path: Path) -> None:
+def test_programs_of_this_machine_are_used_without_an_engine(tmp_path: Path) -> None:
     with needed(lambda: redis_service(tmp_path)) as service:
         assert isinstance(service, Redis)
 
 
-def test_native_is_obeyed_although_an_engine_answers(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_native_takes_precedence_over_an_engine(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert engine_answers()
     monkeypatch.setenv("FEDIL_SERVICES", "native")
     assert not uses_docker()
 
 
 @pytest.mark.usefixtures("no_engine")
-def test_docker_without_an_engine_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_docker_without_an_engine_is_an_error_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDIL_SERVICES", "docker")
     with pytest.raises(ServiceMissing, match=r"no engine answers: .* start Docker"):
         uses_docker()
 
 
-def test_a_misspelt_choice_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_choice_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDIL_SERVICES", "podman")
     with pytest.raises(ServiceMissing, match="FEDIL_SERVICES=podman: it may be docker or native"):
         uses_docker()

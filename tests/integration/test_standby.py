@@ -18,11 +18,11 @@ from broker_config.protocol.messages import TrainTask
 from server_worker.deployment import Deployment, Outcome, serve
 from server_worker.run.lock import FolderInUse, sole_use
 from tests.federation import SOON, Diary, Federation, Hands, Over, OverBrokers, blobs_recipe
-from tests.integration.cut_connection import Wire
+from tests.integration.lossy_proxy import Proxy
 from tests.serving import until
 
 
-class Fence(Wire):
+class Fence(Proxy):
     """A wire that lets nobody through for a while."""
 
     def __init__(self, host: str, port: int) -> None:
@@ -47,9 +47,9 @@ class Fence(Wire):
                 if not self._is_open.is_set():
                     near.close()
                     continue
-                far = socket.create_connection(self._there)
+                far = socket.create_connection(self._target)
                 self._sockets += [near, far]
-                self._begin(self._forward, near, far)
+                self._start(self._forward, near, far)
 
 
 @contextmanager

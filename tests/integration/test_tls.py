@@ -1,4 +1,4 @@
-"""RabbitMQ and Redis over TLS: with the right certificates everything works, and a wrong one is named."""
+"""RabbitMQ and Redis over TLS: valid certificates work, and errors name the invalid one."""
 
 import uuid
 from collections.abc import Iterator
@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from broker_config.brokers.topology import updates_queue
+from broker_config.process.retry import RetryPolicy
 from broker_config.protocol.errors import BrokerRefused, BrokerUnavailable, FedILError
 from broker_config.stores import connect_store
 from broker_config.transports import connect_transport
-from broker_config.transports.reconnecting import Patience
 from ops.broker.management import Management
 from ops.local.services import RabbitMQ, Redis, Tls, private_rabbitmq, private_redis
 from ops.local.services.process import LOOPBACK, free_ports
@@ -21,7 +21,7 @@ from tests.certificates import Authority
 from tests.services import needed
 
 SOON = 60.0
-AT_ONCE = Patience(seconds=0.0)
+AT_ONCE = RetryPolicy(seconds=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +30,8 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 @pytest.fixture(scope="module")
-def strangers(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("strangers"))
+def other_authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("other_authority"))
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def amqps(node: RabbitMQ, authority: Authority, worker: tuple[Path, Path] | None
     return f"{node.tls_url}?cafile={authority.certificate}{own}"
 
 
-def test_messages_of_any_size_travel_over_tls(
+def test_messages_of_any_size_are_sent_over_tls(
     rabbitmq: RabbitMQ, ours: Authority, worker: tuple[Path, Path]
 ) -> None:
     queue, body = updates_queue(uuid.uuid4().hex), np.random.default_rng(0).bytes(10_000_000)
@@ -83,15 +83,15 @@ def test_messages_of_any_size_travel_over_tls(
 
 
 def test_a_rabbitmq_of_an_unknown_authority_is_not_trusted(
-    rabbitmq: RabbitMQ, strangers: Authority, worker: tuple[Path, Path]
+    rabbitmq: RabbitMQ, other_authority: Authority, worker: tuple[Path, Path]
 ) -> None:
     with pytest.raises(
         BrokerRefused, match=r"certificate .* not to be trusted \(.+\): name the right authority"
     ):
-        connect_transport(amqps(rabbitmq, strangers, worker))
+        connect_transport(amqps(rabbitmq, other_authority, worker))
 
 
-def test_a_rabbitmq_with_another_name_is_not_trusted(
+def test_a_rabbitmq_with_another_host_name_is_not_trusted(
     rabbitmq: RabbitMQ, ours: Authority, worker: tuple[Path, Path]
 ) -> None:
     url = amqps(rabbitmq, ours, worker).replace("localhost", LOOPBACK)
@@ -99,22 +99,22 @@ def test_a_rabbitmq_with_another_name_is_not_trusted(
         connect_transport(url)
 
 
-@pytest.mark.parametrize("shown", [None, "a stranger's"])
-def test_rabbitmq_does_not_take_a_worker_without_a_certificate_of_its_authority(
-    rabbitmq: RabbitMQ, ours: Authority, strangers: Authority, shown: str | None
+@pytest.mark.parametrize("shown", [None, "of another authority"])
+def test_rabbitmq_refuses_a_worker_without_a_certificate_of_its_authority(
+    rabbitmq: RabbitMQ, ours: Authority, other_authority: Authority, shown: str | None
 ) -> None:
-    certificate = strangers.sign("impostor") if shown else None
+    certificate = other_authority.sign("impostor") if shown else None
     with pytest.raises((BrokerRefused, BrokerUnavailable), match="certfile"):
         connect_transport(amqps(rabbitmq, ours, certificate))
 
 
-def test_amqp_at_the_port_of_amqps_is_named(rabbitmq: RabbitMQ) -> None:
+def test_amqp_at_the_port_of_amqps_is_an_error_that_names_both(rabbitmq: RabbitMQ) -> None:
     url = f"amqp://guest:guest@{LOOPBACK}:{rabbitmq.ports['amqps']}/%2F"
     with pytest.raises(BrokerUnavailable, match="amqp:// against amqps://"):
         connect_transport(url)
 
 
-def test_amqps_at_the_port_of_amqp_is_named(rabbitmq: RabbitMQ, ours: Authority) -> None:
+def test_amqps_at_the_port_of_amqp_is_an_error_that_names_both(rabbitmq: RabbitMQ, ours: Authority) -> None:
     url = f"amqps://guest:guest@localhost:{rabbitmq.port}/%2F?cafile={ours.certificate}"
     with pytest.raises(BrokerUnavailable, match="amqp:// against amqps://"):
         connect_transport(url)
@@ -125,20 +125,18 @@ def https(node: RabbitMQ, authority: Authority) -> str:
     return f"https://guest:guest@localhost:{port}?cafile={authority.certificate}"
 
 
-def test_the_management_api_is_asked_over_tls(rabbitmq: RabbitMQ, ours: Authority) -> None:
+def test_the_management_api_works_over_tls(rabbitmq: RabbitMQ, ours: Authority) -> None:
     assert Management(https(rabbitmq, ours)).get("whoami")["name"] == "guest"
 
 
 def test_a_management_api_of_an_unknown_authority_is_not_trusted(
-    rabbitmq: RabbitMQ, strangers: Authority
+    rabbitmq: RabbitMQ, other_authority: Authority
 ) -> None:
-    with pytest.raises(
-        BrokerRefused, match=r"certificate .* not to be trusted \(.+\): name the right authority"
-    ):
-        Management(https(rabbitmq, strangers)).get("whoami")
+    with pytest.raises(BrokerRefused, match=r"certificate .* is not trusted \(.+\): name its authority with"):
+        Management(https(rabbitmq, other_authority)).get("whoami")
 
 
-def test_an_authority_that_is_not_there_is_named() -> None:
+def test_a_missing_cafile_is_named() -> None:
     with pytest.raises(FedILError, match=r"cannot use cafile=/nowhere/ca\.pem: No such file"):
         Management("https://host?cafile=/nowhere/ca.pem")
 
@@ -151,41 +149,43 @@ def rediss(service: Redis, authority: Authority, worker: tuple[Path, Path] | Non
     return f"{service.tls_url}?ssl_ca_certs={authority.certificate}{own}"
 
 
-def test_ledgers_travel_over_tls(redis: Redis, ours: Authority, worker: tuple[Path, Path]) -> None:
+def test_ledgers_are_committed_and_read_over_tls(
+    redis: Redis, ours: Authority, worker: tuple[Path, Path]
+) -> None:
     with closing(connect_store(rediss(redis, ours, worker))) as store:
         assert store.commit("run", 7, 1, b"ledger")
         assert store.read("run", 7, 2) == b"ledger"
 
 
 def test_a_redis_of_an_unknown_authority_is_not_trusted(
-    redis: Redis, strangers: Authority, worker: tuple[Path, Path]
+    redis: Redis, other_authority: Authority, worker: tuple[Path, Path]
 ) -> None:
     with pytest.raises(BrokerRefused, match=r"certificate verify failed.*check ssl_ca_certs"):
-        connect_store(rediss(redis, strangers, worker))
+        connect_store(rediss(redis, other_authority, worker))
 
 
-def test_a_redis_with_another_name_is_not_trusted(
+def test_a_redis_with_another_host_name_is_not_trusted(
     redis: Redis, ours: Authority, worker: tuple[Path, Path]
 ) -> None:
     with pytest.raises(BrokerRefused, match=r"IP address mismatch.*check ssl_ca_certs"):
         connect_store(rediss(redis, ours, worker).replace("localhost", LOOPBACK))
 
 
-@pytest.mark.parametrize("shown", [None, "a stranger's"])
-def test_redis_does_not_take_a_worker_without_a_certificate_of_its_authority(
-    redis: Redis, ours: Authority, strangers: Authority, shown: str | None
+@pytest.mark.parametrize("shown", [None, "of another authority"])
+def test_redis_refuses_a_worker_without_a_certificate_of_its_authority(
+    redis: Redis, ours: Authority, other_authority: Authority, shown: str | None
 ) -> None:
-    certificate = strangers.sign("impostor") if shown else None
+    certificate = other_authority.sign("impostor") if shown else None
     with pytest.raises((BrokerRefused, BrokerUnavailable), match="ssl_certfile"):
-        connect_store(rediss(redis, ours, certificate), patience=AT_ONCE)
+        connect_store(rediss(redis, ours, certificate), retry=AT_ONCE)
 
 
-def test_redis_at_the_port_of_rediss_is_named(redis: Redis) -> None:
+def test_redis_at_the_port_of_rediss_is_an_error_that_names_rediss(redis: Redis) -> None:
     with pytest.raises(FedILError, match="rediss://"):
-        connect_store(f"redis://{LOOPBACK}:{redis.ports['tls']}/0", patience=AT_ONCE)
+        connect_store(f"redis://{LOOPBACK}:{redis.ports['tls']}/0", retry=AT_ONCE)
 
 
-def test_rediss_at_the_port_of_redis_is_named(redis: Redis, ours: Authority) -> None:
+def test_rediss_at_the_port_of_redis_is_an_error_that_names_tls(redis: Redis, ours: Authority) -> None:
     brief = f"ssl_ca_certs={ours.certificate}&socket_timeout=1&socket_connect_timeout=1"
     with pytest.raises(FedILError, match="speaks TLS"):
-        connect_store(f"rediss://localhost:{redis.port}/0?{brief}", patience=AT_ONCE)
+        connect_store(f"rediss://localhost:{redis.port}/0?{brief}", retry=AT_ONCE)

@@ -1,4 +1,4 @@
-"""The embedded broker against a model of it: nothing is lost, nothing is in two hands."""
+"""The embedded broker compared with a model: no message is lost or held by two consumers."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from broker_config.brokers.topology import DEAD_LETTERS
 from broker_config.transports.interface import DELIVERY_LIMIT
-from broker_config.transports.memory.transport import EmbeddedBroker, MemoryDelivery, MemoryTransport
+from broker_config.transports.memory.broker import EmbeddedBroker
+from broker_config.transports.memory.transport import MemoryDelivery, MemoryTransport
 
 QUEUE = "fedil.tasks.a"
 
@@ -25,7 +26,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.broker = EmbeddedBroker(max_message_bytes=80)
+        self.broker = EmbeddedBroker()
         self.publisher = MemoryTransport(self.broker)
         self.publisher.declare(QUEUE)
         self.transports: dict[int, MemoryTransport] = {}
@@ -65,7 +66,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     @rule(dies=st.booleans(), times=st.integers(1, DELIVERY_LIMIT))
     def receive_and_return(self, dies: bool, times: int) -> None:
-        """What chance alone would rarely do often enough to reach the delivery limit."""
+        """Repeats deliveries, because random steps alone rarely reach the delivery limit."""
         for _ in range(times):
             consumer = self.connect()
             num_held = len(self.held)
@@ -73,7 +74,7 @@ class BrokerMachine(RuleBasedStateMachine):
             if dies:
                 self.lose(consumer)
             elif len(self.held) > num_held:
-                self._give_back(self.held.pop())
+                self._requeue(self.held.pop())
 
     @rule(data=st.data())
     def acknowledge(self, data: st.DataObject) -> None:
@@ -82,9 +83,9 @@ class BrokerMachine(RuleBasedStateMachine):
             self.acknowledged.add(held.message)
 
     @rule(data=st.data())
-    def give_back(self, data: st.DataObject) -> None:
+    def requeue(self, data: st.DataObject) -> None:
         if held := self._any_held(data):
-            self._give_back(held)
+            self._requeue(held)
 
     @rule(data=st.data())
     def reject(self, data: st.DataObject) -> None:
@@ -120,7 +121,7 @@ class BrokerMachine(RuleBasedStateMachine):
         left = {held.message for held in self.held} | set(self.waiting)
         while delivery := self.publisher.receive(QUEUE, 0):
             left.remove(int.from_bytes(delivery.body, "big"))
-        # The rest died with the consumers above for the last time they were allowed to.
+        # The others reached the delivery limit when the consumers above disconnected.
         while delivery := self.publisher.receive(DEAD_LETTERS, 0):
             assert delivery.reason == "delivery_limit"
             left.remove(int.from_bytes(delivery.body, "big"))
@@ -131,7 +132,7 @@ class BrokerMachine(RuleBasedStateMachine):
             return None
         return self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
 
-    def _give_back(self, held: Held) -> None:
+    def _requeue(self, held: Held) -> None:
         held.delivery.requeue()
         self._return(held.message)
 

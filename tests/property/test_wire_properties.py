@@ -1,4 +1,4 @@
-"""Whatever is encoded comes back; whatever else comes is refused, and in one way only."""
+"""Decoding returns what was encoded, and raises MessageRejected for any other bytes."""
 
 import math
 import string
@@ -72,7 +72,9 @@ def body_with_some_of_everything() -> bytes:
 
 @QUICK
 @given(names, metas, arrays)
-def test_arrays_come_back_as_they_were(kind: str, meta: dict[str, Any], given: dict[str, np.ndarray]) -> None:
+def test_decoding_returns_the_encoded_arrays(
+    kind: str, meta: dict[str, Any], given: dict[str, np.ndarray]
+) -> None:
     found_meta, found = wire.decode_arrays(b"".join(wire.encode_arrays(kind, meta, given)), kind)
     assert found_meta == meta
     assert_same_arrays(found, given)
@@ -81,7 +83,7 @@ def test_arrays_come_back_as_they_were(kind: str, meta: dict[str, Any], given: d
 
 @QUICK
 @given(tasks | updates | refusals)
-def test_messages_come_back_as_they_were(message: Message) -> None:
+def test_decoding_returns_the_encoded_message(message: Message) -> None:
     found = wire.decode_message(b"".join(wire.encode_message(message)))
     if isinstance(message, Update) and isinstance(found, Update):
         assert_same_arrays(found.tensors, message.tensors)
@@ -91,7 +93,7 @@ def test_messages_come_back_as_they_were(message: Message) -> None:
 
 @QUICK
 @given(st.binary(max_size=300), st.lists(st.integers(0, 300)))
-def test_however_a_body_is_cut_its_digest_and_size_are_the_same(body: bytes, cuts: list[int]) -> None:
+def test_digest_and_size_do_not_depend_on_the_pieces_of_a_body(body: bytes, cuts: list[int]) -> None:
     pieces = [memoryview(body)[start:stop] for start, stop in pairwise([0, *sorted(cuts), len(body)])]
     assert wire.digest(pieces) == wire.digest([body])
     assert wire.size(pieces) == len(body)
@@ -99,7 +101,7 @@ def test_however_a_body_is_cut_its_digest_and_size_are_the_same(body: bytes, cut
 
 @QUICK
 @given(st.lists(st.binary(max_size=200), min_size=1, max_size=4), st.integers(65, 150), st.data())
-def test_bodies_are_put_together_from_chunks_in_any_order_repeated_and_interleaved(
+def test_bodies_are_assembled_from_chunks_in_any_order_repeated_and_interleaved(
     bodies: list[bytes], max_bytes: int, data: st.DataObject
 ) -> None:
     frames: list[bytes] = []
@@ -122,7 +124,7 @@ def test_bodies_are_put_together_from_chunks_in_any_order_repeated_and_interleav
 
 @QUICK
 @given(st.binary(max_size=300))
-def test_garbage_is_rejected_and_nothing_else(garbage: bytes) -> None:
+def test_random_bytes_raise_only_message_rejected(garbage: bytes) -> None:
     for prefix in (b"", b"FedIL\0", b"FedIL\0\1\0", b"FedILc", b"FedILc\1\0"):
         with pytest.raises(MessageRejected):
             wire.decode_message(prefix + garbage)
@@ -132,8 +134,8 @@ def test_garbage_is_rejected_and_nothing_else(garbage: bytes) -> None:
 
 @QUICK
 @given(st.binary(max_size=200))
-def test_garbage_under_a_good_envelope_is_rejected_and_nothing_else(header: bytes) -> None:
-    """A sender who computes digests correctly can still lie about everything inside."""
+def test_random_bytes_with_a_valid_digest_raise_only_message_rejected(header: bytes) -> None:
+    """A sender with a correct digest can still send any header."""
     with pytest.raises(MessageRejected):
         wire.decode_message(sealed(header))
 
@@ -150,7 +152,7 @@ header_values = st.recursive(
     header_values,
     st.lists(st.tuples(names, st.sampled_from(["bool", "int8"]), header_values) | header_values),
 )
-def test_lies_in_a_well_formed_header_are_rejected_and_nothing_else(
+def test_wrong_values_in_a_well_formed_header_raise_only_message_rejected(
     kind: str, meta: object, specs: list[object]
 ) -> None:
     header = wire.pack_fields({"kind": kind, "meta": meta, "arrays": specs})
@@ -175,7 +177,7 @@ def test_lies_in_a_well_formed_header_are_rejected_and_nothing_else(
         ["w", "int8"],
     ],
 )
-def test_an_array_that_cannot_be_is_rejected(spec: list[object]) -> None:
+def test_an_impossible_array_is_rejected(spec: list[object]) -> None:
     header = wire.pack_fields({"kind": "model", "meta": {}, "arrays": [spec]})
     with pytest.raises(MessageRejected, match="schema"):
         wire.decode_arrays(sealed(header), "model")
@@ -188,7 +190,7 @@ def sealed(header: bytes) -> bytes:
     return prelude + header + bytes.fromhex(wire.digest([prelude, header]))
 
 
-def test_every_damaged_byte_is_noticed() -> None:
+def test_every_damaged_byte_is_detected() -> None:
     body = body_with_some_of_everything()
     for position in range(len(body)):
         for flip in (0x01, 0x80, 0xFF):
@@ -198,7 +200,7 @@ def test_every_damaged_byte_is_noticed() -> None:
                 wire.decode_message(damaged)
 
 
-def test_every_truncation_and_extension_is_noticed() -> None:
+def test_every_truncation_and_extension_is_detected() -> None:
     body = body_with_some_of_everything()
     for length in range(len(body)):
         with pytest.raises(MessageRejected) as rejection:
@@ -208,7 +210,7 @@ def test_every_truncation_and_extension_is_noticed() -> None:
         wire.decode_message(body + b"\0")
 
 
-def test_every_damaged_or_missing_byte_of_a_chunk_is_noticed() -> None:
+def test_every_damaged_or_missing_byte_of_a_chunk_is_detected() -> None:
     frame = next(wire.split([b"weights" * 9], 100))
     for position in range(len(frame)):
         damaged = bytearray(frame)
@@ -220,8 +222,8 @@ def test_every_damaged_or_missing_byte_of_a_chunk_is_noticed() -> None:
 
 @QUICK
 @given(st.sampled_from([math.nan, math.inf, -math.inf]))
-def test_weights_that_are_not_finite_travel_unchanged(value: float) -> None:
-    """Whether they may count is for the server to say, with its reason; the wire only carries."""
+def test_weights_that_are_not_finite_are_transmitted_unchanged(value: float) -> None:
+    """The server rejects them, with a reason; the wire format does not."""
     tensors = {"w": np.array([value], np.float32)}
     found = wire.decode_message(b"".join(wire.encode_message(Update("r", 0, 0, 1, 0, 0, 0, tensors))))
     assert isinstance(found, Update)

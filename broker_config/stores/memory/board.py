@@ -1,4 +1,4 @@
-"""A board of notices that fade, in memory."""
+"""The notice board of one process."""
 
 import threading
 import time
@@ -10,10 +10,11 @@ class MemoryBoard:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._topics: dict[str, dict[str, tuple[float, dict[str, Any]]]] = {}
+        """topic → name → (time of expiry, facts)"""
 
-    def announce(self, topic: str, name: str, facts: Mapping[str, object], seconds: float) -> None:
+    def announce(self, topic: str, name: str, facts: Mapping[str, object], ttl_seconds: float) -> None:
         with self._lock:
-            self._topics.setdefault(topic, {})[name] = (time.monotonic() + seconds, dict(facts))
+            self._topics.setdefault(topic, {})[name] = (time.monotonic() + ttl_seconds, dict(facts))
 
     def withdraw(self, topic: str, name: str) -> None:
         with self._lock:
@@ -22,6 +23,6 @@ class MemoryBoard:
     def notices(self, topic: str) -> dict[str, dict[str, Any]]:
         now = time.monotonic()
         with self._lock:
-            fresh = {name: kept for name, kept in self._topics.get(topic, {}).items() if kept[0] > now}
-            self._topics[topic] = fresh
-            return {name: dict(facts) for name, (_, facts) in sorted(fresh.items())}
+            live = {name: notice for name, notice in self._topics.get(topic, {}).items() if notice[0] > now}
+            self._topics[topic] = live
+            return {name: dict(facts) for name, (_, facts) in sorted(live.items())}

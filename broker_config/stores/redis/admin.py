@@ -1,57 +1,55 @@
-"""What an administrator does with Redis: bring in users, and see whether it is fit to keep ledgers."""
+"""Administration of Redis: users, and a check of its settings and of a user's permissions."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from redis.exceptions import NoPermissionError, ResponseError
+from redis.exceptions import ResponseError
 
+from broker_config.process.retry import RetryPolicy
 from broker_config.protocol.errors import BrokerRefused, FedILError
-from broker_config.stores.redis.connection import OLDEST, Client, RedisLink, is_too_old
-from broker_config.transports.reconnecting import Patience
+from broker_config.stores.redis.connection import Client, RedisConnection
+from broker_config.stores.redis.server_check import problems
 
-_PATIENCE = Patience(seconds=5.0)
+_RETRY = RetryPolicy(seconds=5.0)
 
 
 @dataclass(frozen=True)
 class AclUser:
     rules: Sequence[str]
     password_hash: str | None
-    """None: the one that it has stays"""
+    """None keeps the present password."""
 
 
 @contextmanager
-def administering(url: str) -> Iterator["RedisAdmin"]:
-    link = RedisLink(url, _PATIENCE)
-    try:
-        yield RedisAdmin(link)
-    finally:
-        link.close()
+def open_admin(url: str) -> Iterator["RedisAdmin"]:
+    with closing(RedisConnection(url, _RETRY)) as connection:
+        yield RedisAdmin(connection)
 
 
 class RedisAdmin:
-    def __init__(self, link: RedisLink) -> None:
-        self._link = link
-        self.where = link.where
+    def __init__(self, connection: RedisConnection) -> None:
+        self._connection = connection
+        self.endpoint = connection.endpoint
 
     def users(self) -> frozenset[str]:
-        names = self._link.ask(lambda redis: redis.execute_command("ACL", "USERS"))
+        names = self._connection.call(lambda redis: redis.execute_command("ACL", "USERS"))
         return frozenset(name.decode() for name in names)
 
     def set_users(self, users: Mapping[str, AclUser]) -> None:
-        """Each in one step, so that nobody has too many rights in between."""
+        """One command per user, so that no user has too many permissions in between."""
 
         def set_all(redis: Client) -> None:
             for name, user in users.items():
-                # "reset" would take the password too.
+                # "reset" would also delete the password.
                 password = ["reset", f"#{user.password_hash}"] if user.password_hash else []
                 redis.execute_command("ACL", "SETUSER", name, *password, "on", *user.rules)
 
-        self._link.ask(set_all)
+        self._connection.call(set_all)
 
     def save_users(self) -> bool:
-        """False: this Redis has no file for them, and forgets them when it restarts."""
+        """False if this Redis has no aclfile: it forgets its users when it restarts."""
 
         def save(redis: Client) -> bool:
             try:
@@ -62,71 +60,58 @@ class RedisAdmin:
                 return False
             return True
 
-        return self._link.ask(save)
+        return self._connection.call(save)
 
 
 @dataclass(frozen=True)
-class Examination:
-    where: str
-    version: str
+class RedisReport:
+    endpoint: str
+    product: str
+    """Name and version"""
     wrong: tuple[str, ...]
-    """One line each, that says what to do"""
+    """One sentence each, with the remedy"""
     unknown: tuple[str, ...]
-    """What this user cannot see"""
+    """What this user has no permission to see"""
 
 
-def examine(url: str, own_key: str, foreign_key: str | None) -> Examination:
-    """As the user in `url` sees it, which must reach `own_key` and not `foreign_key`. Raises FedILError if it cannot
-    even be asked."""
-    link = RedisLink(url, _PATIENCE)
-    try:
-        info: dict[str, Any] = link.ask(lambda redis: redis.info())
-        forgets, may_forget = _forgotten_users(link, info)
-        wrong = [*_unfit(info), *forgets, *_wrong_rights(link, own_key, foreign_key)]
-        return Examination(link.where, str(info["redis_version"]), tuple(wrong), tuple(may_forget))
-    finally:
-        link.close()
+def inspect_redis(url: str, own_key: str, foreign_key: str | None) -> RedisReport:
+    """Checks the server as the user in `url`, who must be able to read `own_key` and not `foreign_key`. Raises
+    FedILError if Redis does not answer."""
+    with closing(RedisConnection(url, _RETRY)) as connection:
+        info: dict[str, Any] = connection.call(lambda redis: redis.info())
+        wrong = [f"it {problem.text}" for problem in problems(info)]
+        forgets, may_forget = _forgotten_users(connection, info)
+        wrong += [*forgets, *_wrong_permissions(connection, own_key, foreign_key)]
+        return RedisReport(connection.endpoint, _product(info), tuple(wrong), tuple(may_forget))
 
 
-def lets_anybody_in(url: str) -> bool:
-    """`url` without credentials."""
-    link = RedisLink(url, Patience(seconds=0.0))
-    try:
-        return bool(link.ask(lambda redis: redis.ping()))
-    except FedILError:
-        return False
-    finally:
-        link.close()
+def accepts_anonymous(url: str) -> bool:
+    """`url` has no credentials."""
+    with closing(RedisConnection(url, RetryPolicy(seconds=0.0))) as connection:
+        try:
+            return bool(connection.call(lambda redis: redis.ping()))
+        except FedILError:
+            return False
 
 
-def _unfit(info: Mapping[str, Any]) -> Iterator[str]:
-    if is_too_old(info):
-        yield f"version {info['redis_version']} is too old: use {OLDEST} or later"
-    if info.get("role") == "slave":
-        yield f"it is a replica: use its primary, {info.get('master_host')}:{info.get('master_port')}"
-    if not info.get("aof_enabled"):
-        yield "without an append-only file it loses ledgers when it dies: set appendonly yes"
-    elif info.get("aof_last_write_status") != "ok":
-        yield "it cannot write its append-only file: free space on its disk"
-    policy = str(info.get("maxmemory_policy", "noeviction"))
-    if policy.startswith("allkeys"):
-        yield f"maxmemory-policy {policy} may evict ledgers: set maxmemory-policy noeviction"
-    elif 0 < info.get("maxmemory", 0) <= info["used_memory"]:
-        yield "it is full and refuses to write: raise maxmemory, or delete keys of old runs"
+def _product(info: Mapping[str, Any]) -> str:
+    """Valkey reports in `redis_version` the version of Redis that it is compatible with."""
+    valkey = info.get("valkey_version")
+    return f"Valkey {valkey}" if valkey else f"Redis {info['redis_version']}"
 
 
-def _forgotten_users(link: RedisLink, info: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """What is wrong, and what may be, with how it keeps its users through a restart."""
+def _forgotten_users(connection: RedisConnection, info: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Problems, and possible problems, with users after a restart."""
 
-    def look(redis: Client) -> str | None:
+    def read_aclfile(redis: Client) -> str | None:
         try:
             if set(redis.acl_users()) <= {"default", b"default"}:
                 return "not needed"
             return str(redis.config_get("aclfile").get("aclfile", ""))
-        except ResponseError:  # only an administrator may ask
+        except ResponseError:  # only an administrator may read it
             return None
 
-    aclfile, remedy = link.ask(look), "give it an aclfile, then run fedil broker init again"
+    aclfile, remedy = connection.call(read_aclfile), "give it an aclfile, then run fedil broker init again"
     if aclfile is None:
         return [], ["it must have an aclfile, else it forgets its users when it restarts"]
     if aclfile:
@@ -136,21 +121,16 @@ def _forgotten_users(link: RedisLink, info: Mapping[str, Any]) -> tuple[list[str
     return [f"it forgets its users when it restarts: {remedy}"], []
 
 
-def _wrong_rights(link: RedisLink, own_key: str, foreign_key: str | None) -> Iterator[str]:
-    try:
-        link.ask(lambda redis: redis.hmget(own_key, "opened"))
-    except BrokerRefused as error:
-        yield str(error)
-    if foreign_key is not None and _may_read(link, foreign_key):
+def _wrong_permissions(connection: RedisConnection, own_key: str, foreign_key: str | None) -> Iterator[str]:
+    if (refusal := _refusal_to_read(connection, own_key)) is not None:
+        yield refusal
+    if foreign_key is not None and _refusal_to_read(connection, foreign_key) is None:
         yield "this user may read the ledgers of other sites: run fedil broker init for its site"
 
 
-def _may_read(link: RedisLink, key: str) -> bool:
-    def look(redis: Client) -> bool:
-        try:
-            redis.hmget(key, "opened")
-        except NoPermissionError:
-            return False
-        return True
-
-    return link.ask(look)
+def _refusal_to_read(connection: RedisConnection, key: str) -> str | None:
+    try:
+        connection.call(lambda redis: redis.hmget(key, "opened"))
+    except BrokerRefused as error:
+        return str(error)
+    return None

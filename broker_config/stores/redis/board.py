@@ -1,5 +1,5 @@
-"""The board of notices in Redis. A site writes its own and the server reads it every second: what is too much, or no
-notice, is passed over."""
+"""The notice board in Redis. A site writes its own notices and the server reads them every second, so the server skips
+what is malformed and bounds what it reads."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,41 +7,41 @@ from typing import Any
 
 from broker_config.protocol.errors import MessageRejected
 from broker_config.protocol.schema import bad_field, check_run
-from broker_config.stores.redis.connection import Client, NotOurs, RedisLink
+from broker_config.stores.redis.connection import Client, RedisConnection, UnexpectedValue
 from broker_config.stores.redis.keys import board_key, notice_key
 
 MAX_NAME_LENGTH = 200
 MAX_FACTS_BYTES = 1 << 16
-_LONGEST_NOTICE_SECONDS = 1e9
-MOST_NOTICES = 1000
-"""Of one topic that are looked at"""
-_MOST_NAMES_BYTES = 16 << 20
-"""That a list of names may take in Redis"""
-_MOST_BOARD_BYTES = 4 << 20
-"""Of all notices of a topic: as Python's values they take many times as much."""
+MAX_NOTICES = 1000
+"""Notices of one topic that are read"""
+_MAX_TTL_SECONDS = 1e9
+_MAX_NAMES_BYTES = 16 << 20
+"""Size in Redis of a list of names that is read"""
+_MAX_TOPIC_BYTES = 4 << 20
+"""All notices of a topic that are read; as Python objects they take many times as much."""
 
 
 class RedisBoard:
-    def __init__(self, link: RedisLink) -> None:
-        self._link = link
+    def __init__(self, connection: RedisConnection) -> None:
+        self._connection = connection
 
-    def announce(self, topic: str, name: str, facts: Mapping[str, object], seconds: float) -> None:
+    def announce(self, topic: str, name: str, facts: Mapping[str, object], ttl_seconds: float) -> None:
         board, notice = board_key(check_run("topic", topic)), notice_key(topic, _check_name(name))
         body = _facts_to_json(facts)
-        if not 0 < seconds < _LONGEST_NOTICE_SECONDS:
-            raise bad_field("seconds", f"more than 0 and less than {_LONGEST_NOTICE_SECONDS:.0f}", seconds)
-        milliseconds = max(1, round(seconds * 1000))
+        if not 0 < ttl_seconds < _MAX_TTL_SECONDS:
+            raise bad_field("ttl_seconds", f"more than 0 and less than {_MAX_TTL_SECONDS:.0f}", ttl_seconds)
+        ttl_ms = max(1, round(ttl_seconds * 1000))
 
         def write(redis: Client) -> None:
             seconds, microseconds = redis.time()  # of Redis: the clocks of sites differ
-            now = seconds * 1000 + microseconds // 1000
+            now_ms = seconds * 1000 + microseconds // 1000
             with redis.pipeline(transaction=False) as pipeline:
-                pipeline.set(notice, body, px=milliseconds)
-                pipeline.zadd(board, {name: now + milliseconds})
-                pipeline.zremrangebyscore(board, "-inf", now)
+                pipeline.set(notice, body, px=ttl_ms)
+                pipeline.zadd(board, {name: now_ms + ttl_ms})
+                pipeline.zremrangebyscore(board, "-inf", now_ms)
                 pipeline.execute()
 
-        self._link.ask(write)
+        self._connection.call(write)
 
     def withdraw(self, topic: str, name: str) -> None:
         board, notice = board_key(check_run("topic", topic)), notice_key(topic, _check_name(name))
@@ -52,55 +52,54 @@ class RedisBoard:
                 pipeline.zrem(board, name)
                 pipeline.execute()
 
-        self._link.ask(remove)
+        self._connection.call(remove)
 
     def notices(self, topic: str) -> dict[str, dict[str, Any]]:
         board = board_key(check_run("topic", topic))
         try:
-            names = self._link.ask(lambda redis: _names(redis, board))
-        except NotOurs:
+            names = self._connection.call(lambda redis: _read_names(redis, board))
+        except UnexpectedValue:
             return {}
-        bodies = self._link.ask(
-            lambda redis: _bodies(redis, {name: notice_key(topic, name) for name in names})
-        )
+        keys = {name: notice_key(topic, name) for name in names}
+        bodies = self._connection.call(lambda redis: _read_bodies(redis, keys))
         found = {name: _facts_from_json(body) for name, body in bodies.items()}
         return {name: facts for name, facts in sorted(found.items()) if facts is not None}
 
 
-def _names(redis: Client, board: str) -> list[str]:
-    # Measured by the first ones, which are those that would be read.
-    num_bytes = redis.memory_usage(board, samples=MOST_NOTICES)
-    if num_bytes is None or num_bytes > _MOST_NAMES_BYTES:
+def _read_names(redis: Client, board: str) -> list[str]:
+    # Estimated from the first names, which are those that would be read.
+    num_bytes = redis.memory_usage(board, samples=MAX_NOTICES)
+    if num_bytes is None or num_bytes > _MAX_NAMES_BYTES:
         return []
-    names = [name.decode(errors="replace") for name in redis.zrange(board, 0, MOST_NOTICES - 1)]
+    names = [name.decode(errors="replace") for name in redis.zrange(board, 0, MAX_NOTICES - 1)]
     return [name for name in names if len(name) <= MAX_NAME_LENGTH]
 
 
-def _bodies(redis: Client, keys: Mapping[str, str]) -> dict[str, bytes]:
-    """By name, as in `keys`; without those that are too long, and with no more than fit in all"""
+def _read_bodies(redis: Client, keys: Mapping[str, str]) -> dict[str, bytes]:
+    """name → body; without those that are too long or exceed the total."""
     with redis.pipeline(transaction=False) as pipeline:
         for key in keys.values():
             pipeline.strlen(key)
-        sizes = _answers(pipeline)
-    room, chosen = _MOST_BOARD_BYTES, list[str]()
+        sizes = _replies(pipeline)
+    bytes_left, chosen = _MAX_TOPIC_BYTES, list[str]()
     for name, size in zip(keys, sizes, strict=True):
-        if size is not None and 0 < size <= min(room, MAX_FACTS_BYTES):
-            room -= size
+        if size is not None and 0 < size <= min(bytes_left, MAX_FACTS_BYTES):
+            bytes_left -= size
             chosen.append(name)
     with redis.pipeline(transaction=False) as pipeline:
         for name in chosen:
-            pipeline.getrange(keys[name], 0, MAX_FACTS_BYTES - 1)  # it may have grown meanwhile
-        bodies = _answers(pipeline)
+            pipeline.getrange(keys[name], 0, MAX_FACTS_BYTES - 1)  # it may have grown since
+        bodies = _replies(pipeline)
     return {name: body for name, body in zip(chosen, bodies, strict=True) if body is not None}
 
 
-def _answers(pipeline: Client) -> Sequence[Any]:
-    """None where a key holds another kind of value"""
-    answers = pipeline.execute(raise_on_error=False)
-    for answer in answers:
-        if isinstance(answer, Exception) and "WRONGTYPE" not in str(answer):
-            raise answer
-    return [None if isinstance(answer, Exception) else answer for answer in answers]
+def _replies(pipeline: Client) -> Sequence[Any]:
+    """None for a key with another type of value."""
+    replies = pipeline.execute(raise_on_error=False)
+    for reply in replies:
+        if isinstance(reply, Exception) and "WRONGTYPE" not in str(reply):
+            raise reply
+    return [None if isinstance(reply, Exception) else reply for reply in replies]
 
 
 def _check_name(name: object) -> str:

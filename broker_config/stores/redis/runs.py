@@ -1,34 +1,31 @@
-"""Runs in Redis, for people: which have ledgers there, and how to be rid of them. Needs the rights of a server."""
+"""Lists the runs that have ledgers in Redis, and deletes them. Needs the permissions of the server."""
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
+from broker_config.process.retry import RetryPolicy
 from broker_config.protocol.errors import MessageRejected
 from broker_config.protocol.schema import check_run
-from broker_config.stores.redis.connection import Client, NotOurs, RedisLink
+from broker_config.stores.redis.connection import Client, RedisConnection, UnexpectedValue
 from broker_config.stores.redis.keys import clients_key, ledger_key, marked_run_in, run_in, run_key, site_in
-from broker_config.transports.reconnecting import Patience
 
-_PATIENCE = Patience(seconds=5.0)
-_AT_ONCE = 1000
+_RETRY = RetryPolicy(seconds=5.0)
+_KEYS_PER_COMMAND = 1000
 
 
 @contextmanager
-def looking_at_runs(url: str) -> Iterator["RunsInRedis"]:
-    link = RedisLink(url, _PATIENCE)
-    try:
-        yield RunsInRedis(link)
-    finally:
-        link.close()
+def open_runs(url: str) -> Iterator["RedisRuns"]:
+    with closing(RedisConnection(url, _RETRY)) as connection:
+        yield RedisRuns(connection)
 
 
-class RunsInRedis:
-    def __init__(self, link: RedisLink) -> None:
-        self._link = link
+class RedisRuns:
+    def __init__(self, connection: RedisConnection) -> None:
+        self._connection = connection
 
     def ledgers(self) -> dict[str, int]:
-        """Run → how many clients have a ledger; also of runs that have only begun. Walks all keys."""
+        """run → number of clients with a ledger, including runs that have only begun. Scans all keys."""
         counts = Counter(dict.fromkeys(map(marked_run_in, self._keys(run_key("*"))), 0))
         for key in self._keys(clients_key("*", "*")):
             if _is_run(run_in(key)):
@@ -36,38 +33,37 @@ class RunsInRedis:
         return dict(counts)
 
     def forget(self, run: str) -> int:
-        """Deletes the ledgers of a run, and says how many. The lists of clients and the run's mark go last: repeated
-        after a fall in the middle, it still finds the run."""
+        """Deletes the ledgers of a run and returns their number. The client lists and the run's mark are deleted last:
+        after an interruption the run is still found."""
         check_run("run", run)
         lists = list(self._keys(clients_key("*", run)))
-        ledgers = [key for each in lists for key in self._keys(_ledgers_at(site_in(each), run))]
+        ledgers = [key for each in lists for key in self._keys(_ledger_pattern(site_in(each), run))]
         self._delete(ledgers)
         self._delete([*lists, run_key(run)])
         return len(ledgers)
 
     def _keys(self, pattern: str) -> Iterator[str]:
-        keys = self._link.ask(lambda redis: list(redis.scan_iter(pattern, count=_AT_ONCE)))
+        keys = self._connection.call(lambda redis: list(redis.scan_iter(pattern, count=_KEYS_PER_COMMAND)))
         return iter(sorted({key.decode(errors="replace") for key in keys}))
 
     def _count(self, key: str) -> int:
-        """A site may have put anything under this name."""
         try:
-            return self._link.ask(lambda redis: int(redis.scard(key)))
-        except NotOurs:
+            return self._connection.call(lambda redis: int(redis.scard(key)))
+        except UnexpectedValue:  # a site may write anything under its keys
             return 0
 
     def _delete(self, keys: list[str]) -> None:
-        for start in range(0, len(keys), _AT_ONCE):
-            batch = keys[start : start + _AT_ONCE]
+        for start in range(0, len(keys), _KEYS_PER_COMMAND):
+            batch = keys[start : start + _KEYS_PER_COMMAND]
 
             def delete(redis: Client, batch: list[str] = batch) -> None:
                 redis.delete(*batch)
 
-            self._link.ask(delete)
+            self._connection.call(delete)
 
 
 def _is_run(name: str) -> bool:
-    """A site may put up lists under any name that begins with its own."""
+    """A site may create client lists for any name under its prefix."""
     try:
         check_run("run", name)
     except MessageRejected:
@@ -75,5 +71,5 @@ def _is_run(name: str) -> bool:
     return True
 
 
-def _ledgers_at(site: str, run: str) -> str:
+def _ledger_pattern(site: str, run: str) -> str:
     return ledger_key(site, run, 0).removesuffix("0") + "*"

@@ -1,29 +1,33 @@
-"""The memory transport for other processes than the broker's own."""
+"""The embedded broker of another process, over its Unix socket."""
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from broker_config.brokers.topology import MODELS, kind_name
-from broker_config.embedded.frames import Link
+from broker_config.embedded.client import RpcClient
 from broker_config.protocol.buffers import check_size, size
 from broker_config.protocol.errors import BrokerUnavailable
 from broker_config.transports.interface import MAX_BODY_BYTES, Buffers, ModelAddress
 
-_LONGEST_WAIT_SECONDS = 1.0
-"""A longer time-out asks again, so that neither side waits long for one that died."""
+_T = TypeVar("_T")
+_MAX_WAIT_SECONDS = 1.0
+"""A longer wait is several requests, so that neither side waits long for one that died."""
 
 
 class SocketDelivery:
-    def __init__(self, link: Link, about: dict[str, Any], body: memoryview, max_body_bytes: int) -> None:
-        self._link, self._body, self._max_body_bytes = link, body, max_body_bytes
-        self._tag: int = about["tag"]
-        self.redelivered: bool = about["redelivered"]
-        self.reason: str | None = about["reason"]
+    def __init__(
+        self, client: RpcClient, properties: dict[str, Any], body: memoryview, max_body_bytes: int
+    ) -> None:
+        self._client, self._body, self._max_body_bytes = client, body, max_body_bytes
+        self._tag: int = properties["tag"]
+        self.redelivered: bool = properties["redelivered"]
+        self.reason: str | None = properties["reason"]
         self.sender: str | None = None
-        self.is_at_hand = True
+        self.body_is_inline = True
 
     @property
     def body(self) -> memoryview:
@@ -34,46 +38,42 @@ class SocketDelivery:
         self._body = memoryview(b"")
 
     def acknowledge(self) -> None:
-        self._settle("acknowledge")
+        self._client.call("acknowledge", {"tag": self._tag})
 
     def requeue(self) -> None:
-        self._settle("requeue")
+        self._client.call("requeue", {"tag": self._tag})
 
     def reject(self, reason: str) -> None:
-        self._settle("reject", reason)
-
-    def _settle(self, how: str, reason: str | None = None) -> None:
-        self._link.ask("settle", {"tag": self._tag, "how": how, "reason": reason})
+        self._client.call("reject", {"tag": self._tag, "reason": reason})
 
 
 class SocketTransport:
     def __init__(self, path: Path) -> None:
-        self._link = Link(path)
+        self._client = RpcClient(path)
         self.max_body_bytes = MAX_BODY_BYTES
         self.bytes_sent: Counter[str] = Counter()
         self.bytes_received: Counter[str] = Counter()
 
     def declare(self, *queues: str) -> None:
-        self._link.ask("declare", {"queues": queues})
+        self._client.call("declare", {"queues": queues})
 
     def publish(self, queue: str, body: Buffers) -> None:
-        self._link.ask("publish", {"queue": queue}, body)
+        self._client.call("publish", {"queue": queue}, body)
         self.bytes_sent[kind_name(queue)] += size(body)
 
     def receive(self, queue: str, timeout_seconds: float) -> SocketDelivery | None:
-        deadline = time.monotonic() + timeout_seconds
-        while True:
-            left = max(0.0, deadline - time.monotonic())
-            wait_seconds = min(left, _LONGEST_WAIT_SECONDS)
-            about, body = self._link.ask("receive", {"queue": queue, "timeout_seconds": wait_seconds})
-            if about["tag"] is not None:
-                self.bytes_received[kind_name(queue)] += len(body)
-                return SocketDelivery(self._link, about, body, self.max_body_bytes)
-            if left <= _LONGEST_WAIT_SECONDS:
+        def request(wait_seconds: float) -> SocketDelivery | None:
+            arguments = {"queue": queue, "timeout_seconds": wait_seconds}
+            properties, body = self._client.call_for_body("receive", arguments)
+            if properties is None:
                 return None
+            self.bytes_received[kind_name(queue)] += len(body)
+            return SocketDelivery(self._client, properties, body, self.max_body_bytes)
+
+        return _in_turns(request, timeout_seconds)
 
     def depth(self, queue: str) -> int | None:
-        depth: int | None = self._link.ask("depth", {"queue": queue})[0]["depth"]
+        depth: int | None = self._client.call("depth", {"queue": queue})
         return depth
 
     def append_model(
@@ -85,33 +85,41 @@ class SocketTransport:
         entry: str = "",
         entries: int = 1,  # noqa: ARG002
     ) -> ModelAddress:
-        fields = {"run": run, "version": version, "kept": kept, "entry": entry}
-        answer, _ = self._link.ask("append_model", fields, body)
+        arguments = {"run": run, "version": version, "kept": kept, "entry": entry}
+        offset = self._client.call("append_model", arguments, body)
         self.bytes_sent[MODELS.name] += size(body)
-        return ModelAddress(run, version, answer["offset"], entry)
+        return ModelAddress(run, version, offset, entry)
 
     def read_model(self, address: ModelAddress) -> memoryview:
-        body = self._link.ask("read_model", vars(address))[1]
+        _, body = self._client.call_for_body("read_model", vars(address))
         self.bytes_received[MODELS.name] += len(body)
         return body
 
-    def take_lead(self, run: str, timeout_seconds: float) -> bool:
-        deadline = time.monotonic() + timeout_seconds
-        while True:
-            left = max(0.0, deadline - time.monotonic())
-            wait_seconds = min(left, _LONGEST_WAIT_SECONDS)
-            answer, _ = self._link.ask("take_lead", {"run": run, "timeout_seconds": wait_seconds})
-            if answer["leads"] or left <= _LONGEST_WAIT_SECONDS:
-                return bool(answer["leads"])
+    def acquire_leadership(self, run: str, timeout_seconds: float) -> bool:
+        def request(wait_seconds: float) -> bool | None:
+            arguments = {"run": run, "timeout_seconds": wait_seconds}
+            return self._client.call("acquire_leadership", arguments) or None
+
+        return bool(_in_turns(request, timeout_seconds))
 
     def retire(self, run: str) -> None:
-        self._link.ask("retire", {"run": run})
+        self._client.call("retire", {"run": run})
 
-    def concerns(self, longest_task_seconds: float) -> tuple[str, ...]:  # noqa: ARG002 - it waits for ever
+    def timeout_warnings(self, longest_task_seconds: float) -> tuple[str, ...]:  # noqa: ARG002 - it has no time-outs
         return ()
 
     def close(self) -> None:
-        # The broker would notice the closed socket, but only a moment later; asking makes it certain.
+        # The broker would notice the closed socket a moment later; after this call it has.
         with suppress(BrokerUnavailable):
-            self._link.ask("release", {})
-        self._link.close()
+            self._client.call("disconnect", {})
+        self._client.close()
+
+
+def _in_turns(request: Callable[[float], _T | None], timeout_seconds: float) -> _T | None:
+    """Repeats `request` with short waits until it has a result or the timeout has passed."""
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        left = max(0.0, deadline - time.monotonic())
+        result = request(min(left, _MAX_WAIT_SECONDS))
+        if result is not None or left <= _MAX_WAIT_SECONDS:
+            return result

@@ -1,4 +1,4 @@
-"""What we receive: one message at a time, so that nobody who is busy hoards what others could do."""
+"""Receives from one queue, one message at a time: a busy worker holds no message that another could process."""
 
 import time
 from collections import deque
@@ -9,19 +9,19 @@ import pika
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.spec import Basic, BasicProperties
 
-from broker_config.protocol.errors import BrokerUnavailable, FedILError, QueueMissing
-from broker_config.transports.rabbitmq.connection import Line
+from broker_config.protocol.errors import FedILError
+from broker_config.transports.rabbitmq.connection import Connection
 
-_LONGEST_SLICE_SECONDS = 1.0
-"""Between slices others may use the connection, to close it for example."""
-RENEWED_SECONDS = 10.0
-"""RabbitMQ 3.10 hands a subscription over to a quorum queue that was deleted and made again, and then loses on the way
-what is delivered to it. On a channel of its own it comes again, so one that hears nothing is replaced now and then."""
+_MAX_SLICE_SECONDS = 1.0
+"""Between slices of waiting, other threads may use the connection, for example to close it."""
+RESUBSCRIBE_SECONDS = 10.0
+"""RabbitMQ 3.10 moves a subscription to a quorum queue that was deleted and declared again, and then loses what it
+delivers there. Such messages are redelivered when the channel is closed, so a silent channel is replaced."""
 
 
 @dataclass(frozen=True)
-class Letter:
-    """A message as pika hands it out."""
+class Message:
+    """A message as pika delivers it."""
 
     tag: int
     redelivered: bool
@@ -29,79 +29,78 @@ class Letter:
     body: bytes
 
 
-class Inlet:
-    """A queue on a channel of its own: the broker closes a whole channel over one mistake or one missing queue, and
-    what was delivered on it goes back.
+class Consumer:
+    """Has a channel of its own, because the broker closes a whole channel after one error and requeues its messages.
 
-    What is there is fetched; only an empty queue is subscribed to. A subscription ends with its first message and
-    has room for no second; if none came, it stays for the next call, and what comes meanwhile is kept for that.
+    Fetches a message that is ready, and subscribes only to an empty queue. A subscription ends with its first message.
+    If none arrives it stays for the next call, and a message that arrives meanwhile is buffered for that call.
     """
 
-    def __init__(self, line: Line, queue: str) -> None:
-        self._line, self.queue = line, queue
-        self._kept: deque[Letter] = deque()
+    def __init__(self, connection: Connection, queue: str) -> None:
+        self._connection, self.queue = connection, queue
+        self._buffered: deque[Message] = deque()
         self._subscription: str | None = None
         self._cancelled = False
         self._unsettled: set[int] = set()
-        with line.talk() as connection:
-            self._channel = self._open(connection)
+        with connection.exclusive() as pika_connection:
+            self._channel = self._open_channel(pika_connection)
 
-    def _open(self, connection: pika.BlockingConnection) -> BlockingChannel:
-        self._heard = time.monotonic()
+    def _open_channel(self, connection: pika.BlockingConnection) -> BlockingChannel:
+        self._last_delivery = time.monotonic()
         channel = connection.channel()
         channel.basic_qos(prefetch_count=1)
         channel.add_on_cancel_callback(self._on_cancel)
         return channel
 
-    def take(self, timeout_seconds: float) -> Letter | None:
+    def receive(self, timeout_seconds: float) -> Message | None:
         deadline = time.monotonic() + timeout_seconds
-        with self._line.talk() as connection:
+        with self._connection.exclusive() as connection:
             self._check_open()
-            if self._is_stale():
-                self._renew(connection)
-            if self._subscription is None and not self._kept:
-                letter = self._fetch()
-                if letter is not None or timeout_seconds <= 0:
-                    return letter
+            if self._is_silent():
+                self._replace_channel(connection)
+            if self._subscription is None and not self._buffered:
+                message = self._get()
+                if message is not None or timeout_seconds <= 0:
+                    return message
                 self._subscription = self._channel.basic_consume(self.queue, self._on_message)
         while True:
             left = deadline - time.monotonic()
-            with self._line.talk() as connection:
-                if not self._kept:
-                    connection.process_data_events(min(max(left, 0.0), _LONGEST_SLICE_SECONDS))
-                if self._kept:
+            with self._connection.exclusive() as connection:
+                if not self._buffered:
+                    connection.process_data_events(min(max(left, 0.0), _MAX_SLICE_SECONDS))
+                if self._buffered:
                     self._unsubscribe()
-                    return self._handed_out(self._kept.popleft())
+                    return self._delivered(self._buffered.popleft())
                 self._check_open()
             if left <= 0:
                 return None
 
     def acknowledge(self, tag: int) -> None:
-        with self._line.talk() as connection:
+        with self._connection.exclusive() as connection:
             self._check_open()
             self._unsettled.discard(tag)
             self._channel.basic_ack(tag)
-            # A connection that is gone without our knowledge shows itself only when it is read from.
+            # Reading detects a connection that was lost before.
             connection.process_data_events(0)
 
-    def give_back(self, tag: int) -> None:
-        with self._line.talk():
+    def requeue(self, tag: int) -> None:
+        with self._connection.exclusive():
             self._check_open()
             self._unsettled.discard(tag)
             self._channel.basic_nack(tag, requeue=True)
 
-    def unwanted(self) -> list[Letter]:
-        """Ends the subscription: the letters that came and that nobody has asked for. They can still be settled."""
-        with suppress(FedILError), self._line.talk() as connection:
+    def unsubscribe(self) -> list[Message]:
+        """Returns the messages that arrived after the last call of `receive`. They can still be settled."""
+        with suppress(FedILError), self._connection.exclusive() as connection:
             if self._subscription is not None and self._channel.is_open:
                 connection.process_data_events(0)
                 self._unsubscribe()
-                return list(self._kept)
+                return list(self._buffered)
         return []
 
-    def abandon(self) -> None:
-        """What we hold of it goes back, if there is still a queue."""
-        with suppress(FedILError), self._line.talk():
+    def close(self) -> None:
+        """Unacknowledged messages return to the queue, if it still exists."""
+        with suppress(FedILError), self._connection.exclusive():
             if self._channel.is_open:
                 self._channel.close()
 
@@ -111,40 +110,37 @@ class Inlet:
 
     def _check_open(self) -> None:
         if self._cancelled:
-            # Its queue was deleted, or is moving to another node of a cluster: who asks again learns which.
-            raise BrokerUnavailable(
-                f"RabbitMQ at {self._line.account.place} gives nothing more of {self.queue!r}: ask again"
-            )
+            raise self._connection.cancelled_error(self.queue)
         if not self._channel.is_open:
-            raise self._line.why_closed(self._channel, self.queue)
+            raise self._connection.closed_channel_error(self._channel, self.queue)
 
-    def _fetch(self) -> Letter | None:
+    def _get(self) -> Message | None:
         method, properties, body = self._channel.basic_get(self.queue)
         if method is None:
             return None
-        return self._handed_out(Letter(method.delivery_tag, method.redelivered, properties, body or b""))
+        return self._delivered(Message(method.delivery_tag, method.redelivered, properties, body or b""))
 
-    def _handed_out(self, letter: Letter) -> Letter:
-        self._unsettled.add(letter.tag)
-        self._heard = time.monotonic()
-        return letter
+    def _delivered(self, message: Message) -> Message:
+        self._unsettled.add(message.tag)
+        self._last_delivery = time.monotonic()
+        return message
 
-    def _is_stale(self) -> bool:
-        """Nothing came for a while, and nothing would go back with the channel."""
+    def _is_silent(self) -> bool:
+        """Without unsettled messages, which would be requeued with the channel."""
         return (
             self._subscription is not None
             and not self._unsettled
-            and time.monotonic() - self._heard >= RENEWED_SECONDS
+            and time.monotonic() - self._last_delivery >= RESUBSCRIBE_SECONDS
         )
 
-    def _renew(self, connection: pika.BlockingConnection) -> None:
+    def _replace_channel(self, connection: pika.BlockingConnection) -> None:
         connection.process_data_events(0)
-        if self._kept:
+        if self._buffered:
             return
         self._unsubscribe()
-        if not self._kept:  # something may have come at the last moment
+        if not self._buffered:  # a message may have arrived in the meantime
             self._channel.close()
-            self._channel = self._open(connection)
+            self._channel = self._open_channel(connection)
 
     def _unsubscribe(self) -> None:
         if self._subscription is not None:
@@ -154,27 +150,7 @@ class Inlet:
     def _on_message(
         self, _channel: BlockingChannel, method: Basic.Deliver, properties: BasicProperties, body: bytes
     ) -> None:
-        self._kept.append(Letter(method.delivery_tag, method.redelivered, properties, body))
+        self._buffered.append(Message(method.delivery_tag, method.redelivered, properties, body))
 
     def _on_cancel(self, _frame: object) -> None:
         self._cancelled = True
-
-
-class Plumb:
-    """How many messages wait. A channel for this alone, since the broker closes it over every missing queue; and on a
-    connection that publishes nothing, which answers also while an alarm blocks the others."""
-
-    def __init__(self, line: Line) -> None:
-        self._line = line
-        self._channel: BlockingChannel | None = None
-
-    def depth(self, queue: str) -> int | None:
-        with suppress(QueueMissing), self._line.talk() as connection:
-            if (
-                self._channel is None
-                or self._channel.connection is not connection
-                or not self._channel.is_open
-            ):
-                self._channel = connection.channel()
-            return int(self._channel.queue_declare(queue, passive=True).method.message_count)
-        return None

@@ -1,4 +1,4 @@
-"""amqp://user:password@host:port/vhost and amqps://…?cafile=…&certfile=…&keyfile=…, and nothing else."""
+"""Parses amqp://user:password@host:port/vhost and amqps://…?cafile=…&certfile=…&keyfile=…"""
 
 import ssl
 from dataclasses import dataclass, field
@@ -13,34 +13,34 @@ _TLS_KEYS = ("cafile", "certfile", "keyfile")
 _KEYS = ("heartbeat", *_TLS_KEYS)
 
 HEARTBEAT_SECONDS = 20
-"""A frozen worker's task comes back after three of them."""
+"""The task of a frozen worker is redelivered after three of them."""
 BLOCKED_SECONDS = 300.0
-"""How long to wait for an alarm to end. Long, since whoever gives up has trained in vain."""
-_ATTEMPT_SECONDS = 10.0
+"""How long a publish waits for the end of a memory or disk alarm. Long, because giving up wastes the training."""
+_CONNECT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Account:
-    """Whom we are to the broker, and where it is. The password is nowhere else than in `parameters`."""
+class BrokerAddress:
+    """A parsed URL. Only `parameters` contains the password."""
 
     user: str
-    """As the broker knows us; "" if only a certificate says it"""
-    place: str
+    """"" if only a certificate names the user"""
+    endpoint: str
+    """host:port"""
     heartbeat_seconds: int
     parameters: pika.ConnectionParameters = field(repr=False)
 
 
-def account_of(url: str, blocked_seconds: float = BLOCKED_SECONDS) -> Account:
-    parts = _parts(url)
+def parse_url(url: str, blocked_seconds: float = BLOCKED_SECONDS) -> BrokerAddress:
+    parts = _split(url)
     options = _options(parts)
     user, password = unquote(parts.username or ""), unquote(parts.password or "")
     host, port = parts.hostname or "localhost", _port(parts)
     heartbeat_seconds = _seconds(options.get("heartbeat", str(HEARTBEAT_SECONDS)))
-    # A certificate without a password speaks for the user by itself.
     by_certificate = "certfile" in options and not password
     if not by_certificate and not user:
         user = password = "guest"
-    context = _tls(options) if parts.scheme == "amqps" else None
+    context = _tls_context(options) if parts.scheme == "amqps" else None
     parameters = pika.ConnectionParameters(
         host=host,
         port=port,
@@ -50,17 +50,17 @@ def account_of(url: str, blocked_seconds: float = BLOCKED_SECONDS) -> Account:
         else pika.PlainCredentials(user, password, erase_on_connect=False),
         heartbeat=heartbeat_seconds,
         blocked_connection_timeout=blocked_seconds,
-        socket_timeout=_ATTEMPT_SECONDS,
-        stack_timeout=2 * _ATTEMPT_SECONDS,
+        socket_timeout=_CONNECT_SECONDS,
+        stack_timeout=2 * _CONNECT_SECONDS,
         ssl_options=pika.SSLOptions(context, host) if context else None,
     )
-    return Account(user, f"{host}:{port}", heartbeat_seconds, parameters)
+    return BrokerAddress(user, f"{host}:{port}", heartbeat_seconds, parameters)
 
 
-def _parts(url: str) -> SplitResult:
+def _split(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
-        (parts.hostname or "").encode("idna")  # as whoever looks it up does
+        (parts.hostname or "").encode("idna")  # as the name lookup does
     except ValueError:
         raise AddressWrong(
             "the RabbitMQ address cannot be read: write amqp://user:password@host:5672/vhost, or amqps:// for TLS"
@@ -72,9 +72,7 @@ def _options(parts: SplitResult) -> dict[str, str]:
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     unknown = sorted(set(options) - set(_KEYS))
     if unknown:
-        raise AddressWrong(
-            f"a RabbitMQ address knows no option {unknown[0]!r}: it may have {', '.join(_KEYS)}"
-        )
+        raise AddressWrong(f"a RabbitMQ address has no option {unknown[0]!r}: it may have {', '.join(_KEYS)}")
     needless = sorted(set(options) & set(_TLS_KEYS))
     if needless and parts.scheme != "amqps":
         raise AddressWrong(f"{needless[0]} needs TLS: write amqps:// instead of amqp://")
@@ -101,12 +99,12 @@ def _seconds(text: str) -> int:
     return int(text)
 
 
-def _tls(options: dict[str, str]) -> ssl.SSLContext:
+def _tls_context(options: dict[str, str]) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=options.get("cafile"))
         if "certfile" in options:
             context.load_cert_chain(options["certfile"], options.get("keyfile"))
-    except (OSError, ValueError) as error:  # ssl's own errors are of the first kind
+    except (OSError, ValueError) as error:  # SSLError is an OSError
         files = ", ".join(f"{key}={options[key]}" for key in _TLS_KEYS if key in options)
         raise AddressWrong(f"cannot use {files}: {getattr(error, 'strerror', None) or error}") from error
     return context

@@ -1,5 +1,5 @@
-"""Set up RabbitMQ and Redis for a federation: one user for the server and one for each site, with the rights that
-their processes need and no others."""
+"""Set up RabbitMQ and Redis for a federation: one user for the server and one for each site, with only the permissions
+that their processes need."""
 
 import argparse
 import json
@@ -15,18 +15,16 @@ from ops.broker.accounts import ADMIN_STORE_URL, MANAGEMENT_URL
 from server_worker.options import add_override_argument
 
 if TYPE_CHECKING:
-    from ops.broker.setup import Wish
+    from ops.broker.setup import SetupOptions
 
-HELP = "set up RabbitMQ and Redis: queues, users, rights; check them; see and retire runs"
+HELP = "set up RabbitMQ and Redis (queues, users, permissions), check them, list and retire runs"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    init = actions.add_parser(
-        "init", help="apply to brokers that run; harmless to repeat", allow_abbrev=False
-    )
-    files = actions.add_parser("files", help="write files for brokers to start with", allow_abbrev=False)
-    check = actions.add_parser("check", help="say what is wrong with brokers that run", allow_abbrev=False)
+    init = actions.add_parser("init", help="apply to running brokers; may be repeated", allow_abbrev=False)
+    files = actions.add_parser("files", help="write configuration files for new brokers", allow_abbrev=False)
+    check = actions.add_parser("check", help="report what is wrong with running brokers", allow_abbrev=False)
     for action in (init, files, check):
         action.add_argument("--sites", metavar="A,B", help="names of the sites")
         action.add_argument(
@@ -38,81 +36,66 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "--deadline",
             type=_seconds,
             metavar="SECONDS",
-            help="the longest of a round; default: the recipe's",
+            help="deadline of a round; default: the recipe's",
         )
         add_override_argument(action)
     for action in (init, files):
         _add_account_arguments(action)
-    _add_management_argument(init, "of an administrator")
-    init.add_argument(
-        "--store",
-        metavar="URL",
-        help=f"redis(s)://user:password@host:port of an administrator; default: {ADMIN_STORE_URL} from the environment",
-    )
+    _add_url(init, "--management", MANAGEMENT_URL, "http(s)://user:password@host:15672 of an administrator")
+    _add_url(init, "--store", ADMIN_STORE_URL, "redis(s)://user:password@host:port of an administrator")
     init.add_argument(
         "--out",
         type=Path,
         metavar="DIR",
-        help="write the addresses with passwords there instead of showing them",
+        help="write the addresses with passwords to this folder instead of printing them",
     )
-    files.add_argument("--out", type=Path, metavar="DIR", required=True, help="where to write them")
+    files.add_argument("--out", type=Path, metavar="DIR", required=True, help="folder to write to")
     files.add_argument(
         "--tls",
         metavar="DIR",
-        help="TLS only, with ca.pem, server.pem and server.key from this folder as the brokers see it",
+        help="TLS only, with ca.pem, server.pem and server.key from this folder in the brokers' file system",
     )
-    check.add_argument(
-        "--broker",
-        metavar="URL",
-        help=f"as a server or a site uses it; default: {BROKER_URL} from the environment",
+    _add_url(check, "--broker", BROKER_URL, "amqp(s):// with the credentials of a server or a site")
+    _add_url(check, "--store", STORE_URL, "redis(s):// with the credentials of a server or a site")
+    _add_url(
+        check, "--management", MANAGEMENT_URL, "http(s):// of an administrator, to check permissions too"
     )
-    check.add_argument("--store", metavar="URL", help=f"likewise; default: {STORE_URL}")
-    _add_management_argument(check, "to see users and rights, too")
     _add_run_actions(actions)
 
 
 def _add_run_actions(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    runs = actions.add_parser("runs", help="list the runs that the brokers know of", allow_abbrev=False)
-    _add_management_argument(runs, "of an administrator, to see queues and who leads")
-    runs.add_argument(
-        "--broker",
-        metavar="URL",
-        help=f"only its path is used, which names the virtual host; default: {BROKER_URL} from the environment",
+    runs = actions.add_parser("runs", help="list the runs that the brokers hold data of", allow_abbrev=False)
+    _add_url(
+        runs, "--management", MANAGEMENT_URL, "http(s):// of an administrator, to see queues and leaders"
     )
+    _add_url(runs, "--broker", BROKER_URL, "only its path is used, the virtual host")
     runs.add_argument("--json", action="store_true", help="JSON instead of a table")
-    retire = actions.add_parser(
-        "retire", help="remove a run that nobody goes on with from the brokers", allow_abbrev=False
-    )
-    retire.add_argument("run_id", metavar="RUN", help="its name at the brokers (see: fedil broker runs)")
-    retire.add_argument(
-        "--broker", metavar="URL", help=f"as the server uses it; default: {BROKER_URL} from the environment"
-    )
-    retire.add_argument(
-        "--ledgers", action="store_true", help="also what is remembered of its clients, in Redis"
-    )
+    retire = actions.add_parser("retire", help="remove an abandoned run from the brokers", allow_abbrev=False)
+    retire.add_argument("run_id", metavar="RUN", help="id of the run (see: fedil broker runs)")
+    _add_url(retire, "--broker", BROKER_URL, "amqp(s):// with the server's credentials")
+    retire.add_argument("--ledgers", action="store_true", help="also remove its clients' ledgers from Redis")
     for action in (runs, retire):
-        action.add_argument(
-            "--store",
-            metavar="URL",
-            help=f"redis(s):// as the server uses it; default: {STORE_URL} from the environment",
-        )
+        _add_url(action, "--store", STORE_URL, "redis(s):// with the server's credentials")
 
 
 def _add_account_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rotate", action="store_true", help="new passwords, also for users that have one")
+    parser.add_argument("--rotate", action="store_true", help="replace the passwords of existing users too")
     parser.add_argument(
         "--broker-address",
         metavar="URL",
-        help="where sites find RabbitMQ, without credentials; a path names the virtual host (default: fedil)",
+        help="address of RabbitMQ for sites, without credentials; its path is the virtual host (default: fedil)",
     )
-    parser.add_argument("--store-address", metavar="URL", help="where sites find Redis, without credentials")
-
-
-def _add_management_argument(parser: argparse.ArgumentParser, purpose: str) -> None:
     parser.add_argument(
-        "--management",
+        "--store-address", metavar="URL", help="address of Redis for sites, without credentials"
+    )
+
+
+def _add_url(parser: argparse.ArgumentParser, option: str, variable: str, meaning: str) -> None:
+    parser.add_argument(
+        option,
         metavar="URL",
-        help=f"http(s)://user:password@host:15672, {purpose}; default: {MANAGEMENT_URL} from the environment",
+        default=os.environ.get(variable) or None,
+        help=f"{meaning}; default: {variable} from the environment",
     )
 
 
@@ -128,51 +111,50 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_init(args: argparse.Namespace) -> int:
-    management_url = _given(args.management, MANAGEMENT_URL, "--management")
-    store_url = _given(args.store, ADMIN_STORE_URL, "--store")
-    wish = _wish(args)
+    for option, url, variable in (
+        ("--management", args.management, MANAGEMENT_URL),
+        ("--store", args.store, ADMIN_STORE_URL),
+    ):
+        if not url:
+            raise SettingError(f"no administrator's address: give {option} URL, or set {variable}")
+    options = _setup_options(args)
     from ops.broker.management import Management
     from ops.broker.setup import apply
 
-    apply(wish, Management(management_url), store_url, print, _warn)
+    apply(options, Management(args.management), args.store, print, _warn)
     return 0
 
 
 def run_files(args: argparse.Namespace) -> int:
-    wish = _wish(args)
+    options = _setup_options(args)
     from ops.broker.setup import write_files
 
-    write_files(wish, args.out, args.tls, print)
+    write_files(options, args.out, args.tls, print)
     return 0
 
 
 def run_check(args: argparse.Namespace) -> int:
-    broker, store = args.broker or os.environ.get(BROKER_URL), args.store or os.environ.get(STORE_URL)
-    management = args.management or os.environ.get(MANAGEMENT_URL)
-    if not (broker or store or management):
+    if not (args.broker or args.store or args.management):
         raise SettingError("nothing to check: give --broker, --store or --management")
     sites, deadline_seconds = _sites_and_deadline(args)
     from ops.broker.check import check
 
-    findings = check(broker, store, management, sites, deadline_seconds)
+    findings = check(args.broker, args.store, args.management, sites, deadline_seconds)
     for finding in findings:
         print(finding)
     return 1 if any(finding.is_wrong for finding in findings) else 0
 
 
 def run_runs(args: argparse.Namespace) -> int:
-    management = args.management or os.environ.get(MANAGEMENT_URL)
-    store = args.store or os.environ.get(STORE_URL)
-    if not (management or store):
+    if not (args.management or args.store):
         raise SettingError(
-            "whom to ask? Give --management (queues, leads) or --store (ledgers, servers), or both"
+            "no broker to ask: give --management (queues, leaders) or --store (ledgers, servers), or both"
         )
-    _check_scheme("--store", store, "redis", "rediss")
+    _check_scheme("--store", args.store, "redis", "rediss")
     from ops.broker.accounts import Addresses
     from ops.broker.runs import as_json, known_runs, print_runs
 
-    vhost = Addresses(args.broker or os.environ.get(BROKER_URL, ""), "").vhost
-    runs = known_runs(management, vhost, store)
+    runs = known_runs(args.management, Addresses(args.broker or "", "").vhost, args.store)
     if args.json:
         print(json.dumps(as_json(runs)))
     elif runs:
@@ -183,30 +165,30 @@ def run_runs(args: argparse.Namespace) -> int:
 
 
 def run_retire(args: argparse.Namespace) -> int:
-    broker = args.broker or os.environ.get(BROKER_URL)
-    if not broker:
+    if not args.broker:
         raise SettingError(f"no broker: give --broker URL, or set {BROKER_URL}")
-    _check_scheme("--broker", broker, "amqp", "amqps")
-    store = args.store or os.environ.get(STORE_URL)
-    if args.ledgers and not store:
-        raise SettingError(f"--ledgers needs the store: give --store URL, or set {STORE_URL}")
+    _check_scheme("--broker", args.broker, "amqp", "amqps")
     if args.ledgers:
-        _check_scheme("--store", store, "redis", "rediss")
+        if not args.store:
+            raise SettingError(f"--ledgers needs the store: give --store URL, or set {STORE_URL}")
+        _check_scheme("--store", args.store, "redis", "rediss")
     from ops.broker.runs import retire
 
-    retire(args.run_id, broker, store, print, ledgers=args.ledgers)
+    retire(args.run_id, args.broker, args.store, print, ledgers=args.ledgers)
     return 0
 
 
-def _wish(args: argparse.Namespace) -> "Wish":
+def _setup_options(args: argparse.Namespace) -> "SetupOptions":
     sites, deadline_seconds = _sites_and_deadline(args)
     if not sites:
-        raise SettingError("which sites? give --sites a,b or --recipe R")
-    from ops.broker.setup import Wish
+        raise SettingError("no sites: give --sites a,b or --recipe R")
+    from ops.broker.setup import SetupOptions
 
     _check_address("--broker-address", args.broker_address, "amqp", "amqps")
     _check_address("--store-address", args.store_address, "redis", "rediss")
-    return Wish(sites, deadline_seconds, args.out, args.rotate, args.broker_address, args.store_address)
+    return SetupOptions(
+        sites, deadline_seconds, args.out, args.rotate, args.broker_address, args.store_address
+    )
 
 
 def _check_address(option: str, url: str | None, *schemes: str) -> None:
@@ -218,7 +200,7 @@ def _check_address(option: str, url: str | None, *schemes: str) -> None:
 
 
 def _check_scheme(option: str, url: str | None, *schemes: str) -> None:
-    """Says nothing else of the URL, since there may be a password in it."""
+    """The error does not show the URL, which may hold a password."""
     if url is not None and urlsplit(url).scheme not in schemes:
         raise SettingError(f"{option} must begin with {schemes[0]}:// or {schemes[1]}://")
 
@@ -237,13 +219,6 @@ def _sites_and_deadline(args: argparse.Namespace) -> tuple[tuple[str, ...], floa
     return check_sites(sites), args.deadline or federation.deadline_seconds
 
 
-def _given(value: str | None, variable: str, option: str) -> str:
-    found = value or os.environ.get(variable)
-    if not found:
-        raise SettingError(f"no administrator's address: give {option} URL, or set {variable}")
-    return found
-
-
 def _warn(text: str) -> None:
     print(f"fedil: {text}", file=sys.stderr)
 
@@ -254,5 +229,5 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < 1e8:
-        raise argparse.ArgumentTypeError(f"wants seconds, a number above 0, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expects seconds, a number above 0, got {text!r}")
     return seconds

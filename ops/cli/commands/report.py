@@ -104,8 +104,8 @@ def built(runs: "list[Run]", store: str | None) -> "tuple[str, list[Plot]]":
     from ops.inspect.report.page import run_page, run_plots
 
     evidence = gather(runs[0], store)
-    if store and isinstance(evidence.promoted, Missing):
-        print(f"fedil: no samples of pseudo-labels: {evidence.promoted.why}", file=sys.stderr)
+    if store and isinstance(evidence.held_labels, Missing):
+        print(f"fedil: the report has no labels of clients: {evidence.held_labels.why}", file=sys.stderr)
     return run_page(runs[0], evidence), run_plots(runs[0], evidence)
 
 
@@ -131,7 +131,7 @@ def write_events(runs: "list[Run]", folder: Path) -> None:
     for one in runs:
         name = free_name(one.label, taken)
         taken.add(name)
-        EventFile(folder / name, one.records).close()
+        EventFile(folder / name, one.display, one.records).close()
         print(folder / name)
 
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from broker_config.process.addresses import fill_from_environment
 from broker_config.process.logs import set_up_logs
-from broker_config.protocol.errors import FedILError, WronglyAsked
+from broker_config.protocol.errors import FedILError, UsageError
 from fedil_model.errors import SettingError
 from ops.cli.interruption import interruptible
 from ops.cli.invocation import shell_line
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         )
         try:
             outcome = serve_logged(args, deployment, view, interruption.stop)
-        except WronglyAsked:
+        except UsageError:
             raise  # the same command would be refused again
         except FedILError as error:
             error.add_note(f"what was saved before is intact; go on with: {again}")

@@ -41,11 +41,11 @@ def run(args: argparse.Namespace) -> int:
     if not url:
         raise AddressMissing(f"no store to ask: give --store URL, or set {STORE_URL}")
     check_scheme("store", url)
+    from broker_config.process.retry import RetryPolicy
     from broker_config.stores import connect_store
-    from broker_config.transports.reconnecting import Patience
 
-    patience = Patience(seconds=5.0)
-    with set_up_logs(level="warning"), closing(connect_store(url, patience=patience)) as store:
+    patience = RetryPolicy(seconds=5.0)
+    with set_up_logs(level="warning"), closing(connect_store(url, retry=patience)) as store:
         if args.json:
             print(json.dumps(gather(store, args.site)))
         elif args.once or not sys.stdout.isatty():

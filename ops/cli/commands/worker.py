@@ -41,7 +41,7 @@ def prepare(args: argparse.Namespace) -> None:
     from fedil_model.plugins import is_plugin
 
     recipe = read_recipe(args.recipe, args.overrides)
-    # Who names a recipe trusts the code that it names.
+    # Naming a recipe allows the code that it names.
     args.plugin += filter(is_plugin, (recipe.data.name, recipe.network.name))
     shards: Path = args.shards
     if not has_shards(shards):

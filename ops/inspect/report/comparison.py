@@ -1,4 +1,4 @@
-"""Several runs: which of them differ by their seed only, and how far those spread."""
+"""Groups runs that differ only in their seed, and computes their spread."""
 
 import json
 import statistics
@@ -16,7 +16,7 @@ _LESS_TELLING = frozenset({"rounds", "evaluate_every", "baseline_epochs"})
 _MOST_NAMED = 2
 
 Series = Callable[[Run], dict[int, float]]
-"""Something measured, by round"""
+"""A measured value by round"""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Spread:
 
     @property
     def deviation(self) -> float | None:
-        """Of the sample (n − 1); one value has none."""
+        """Sample standard deviation (n − 1); None for a single value."""
         return statistics.stdev(self.values) if self.n > 1 else None
 
 
@@ -45,7 +45,7 @@ class Group:
     name: str
     runs: tuple[Run, ...]
     repeated: tuple[Run, ...] = ()
-    """Of a seed that is there already: the same run again would make the spread look smaller than it is."""
+    """Further runs of the same seeds, which would make the spread look smaller than it is"""
 
     @property
     def label(self) -> str:
@@ -72,7 +72,7 @@ class Comparison:
         return [run for group in self.groups for run in group.runs]
 
     def last_common_round(self) -> int | None:
-        """The last that every run has evaluated: there they can be compared, whatever their length."""
+        """The last round that every run has evaluated."""
         evaluated = [set(run.accuracy("global")) for run in self.runs if run.accuracy("global")]
         shared = set.intersection(*evaluated) if evaluated else set()
         return max(shared, default=None)
@@ -119,7 +119,7 @@ def _letters() -> Iterator[str]:
 
 
 def _group(letter: str, name: str, members: Sequence[Run]) -> Group:
-    """Of two runs with one seed, the one that got further."""
+    """Of several runs with one seed, the one with most rounds counts."""
     best: dict[int, Run] = {}
     for run in sorted(members, key=lambda run: -run.rounds_done):
         best.setdefault(run.recipe.seed, run)
@@ -141,10 +141,10 @@ def differing_settings(groups: Iterable[Sequence[Run]]) -> list[str]:
 
 
 def _names(alike: Sequence[Sequence[Run]]) -> list[str]:
-    """The first goes by its recipe's name, the others by what they do differently."""
+    """The first group has its recipe's name, the others the settings that differ from it."""
     first = alike[0][0]
     differing = differing_settings(alike)
-    # How long and how often looked at tells runs apart only where nothing else does.
+    # Length and frequency of evaluation name a group only if nothing else differs.
     telling = [key for key in differing if key not in _LESS_TELLING] or differing
     names = [first.recipe.name]
     for members in alike[1:]:
@@ -175,7 +175,7 @@ def _notes(groups: Iterable[Group]) -> Iterator[str]:
 
 
 def final_accuracy(group: Group, model: str) -> Spread | None:
-    """Of the last evaluation of each run"""
+    """Accuracy at the last evaluation of each run"""
     known = [list(run.accuracy(model).values()) for run in group.runs]
     return _spread(values[-1] for values in known if values)
 
@@ -195,7 +195,7 @@ def seconds_a_round(group: Group) -> Spread | None:
 
 
 def difference(group: Group, other: Group, number: int) -> Spread | None:
-    """Accuracy of θ′ against the other group at one round, seed by seed: the same seed means the same labels."""
+    """Difference in the accuracy of the global model at one round, by seed: runs with one seed have the same labels."""
     mine, theirs = (
         {run.recipe.seed: known[number] for run in g.runs if number in (known := run.accuracy("global"))}
         for g in (group, other)

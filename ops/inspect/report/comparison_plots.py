@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_NAMED_GROUPS = 4
-"""In a legend; beyond, the letters have to do."""
+"""With more groups, the legend shows only their letters."""
 MOST_GROUPS_IN_A_LEGEND = 20
 
 
@@ -47,31 +47,42 @@ def _positive(value: float) -> float | None:
     return value if value > 0 else None
 
 
-CURVES: dict[str, tuple[str, str, str, Series]] = {
-    "accuracy": ("Test accuracy of θ′", "accuracy", "percent", by_round(lambda r: r.accuracy.get("global"))),
-    "accuracy_server": (
-        "Test accuracy of θ₀",
-        "accuracy",
-        "percent",
-        by_round(lambda r: r.accuracy.get("server")),
-    ),
-    "delta_norm": ("Size of the steps ‖Δθ‖", "norm", "log", by_round(lambda r: _positive(r.delta_norm))),
-    "accepted": (
-        "Updates that counted",
-        "of those asked",
-        "percent",
-        by_round(lambda r: r.accepted / r.selected if r.selected else None),
-    ),
-    "pseudo_labels": ("Pseudo-labels", "samples", "plain", by_round(lambda r: float(r.pseudo_labels))),
-    "credible": ("Promoted pseudo-labels", "samples", "plain", by_round(lambda r: float(r.credible))),
-    "purity": (
-        "Right pseudo-labels",
-        "of all",
-        "percent",
-        by_round(lambda r: r.purity.get("pseudo_labels")),
-    ),
-    "seconds": ("Time of a round", "seconds", "plain", by_round(lambda r: r.seconds.get("total"))),
-}
+Curve = tuple[str, str, str, Series]
+"""Title, axis, scale, values"""
+
+
+def curves_of(comparison: Comparison) -> dict[str, Curve]:
+    """By name: the engine's, and what the methods of the runs declare"""
+    displays = list(
+        {run.recipe.method.name: run.display for g in comparison.groups for run in g.runs}.values()
+    )
+    found: dict[str, Curve] = {}
+    for model in (model for display in displays for model in display.models):
+        title = "Test accuracy" if model.name == "global" else f"Test accuracy: {model.title}"
+        name = "accuracy" if model.name == "global" else f"accuracy_{model.name}"
+        found.setdefault(name, (title, "accuracy", "percent", by_round(_accuracy(model.name))))
+    found["delta_norm"] = "Size of the steps ‖Δθ‖", "norm", "log", by_round(lambda r: _positive(r.delta_norm))
+    accepted = by_round(lambda r: r.accepted / r.selected if r.selected else None)
+    found["accepted"] = "Updates that counted", "of those asked", "percent", accepted
+    for chart in (chart for display in displays for chart in display.charts):
+        for series in chart.series:
+            scale = "percent" if series.unit == "share" else "log" if chart.log else "plain"
+            curve = (f"{chart.title}: {series.title}", series.unit or series.title, scale)
+            found.setdefault(series.name, (*curve, by_round(_series(series.name, chart.log))))
+    found["seconds"] = "Time of a round", "seconds", "plain", by_round(lambda r: r.seconds.get("total"))
+    return found
+
+
+def _accuracy(model: str) -> Callable[[RoundRecord], float | None]:
+    return lambda record: record.accuracy.get(model)
+
+
+def _series(name: str, positive: bool) -> Callable[[RoundRecord], float | None]:
+    def value(record: RoundRecord) -> float | None:
+        known = record.series.get(name)
+        return None if known is None or (positive and known <= 0) else known
+
+    return value
 
 
 def comparison_plots(comparison: Comparison) -> list[Plot]:
@@ -79,12 +90,12 @@ def comparison_plots(comparison: Comparison) -> list[Plot]:
         "final_accuracy",
         "Accuracy at the end",
         partial(draw_final, comparison=comparison),
-        "θ′ at the last evaluation of every run; the bar is their mean, the dotted mark the server-only baseline.",
+        "At the last evaluation of every run; the bar is their mean, the dotted mark the server-only baseline.",
         size=(4.8, max(2.0, 0.9 + 0.42 * len(comparison.groups))),
     )
     drawn = [
         Plot(name, title, partial(draw_curve, comparison=comparison, axis=axis, scale=scale, series=series))
-        for name, (title, axis, scale, series) in CURVES.items()
+        for name, (title, axis, scale, series) in curves_of(comparison).items()
     ]
     return [drawn[0], final, *drawn[1:]]
 
@@ -95,7 +106,7 @@ class Look(TypedDict):
 
 
 def style(place: int) -> Look:
-    """Told apart by colour, and by dashes too where colours begin again or cannot be seen."""
+    """Colour and dashes; dashes also distinguish groups whose colours repeat or cannot be seen."""
     return Look(color=SERIES[place % len(SERIES)], linestyle=DASHES[place % len(DASHES)])
 
 

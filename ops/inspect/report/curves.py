@@ -1,6 +1,7 @@
 """The curves of one run, from its history."""
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedil_model.methods.interface import Chart, ClientValue
 from ops.inspect.report.drawing import (
     BLUE,
     DASHES,
@@ -34,18 +36,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MODELS = {
-    "global": ("θ′ global", BLUE, "-"),
-    "server": ("θ₀ server", ORANGE, "--"),
-    "ema": ("EMA of θ′", GREEN, ":"),
-}
-OUTCOMES = {
-    "accepted": ("accepted", BLUE, "o"),
-    "projected": ("projected", GREEN, "s"),
-    "rejected_cosine": ("rejected", RED, "x"),
-    "invalid": ("invalid", PURPLE, "v"),
-    "stale": ("stale", ORANGE, "^"),
-}
+ENGINE_OUTCOMES = ("accepted", "invalid", "stale")
+STYLES = ((BLUE, "o"), (PURPLE, "v"), (ORANGE, "^"), (GREEN, "s"), (RED, "x"), (SKY, "D"))
+"""Colours and markers of the engine's outcomes and then of the method's"""
 PHASES = {
     "server_step": ("server step", ORANGE),
     "broadcast": ("broadcast", PURPLE),
@@ -54,7 +47,6 @@ PHASES = {
     "checkpoint": ("checkpoint", RED),
 }
 MOST_POINTS_AS_SHAPES = 3000
-MOST_LOSSES = 9
 MOST_BARS = 60
 
 
@@ -64,32 +56,28 @@ def curves(run: Run) -> list[Plot]:
             "accuracy",
             "Test accuracy",
             partial(draw_accuracy, run=run),
-            "θ′ after each round, and θ₀, which the server has fine-tuned on its labels.",
+            "; ".join(
+                f"{model.title}: {model.help}" for model in run.display.models if run.accuracy(model.name)
+            ),
         ),
         Plot(
             "delta_norm",
             "Size of the steps ‖Δθ‖",
             partial(draw_delta_norm, run=run),
-            "How far θ′ moved in each round, on a logarithmic scale, and the mean of the last ten rounds.",
+            "How far the global model moved in each round (logarithmic), and the mean of the last ten rounds.",
         ),
-        Plot(
-            "cosine",
-            "Cosine of every client’s update",
-            partial(draw_cosine, run=run),
-            "Against the server’s own step θ₀ − θ′. Below 0 an update points away from what the labels say.",
+        *(
+            Plot(
+                value.name,
+                f"{value.title[:1].upper()}{value.title[1:]} of every client’s update",
+                partial(draw_client_value, run=run, value=value),
+                value.help,
+            )
+            for value in run.display.client_values
         ),
-        Plot(
-            "pseudo_labels",
-            "Pseudo-labels",
-            partial(draw_pseudo_labels, run=run),
-            "Samples that carry a label now; the credible ones have kept it long enough to be promoted.",
-            size=(4.8, 3.5),
-        ),
-        Plot(
-            "losses",
-            "Losses",
-            partial(draw_losses, run=run),
-            "Mean over the round’s clients, and the server’s.",
+        *(
+            Plot(_slug(chart.title), chart.title, partial(draw_chart, run=run, chart=chart), chart.help)
+            for chart in run.display.charts
         ),
         Plot(
             "seconds",
@@ -110,6 +98,10 @@ def curves(run: Run) -> list[Plot]:
     return plots
 
 
+def _slug(title: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", title.lower()).strip("_")
+
+
 def _rounds(run: Run) -> list[int]:
     if not run.records:
         raise NothingToDraw(run.no_rounds)
@@ -120,15 +112,15 @@ def draw_accuracy(figure: "Figure", run: Run) -> None:
     rounds, axes = _rounds(run), figure.subplots()
     if not run.evaluated:
         raise NothingToDraw("no round was evaluated")
-    for model, (name, colour, dashes) in MODELS.items():
-        if known := run.accuracy(model):
+    for place, model in enumerate(run.display.models):
+        if known := run.accuracy(model.name):
             axes.plot(
                 list(known),
                 list(known.values()),
-                color=colour,
-                linestyle=dashes,
+                color=_look(place)["color"],
+                linestyle=_look(place)["linestyle"],
                 marker=marker_for(len(known)),
-                label=name,
+                label=label(model.title),
             )
     if run.baseline is not None:
         axes.axhline(run.baseline, color=FAINT, linestyle=(0, (1, 1.5)), label="server-only")
@@ -141,12 +133,10 @@ def draw_delta_norm(figure: "Figure", run: Run) -> None:
     rounds, axes = _rounds(run), figure.subplots()
     norms = {record.round: record.delta_norm for record in run.records}
     averages = {record.round: record.convergence.get("moving_average") for record in run.records}
-    server = {record.round: record.reference_norm for record in run.records}
     if not _positive(norms):
-        raise NothingToDraw("θ′ has not moved in any round")
+        raise NothingToDraw("the global model has not moved in any round")
     axes.set_yscale("log")
-    _line(axes, _positive(server), FAINT, "‖θ₀ − θ′‖", linestyle=":", linewidth=1.2)
-    # Broken where θ′ stood still: a line across would claim what was not.
+    # NaN breaks the line in rounds without a step.
     moved = {number: norm if 0 < norm < math.inf else math.nan for number, norm in norms.items()}
     _line(axes, moved, BLUE, "‖Δθ‖", linewidth=0.8, marker=marker_for(len(norms)))
     _line(axes, _positive(averages), RED, "mean of 10", linewidth=2.0)
@@ -173,17 +163,17 @@ def _positive(values: dict[int, float] | dict[int, float | None]) -> dict[int, f
 
 def _line(axes: "Axes", values: dict[int, float], colour: str, name: str, **style: object) -> None:
     if len(values) == 1:
-        style.setdefault("marker", "o")  # there is no line through a single round
+        style.setdefault("marker", "o")  # a single round has no line
     if values:
         axes.plot(list(values), list(values.values()), color=colour, label=name, **style)  # type: ignore[arg-type]
 
 
 def few_ticks_on_log(axes: "Axes") -> None:
-    """Less than a decade has no power of ten in it, and then bare axes; plain numbers, not powers."""
+    """Ticks with plain numbers also within a single decade, where matplotlib would set none."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     low, high = axes.get_ylim()
-    if high < 1.2 * low:  # a single round, or all alike: else every tick would have the same number
+    if high < 1.2 * low:  # a single value: all ticks would show the same number
         middle = math.sqrt(low * high)
         low, high = axes.set_ylim(middle / 1.2, middle * 1.2)
     decades = math.log10(high / low)
@@ -193,21 +183,26 @@ def few_ticks_on_log(axes: "Axes") -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def draw_cosine(figure: "Figure", run: Run) -> None:
+def draw_client_value(figure: "Figure", run: Run, value: ClientValue) -> None:
     rounds, axes = _rounds(run), figure.subplots()
     points: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for record in run.records:
         for outcome in record.outcomes:
-            if outcome.cosine is not None and math.isfinite(outcome.cosine):
-                points[outcome.outcome].append((record.round, outcome.cosine))
+            found = outcome.values.get(value.name)
+            if found is not None and math.isfinite(found):
+                points[outcome.outcome].append((record.round, found))
     if not points:
-        raise NothingToDraw("no update has a cosine: nobody has answered, or the filter is off")
+        raise NothingToDraw(f"no update has a {value.title}: no client has answered, or it is not measured")
     many = sum(map(len, points.values())) > MOST_POINTS_AS_SHAPES
-    axes.axhline(0.0, color=INK, linewidth=1.0)
-    for kind in sorted(points, key=lambda kind: list(OUTCOMES).index(kind) if kind in OUTCOMES else 99):
-        name, colour, marker = OUTCOMES.get(kind, (label(kind), INK, "P"))
+    if value.threshold is not None:
+        axes.axhline(value.threshold, color=INK, linewidth=1.0)
+    declared = {outcome.name: outcome.title for outcome in run.display.outcomes}
+    order = [*ENGINE_OUTCOMES, *declared]
+    for kind in sorted(points, key=lambda kind: order.index(kind) if kind in order else len(order)):
+        place = order.index(kind) if kind in order else len(order)
+        colour, marker = STYLES[place % len(STYLES)]
         xs, ys = zip(*points[kind], strict=True)
-        # Beyond some thousand points a picture is smaller than its shapes.
+        # With thousands of points a bitmap is smaller than vector shapes.
         axes.scatter(
             xs,
             ys,
@@ -216,78 +211,57 @@ def draw_cosine(figure: "Figure", run: Run) -> None:
             marker=marker,
             linewidths=1.1 if marker == "x" else 0.0,
             alpha=0.35 if many else 0.75,
-            label=f"{name} ({len(xs)})",
+            label=f"{label(declared.get(kind, kind))} ({len(xs)})",
             rasterized=many,
         )
     rounds_axis(axes, rounds)
-    axes.set_ylabel("cosine")
+    axes.set_ylabel(value.title)
     legend(axes)
 
 
-def draw_pseudo_labels(figure: "Figure", run: Run) -> None:
-    rounds = _rounds(run)
-    kinds = {"pseudo_labels": ("all", BLUE, "-"), "credible": ("credible", GREEN, "--")}
-    purity = {
-        kind: {record.round: record.purity.get(kind) for record in run.records}
-        for kind in kinds
-    }  # fmt: skip
-    known = {kind: {r: v for r, v in values.items() if v is not None} for kind, values in purity.items()}
-    with_purity = any(known.values())
-    panels = figure.subplots(2 if with_purity else 1, 1, sharex=True, squeeze=False)[:, 0]
-    for kind, (name, colour, dashes) in kinds.items():
-        counts = [getattr(record, kind) for record in run.records]
-        panels[0].plot(
-            rounds, counts, color=colour, linestyle=dashes, marker=marker_for(len(rounds)), label=name
-        )
-        if with_purity and known[kind]:
-            shares = list(known[kind].values())
-            panels[1].plot(
-                list(known[kind]), shares, color=colour, linestyle=dashes, marker=marker_for(len(shares))
-            )
-    panels[0].set_ylabel("samples")
-    panels[0].set_ylim(bottom=0)
-    legend(panels[0])
-    if with_purity:
-        room_at_hundred(panels[1])
-        percent_axis(panels[1], "right")
-    rounds_axis(panels[-1], rounds)
+def draw_chart(figure: "Figure", run: Run, chart: Chart) -> None:
+    """The declared series of one chart; without those that stay 0."""
+    rounds, axes = _rounds(run), figure.subplots()
+    found = {series: series_of(run.records, series.name) for series in chart.series}
+    drawn = {series: values for series, values in found.items() if any(values.values())}
+    if not drawn:
+        raise NothingToDraw("not known" if not any(found.values()) else "zero in every round")
+    if chart.log:
+        axes.set_yscale("log")
+        drawn = {series: _positive(values) for series, values in drawn.items()}
+    for place, (series, values) in enumerate(drawn.items()):
+        style = {**_look(place), "marker": marker_for(len(values))}
+        _line(axes, values, str(style.pop("color")), label(series.title, 22), **style)
+    rounds_axis(axes, rounds)
+    units = {series.unit for series in drawn}
+    if units == {"share"}:
+        room_at_hundred(axes)
+        percent_axis(axes, chart.series[0].title if len(drawn) == 1 else "share")
+    elif chart.log:
+        few_ticks_on_log(axes)
+    else:
+        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    if units <= {"samples", "norm"} and len(units) == 1:
+        axes.set_ylabel(units.pop())
+    legend(axes)
+
+
+def series_of(records: Sequence[RoundRecord], name: str) -> dict[int, float]:
+    found = {record.round: record.series.get(name) for record in records}
+    return {number: value for number, value in found.items() if value is not None and math.isfinite(value)}
+
+
+def _look(place: int) -> dict[str, str]:
+    return {
+        "color": SERIES[place % len(SERIES)],
+        "linestyle": DASHES[(place // len(SERIES) + place) % len(DASHES)],
+    }
 
 
 def room_at_hundred(axes: "Axes") -> None:
     low, high = axes.get_ylim()
     low = min(low, high - 0.01)
     axes.set_ylim(max(low, -0.02), min(high, 1.0 + 0.05 * (1.0 - max(low, 0.0)) + 1e-6))
-
-
-def draw_losses(figure: "Figure", run: Run) -> None:
-    rounds, axes = _rounds(run), figure.subplots()
-    series = loss_series(run.records)
-    if not series:
-        raise NothingToDraw("no losses were told")
-    for place, (name, values) in enumerate(series):
-        _line(
-            axes,
-            values,
-            SERIES[place % len(SERIES)],
-            label(name.removeprefix("loss_").replace("_", " "), 16),
-            linestyle=DASHES[(place // len(SERIES) + place) % len(DASHES)],
-        )
-    rounds_axis(axes, rounds)
-    axes.set_ylabel("loss")
-    axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
-    legend(axes)
-
-
-def loss_series(records: Sequence[RoundRecord]) -> list[tuple[str, dict[int, float]]]:
-    """Those told most often, for clients may tell any number of names; terms that are always 0 are left out."""
-    found: dict[str, dict[int, float]] = defaultdict(dict)
-    for record in records:
-        for name, value in record.losses.items():
-            if math.isfinite(value):
-                found[name][record.round] = value
-    moving = {name: values for name, values in found.items() if any(values.values())}
-    chosen = sorted(moving, key=lambda name: (-len(moving[name]), name))[:MOST_LOSSES]
-    return [(name, moving[name]) for name in sorted(chosen)]
 
 
 def draw_seconds(figure: "Figure", run: Run) -> None:

@@ -1,7 +1,4 @@
-"""Figures that look the same in a page and in a paper: made once, written as inline SVG or into a file.
-
-In the page colours become CSS variables, so one drawing serves light and dark.
-"""
+"""Figures as inline SVG or as files. In inline SVG, colours are CSS variables: one drawing serves light and dark."""
 
 import io
 import re
@@ -13,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
+from markupsafe import Markup
+
 from broker_config.process.durable import write_atomically
 from broker_config.protocol.errors import FedILError
-from ops.inspect.report.markup import Markup, brief, element, printable
+from ops.inspect.report.rendering import brief, printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.ticker import FuncFormatter
 
 INK, FAINT, GRID = "#1f2328", "#6b7280", "#d8dce1"
-# Okabe and Ito's, which people with any colour vision can tell apart; without the yellow, which is lost on white.
+# Okabe and Ito's palette, safe for colour-blind readers, without its yellow, which is invisible on white.
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9"
 SERIES = (BLUE, RED, GREEN, ORANGE, PURPLE, SKY, INK)
 DASHES = ("-", "--", ":", "-.")
@@ -45,7 +44,7 @@ _SETTINGS: dict[Any, Any] = {
     "axes.labelsize": 9.0,
     "legend.fontsize": 8.5,
     "text.color": INK,
-    "text.parse_math": False,  # a name may hold dollar signs
+    "text.parse_math": False,  # names may contain dollar signs
     "axes.edgecolor": FAINT,
     "axes.labelcolor": INK,
     "axes.spines.top": False,
@@ -75,18 +74,18 @@ _LINK = "{http://www.w3.org/1999/xlink}href"
 
 
 class NothingToDraw(Exception):
-    """Its text says why, for the reader of the page."""
+    """The message states the reason and is shown in the page."""
 
 
 @dataclass(frozen=True)
 class Plot:
     name: str
-    """Also of the file"""
+    """Also the name of the file"""
     title: str
     draw: Callable[["Figure"], None]
     caption: str = ""
     size: tuple[float, float] = (4.8, 2.9)
-    """Inches. Small, so that the letters are large: a phone shows it at three quarters."""
+    """Inches. Small, so that text stays readable when a phone scales the figure down."""
     wide: bool = False
 
 
@@ -99,11 +98,11 @@ def check_installed() -> None:
 
 @contextmanager
 def _our_settings(name: str) -> Iterator[None]:
-    """Not the person's own: whatever their matplotlibrc says, a report looks as it was tested."""
+    """Ignores the user's matplotlibrc."""
     import matplotlib
 
     with matplotlib.rc_context(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a letter that the font lacks, a layout that is tight
+        warnings.simplefilter("ignore")  # missing glyphs, tight layouts
         matplotlib.rcdefaults()
         matplotlib.rcParams.update({**_SETTINGS, "svg.hashsalt": name})
         yield
@@ -117,18 +116,21 @@ def _drawn(plot: Plot) -> "Figure":
     return figure
 
 
-def panel(plot: Plot) -> Markup:
-    """The figure with its title and caption; or why there is none."""
-    heading = element("h3", plot.title)
-    class_ = "panel wide" if plot.wide else "panel"
+@dataclass(frozen=True)
+class Panel:
+    """A plot as the page shows it."""
+
+    plot: Plot
+    svg: Markup | None
+    absent: str = ""
+    """Why there is no drawing"""
+
+
+def panel(plot: Plot) -> Panel:
     try:
-        drawing = inline_svg(plot)
+        return Panel(plot, inline_svg(plot))
     except NothingToDraw as reason:
-        return element(
-            "figure", heading, element("p", f"Nothing to draw: {reason}.", class_="absent"), class_=class_
-        )
-    caption = element("figcaption", plot.caption) if plot.caption else None
-    return element("figure", heading, drawing, caption, class_=class_)
+        return Panel(plot, None, str(reason))
 
 
 def inline_svg(plot: Plot) -> Markup:
@@ -136,14 +138,14 @@ def inline_svg(plot: Plot) -> Markup:
     with _our_settings(plot.name):
         figure = _drawn(plot)
         figure.savefig(file, format="svg", dpi=_PAGE_DOTS_PER_INCH, transparent=True, metadata={"Date": None})
-    # Parsed and written again: comments, which repeat every label, are gone, and what is left is well-formed.
+    # Parsing drops the comments, which repeat every label, and guarantees well-formed markup.
     root = ElementTree.fromstring(file.getvalue())
     return Markup(_with_css_colours(_as_html(root, plot)))
 
 
 def _as_html(root: ElementTree.Element, plot: Plot) -> str:
     for parent in root.iter():
-        # A style element in here would hold for the whole page; the page has the same rule.
+        # A style element would apply to the whole page, whose style sheet has the same rule.
         for child in [c for c in parent if c.tag == f"{_SVG}metadata" or c.tag == f"{_SVG}style"]:
             parent.remove(child)
     names = {
@@ -162,7 +164,7 @@ def _as_html(root: ElementTree.Element, plot: Plot) -> str:
 
 
 def _renamed(key: str, value: str, names: dict[str | None, str]) -> str:
-    """Every drawing numbers its parts alike, and they all meet in one page."""
+    """Ids are made unique, because all drawings share one page."""
     if key == "id":
         return names[value]
     if key == _LINK and value.startswith("#"):
@@ -171,14 +173,14 @@ def _renamed(key: str, value: str, names: dict[str | None, str]) -> str:
 
 
 def _with_css_colours(svg: str) -> str:
-    """In style attributes only: a presentation attribute knows no variables, and matplotlib writes none."""
+    """Only in style attributes: presentation attributes cannot hold variables, and matplotlib writes none."""
     for colour, name in _CSS_NAMES.items():
         svg = re.sub(rf"(?<=: ){colour}\b", f"var({name})", svg)
     return svg
 
 
 def write_plots(plots: Iterable[Plot], folder: Path, ending: str) -> tuple[list[Path], list[str]]:
-    """Which files were written, and of which plots there was nothing to draw."""
+    """The files written, and name and reason of the plots that have nothing to draw."""
     written, absent = [], []
     folder.mkdir(parents=True, exist_ok=True)
     for plot in plots:
@@ -204,7 +206,7 @@ def _file_body(plot: Plot, ending: str) -> bytes:
 
 
 def label(text: str, longest: int = 28) -> str:
-    """Fit for an axis or a legend. One that begins with an underscore would be hidden from legends."""
+    """A short text for an axis or a legend. Matplotlib hides labels that begin with an underscore."""
     return brief(text, longest).lstrip("_") or "–"
 
 
@@ -227,14 +229,14 @@ def percent_axis(axes: "Axes", text: str) -> None:
 
 
 def percent_formatter() -> "FuncFormatter":
-    """As many digits as the ticks need: 99.75 % stays that."""
+    """Percent with as many digits as needed, for example 99.75 %."""
     from matplotlib.ticker import FuncFormatter
 
     return FuncFormatter(lambda share, _: f"{round(100 * share, 6):g} %")
 
 
 def legend(axes: "Axes", columns: int = 3) -> None:
-    """Above the axes, where no curve can go."""
+    """A legend above the axes, where it covers no curve."""
     handles, _ = axes.get_legend_handles_labels()
     if handles:
         axes.legend(
@@ -249,5 +251,5 @@ def legend(axes: "Axes", columns: int = 3) -> None:
 
 
 def marker_for(points: int) -> str | None:
-    """Single measurements are shown while they can be told apart."""
+    """Markers only where they do not overlap."""
     return "o" if points <= 40 else None

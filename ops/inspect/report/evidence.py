@@ -1,5 +1,5 @@
-"""What a report shows that is not in the history: it takes the model, the data or the ledgers. Any of them may be
-out of reach, for a report is often written elsewhere than the run; each part then says why it is missing."""
+"""Parts of a report that need the model, the data or the ledgers. Any of these may be out of reach, because a report is
+often written on another machine than the run; a part is then `Missing` and states the reason."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -11,17 +11,18 @@ import numpy as np
 import torch
 
 from broker_config.process.addresses import STORE_URL
+from broker_config.process.retry import RetryPolicy
 from broker_config.stores.interface import Store
 from broker_config.stores.memory.store import MemoryStore
 from broker_config.stores.redis.store import RedisStore
-from broker_config.transports.reconnecting import Patience
 from fedil_model.data.datasets import open_dataset
 from fedil_model.data.datasets.interface import Dataset, Samples
+from fedil_model.methods import find_method
 from fedil_model.training.precision import repeatable_on
 from ops.cli.invocation import without_password
 from ops.cli.recipe_files import with_data_root
 from ops.inspect.quality import Quality, measure
-from ops.inspect.report.pseudo_labels import Promoted, find_promoted
+from ops.inspect.report.held_labels import HeldLabels, find_held_labels
 from ops.inspect.report.reading import Run
 from ops.inspect.run_reading import load_weights
 from ops.local.cluster import has_redis, redis_left_by
@@ -30,7 +31,7 @@ from server_worker.run.digests import ledger_digest, model_digest
 
 _T = TypeVar("_T")
 _TRIES = 3
-"""A run that goes on replaces its files while they are read."""
+"""A running server replaces its files while they are read."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,11 @@ class Ledgers:
 class Evidence:
     quality: Quality | Missing
     quality_round: int
-    """Of which θ′ that is"""
+    """The round whose global model was measured"""
     class_names: tuple[str, ...]
     class_counts: np.ndarray | Missing
     """Samples of each class (columns) at the server (row 0) and at each client"""
-    promoted: Promoted | Missing
+    held_labels: HeldLabels | Missing
     digests: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -70,13 +71,13 @@ def gather(run: Run, store_url: str | None) -> Evidence:
         quality_round=0 if latest is None or isinstance(latest, Missing) else latest.round,
         class_names=() if isinstance(dataset, Missing) else dataset.class_names,
         class_counts=_class_counts(run, dataset, train),
-        promoted=_promoted(run, dataset, train, ledgers),
+        held_labels=_held_labels(run, dataset, train, ledgers),
         digests=_digests(run, checkpoints, ledgers),
     )
 
 
 def _tried(what: str, step: Callable[[], _T], tries: int = 1) -> _T | Missing:
-    """A person's own dataset or network may raise anything."""
+    """Runs `step`; any error becomes Missing, because a user's dataset or network may raise anything."""
     why = ""
     for _ in range(tries):
         try:
@@ -87,7 +88,7 @@ def _tried(what: str, step: Callable[[], _T], tries: int = 1) -> _T | Missing:
 
 
 def _open(run: Run) -> Dataset:
-    """Never downloads: who writes a report wants to look, not to fetch."""
+    """Never downloads data."""
     return open_dataset(with_data_root(run.recipe.data).model_copy(update={"download": False}))
 
 
@@ -127,12 +128,12 @@ def _ledgers(run: Run, store_url: str | None) -> Ledgers | Missing:
         )
 
     def read() -> Ledgers:
-        name = run.run_id or run.recipe.name  # as simulations once called themselves
+        name = run.run_id or run.recipe.name  # earlier simulations had no run id
         with ExitStack() as stack:
             redis = url if url or here else stack.enter_context(redis_left_by(run.where.root))
             store: Store = MemoryStore(run.where.ledgers)
             if redis is not None:
-                store = RedisStore(redis, run.recipe.site_of, Patience(seconds=0.0))
+                store = RedisStore(redis, run.recipe.site_of, RetryPolicy(seconds=0.0))
             stack.callback(store.close)
             newest = {client: body for client, (_, body) in store.latest(name).items()}
             return Ledgers(newest, ledger_digest(store, name) if newest else "")
@@ -140,10 +141,12 @@ def _ledgers(run: Run, store_url: str | None) -> Ledgers | Missing:
     return _tried("the ledgers", read, _TRIES if run.running else 1)
 
 
-def _promoted(
+def _held_labels(
     run: Run, dataset: Dataset | Missing, train: Samples | Missing, ledgers: Ledgers | Missing
-) -> Promoted | Missing:
-    split = run.split
+) -> HeldLabels | Missing:
+    split, view = run.split, find_method(run.recipe.method.name).view_state
+    if view is None:
+        return Missing(f"clients of method {run.recipe.method.name} keep no labels")
     if split is None or not any(len(held) for held in split.clients):
         return Missing("the clients’ samples are at their sites")
     for part in (dataset, train, ledgers):
@@ -153,13 +156,13 @@ def _promoted(
     assert isinstance(train, Samples)
     assert isinstance(ledgers, Ledgers)
     classes, newest = len(dataset.class_names), ledgers.newest
-    return _tried("the ledgers", lambda: find_promoted(newest, split, train, classes))
+    return _tried("the ledgers", lambda: find_held_labels(newest, split, train, classes, view))
 
 
 def _digests(run: Run, checkpoints: CheckpointFolder, ledgers: Ledgers | Missing) -> dict[str, str]:
     model = _tried("the checkpoint", lambda: model_digest(checkpoints.latest()))
     found = {
-        "θ′": "" if isinstance(model, Missing) else model,
+        run.display.models[0].title: "" if isinstance(model, Missing) else model,
         "ledgers": "" if isinstance(ledgers, Missing) else ledgers.digest,
         "split": run.split.digest if run.split is not None else "",
     }

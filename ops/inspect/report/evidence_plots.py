@@ -1,4 +1,4 @@
-"""What can be drawn of the evidence: the confusion matrix, accuracy by class, who holds which classes, and samples."""
+"""Plots of the evidence: confusion matrix, accuracy by class, classes of each client, and samples."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ import numpy as np
 from ops.inspect.quality import Quality
 from ops.inspect.report.drawing import BLUE, GREEN, RED, NothingToDraw, Plot, label, percent_axis, rounds_axis
 from ops.inspect.report.evidence import Evidence, Missing
-from ops.inspect.report.pseudo_labels import Picture
+from ops.inspect.report.held_labels import Picture
 from ops.inspect.report.reading import Run
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def confusion_plot(evidence: Evidence) -> Plot:
         "confusion",
         "Confusion matrix",
         partial(draw_confusion, evidence=evidence),
-        "Rows: the true class; columns: what θ′ says. Colour: share of the row.",
+        "Rows: the true class; columns: what the global model predicts. Colour: share of the row.",
         size=(4.8, 4.2),
     )
 
@@ -37,7 +37,7 @@ def per_class_plot(run: Run, evidence: Evidence) -> Plot:
         "per_class",
         "Accuracy by class, round by round",
         partial(draw_per_class, run=run, names=evidence.class_names),
-        "θ′ on each class of the test set.",
+        "The global model on each class of the test set.",
         size=(4.8, 4.2),
     )
 
@@ -45,7 +45,7 @@ def per_class_plot(run: Run, evidence: Evidence) -> Plot:
 def split_plot(run: Run, evidence: Evidence) -> Plot:
     return Plot(
         "split",
-        "Who holds what",
+        "Classes by holder",
         partial(draw_split, run=run, evidence=evidence),
         "Samples of each client above; below, which share of them is of which class.",
         size=(5.6, 3.2),
@@ -57,8 +57,8 @@ def sample_plots(evidence: Evidence) -> list[Plot]:
     """For files; the page shows the pictures themselves."""
     return [
         Plot(
-            f"promoted_{kind}",
-            f"Promoted pseudo-labels that are {kind}",
+            f"held_labels_{kind}",
+            f"Labels that clients keep and that are {kind}",
             partial(draw_pictures, evidence=evidence, kind=kind),
             size=(7.2, 2.6),
         )
@@ -84,13 +84,13 @@ def draw_confusion(figure: "Figure", evidence: Evidence) -> None:
             colour = "#000000" if shares[row, column] > 0.55 else "#ffffff"
             size = 8.5 if count < 1000 else 6.5
             axes.text(column, row, str(count), ha="center", va="center", color=colour, fontsize=size)
-    axes.set_xlabel("θ′ says")
+    axes.set_xlabel("predicted")
     axes.set_ylabel("is really")
     _name_classes(axes, quality.class_names, both=True)
 
 
 def row_shares(quality: Quality) -> np.ndarray:
-    """Rows of classes without test samples are not numbers, and stay empty."""
+    """NaN in the rows of classes without test samples."""
     counts = np.array(quality.confusion, dtype=np.float64)
     totals = counts.sum(axis=1, keepdims=True)
     shares = np.full_like(counts, np.nan)
@@ -144,7 +144,7 @@ def _share(per_class: Sequence[float | None], index: int) -> float:
 
 
 def _edges(rounds: Sequence[int]) -> np.ndarray:
-    """Each evaluation fills the time since the one before it."""
+    """Cell edges: each evaluation covers the rounds since the previous one."""
     first = rounds[0] - (rounds[1] - rounds[0] if len(rounds) > 1 else 1)
     return np.array([first, *rounds], dtype=np.float64) + 0.5
 
@@ -190,14 +190,14 @@ def _draw_class_shares(figure: "Figure", axes: "Axes", counts: np.ndarray, edges
 
 
 def draw_pictures(figure: "Figure", evidence: Evidence, kind: str) -> None:
-    promoted = evidence.promoted
-    if isinstance(promoted, Missing):
-        raise NothingToDraw(promoted.why)
-    pictures: tuple[Picture, ...] = promoted.right if kind == "right" else promoted.wrong
-    if promoted.not_pictures:
-        raise NothingToDraw(f"the samples are no pictures, but {promoted.not_pictures}")
+    held = evidence.held_labels
+    if isinstance(held, Missing):
+        raise NothingToDraw(held.why)
+    pictures: tuple[Picture, ...] = held.right if kind == "right" else held.wrong
+    if held.not_pictures:
+        raise NothingToDraw(f"the samples are no pictures, but {held.not_pictures}")
     if not pictures:
-        raise NothingToDraw(f"no promoted label is {kind}")
+        raise NothingToDraw(f"no such label is {kind}")
     rows = -(-len(pictures) // _PICTURES_IN_A_ROW)
     panels = figure.subplots(max(rows, 2), _PICTURES_IN_A_ROW, squeeze=False).ravel()
     for axes in panels:

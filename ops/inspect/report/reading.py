@@ -1,4 +1,4 @@
-"""The folder of a run as a value. What is only decoration and cannot be read becomes a note, not an error."""
+"""Reads a run's folder into a value. An optional file that cannot be read becomes a note instead of an error."""
 
 import fcntl
 import json
@@ -14,6 +14,8 @@ from pydantic import ValidationError
 from broker_config.protocol.errors import FedILError
 from fedil_model.data.split import Split
 from fedil_model.errors import DataError
+from fedil_model.methods.interface import Display
+from fedil_model.methods.registry import find_method, method_named, settings_class, validate
 from ops.cli.recipe_files import flatten
 from ops.inspect.run_reading import recipe_values, refuse_other_plugins
 from server_worker.run.checkpoint import CheckpointFolder
@@ -32,18 +34,23 @@ class Run:
     where: RunDir
     recipe: Recipe
     settings: Mapping[str, Any]
-    """By dotted key, as the run's folder has them"""
+    """By dotted key, as in recipe.json"""
     records: tuple[RoundRecord, ...]
     running: bool
-    """A server works in this folder now."""
+    """A server holds the lock of the folder."""
     run_id: str | None = None
-    """What the brokers call it; None for a simulation of a version that gave them no names"""
+    """The name of the run at the brokers; None in runs of earlier versions"""
     baseline: float | None = None
     split: Split | None = None
     environment: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
     rounds_lost: int = 0
-    """So many have closed, as the checkpoint says, and the history that told of them is gone."""
+    """Rounds closed according to the checkpoint, if the history is missing"""
+
+    @property
+    def display(self) -> Display:
+        """What the run's method declares"""
+        return find_method(self.recipe.method.name).display
 
     @property
     def label(self) -> str:
@@ -68,7 +75,7 @@ class Run:
 
     @property
     def no_rounds(self) -> str:
-        """Why there are none"""
+        """Why the run has no records"""
         return "the history is missing" if self.rounds_lost else "no round has closed yet"
 
     @property
@@ -76,7 +83,7 @@ class Run:
         return [record for record in self.records if math.isfinite(record.accuracy.get("global", math.nan))]
 
     def accuracy(self, model: str) -> dict[int, float]:
-        """By round, where it was measured"""
+        """By round; rounds without an evaluation are left out."""
         found = {record.round: record.accuracy.get(model, math.nan) for record in self.records}
         return {number: value for number, value in found.items() if math.isfinite(value)}
 
@@ -135,13 +142,14 @@ def _recipe(where: RunDir, plugins: Collection[str], notes: list[str]) -> tuple[
 
 
 def _known_part(values: dict[str, Any], source: str) -> tuple[Recipe, list[str]]:
-    """A later version may have added settings."""
+    """The recipe without the settings that this version does not know, and their names."""
     try:
-        return Recipe.model_validate(values), []
+        return validate(Recipe, values), []
     except ValidationError as error:
         extra = [detail["loc"] for detail in error.errors() if detail["type"] == "extra_forbidden"]
         if not extra:
-            raise FedILError(explain(error, lambda _: source)) from error
+            model = settings_class(Recipe, method_named(values))
+            raise FedILError(explain(error, lambda _: source, model)) from error
     known = json.loads(json.dumps(values))
     for *path, key in extra:
         table = known
@@ -190,7 +198,7 @@ def _share_in(path: Path, key: str) -> float | None:
 
 
 def in_use(folder: Path) -> bool:
-    """Asks for a moment for the lock that a working server holds; never waits."""
+    """Whether a server holds the folder's lock; never waits."""
     try:
         descriptor = os.open(lock_file(folder.resolve()), os.O_RDONLY)
     except OSError:

@@ -1,4 +1,4 @@
-"""What a run's convergence verdict means, in words that claim no more than the numbers do."""
+"""Explanations of a run's convergence verdict, which claim no more than its numbers show."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Meaning:
     headline: str
     text: str
     mood: str
-    """good, fair, bad or unknown: which colour the page gives it, beside the words"""
+    """good, fair, bad or unknown: selects the colour in the page"""
 
 
 MEANINGS = {
@@ -31,7 +31,8 @@ MEANINGS = {
     ),
     "stalled": Meaning(
         "Stalled",
-        "In more than half of the last ten rounds θ′ did not move: nobody was accepted, or every step was zero. "
+        "In more than half of the last ten rounds the global model did not move: no update was accepted, or every step "
+        "was zero. "
         "From outside this looks like convergence. It is not.",
         "bad",
     ),
@@ -74,8 +75,13 @@ def meaning_of(run: Run) -> Meaning:
     return MEANINGS.get(said, unknown)
 
 
+def verdict(run: Run) -> dict[str, object]:
+    """Values of the page's verdict"""
+    return {"meaning": meaning_of(run), "caution": ALWAYS, "figures": list(figures(run)), "method": HOW}
+
+
 def figures(run: Run) -> Iterator[tuple[str, str]]:
-    """What the verdict rests on: name and value."""
+    """Name and value of the numbers behind the verdict."""
     if not run.records:
         return
     norms = [record.delta_norm for record in run.records]

@@ -1,4 +1,4 @@
-"""RabbitMQ, Redis and Prometheus for tests and for clusters on one machine: real ones, private, easily killed."""
+"""Private instances of RabbitMQ, Redis and Prometheus, for tests and for clusters on one machine."""
 
 from ops.local.services.choice import Services, rabbitmq_service, redis_service, services
 from ops.local.services.process import Service, ServiceFailed, ServiceMissing, Tls

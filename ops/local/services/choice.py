@@ -1,4 +1,4 @@
-"""Where a test's services come from: containers where a Docker engine answers, else this machine's programs."""
+"""Services for tests: containers where a Docker engine answers, else programs of this machine."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +9,7 @@ from pathlib import Path
 from ops.local.services.docker import contained_rabbitmq, contained_redis, engine_answers
 from ops.local.services.process import Service, ServiceMissing
 from ops.local.services.rabbitmq import SETTINGS, private_rabbitmq, read_settings, write_settings
-from ops.local.services.redis import KEEPING, private_redis
+from ops.local.services.redis import DURABLE, private_redis
 
 CHOICE = "FEDIL_SERVICES"
 
@@ -37,7 +37,7 @@ def rabbitmq_service(directory: Path, *, config: str = "") -> Service:
 
 def redis_service(directory: Path, *, options: Sequence[str] = ()) -> Service:
     if uses_docker():
-        return contained_redis([*KEEPING, *options])
+        return contained_redis([*DURABLE, *options])
     return _or_docker(lambda: private_redis(directory, options=options))
 
 
@@ -49,11 +49,11 @@ def _or_docker(start: Callable[[], Service]) -> Service:
 
 
 def uses_docker() -> bool:
-    wish = os.environ.get(CHOICE, "")
-    if wish not in ("", "docker", "native"):
-        raise ServiceMissing(f"{CHOICE}={wish}: it may be docker or native, or not set")
-    if wish == "docker" and not engine_answers():
+    choice = os.environ.get(CHOICE, "")
+    if choice not in ("", "docker", "native"):
+        raise ServiceMissing(f"{CHOICE}={choice}: it may be docker or native, or not set")
+    if choice == "docker" and not engine_answers():
         raise ServiceMissing(
             f"{CHOICE}=docker, but no engine answers: pip install testcontainers, start Docker"
         )
-    return wish == "docker" or (not wish and engine_answers())
+    return choice == "docker" or (not choice and engine_answers())

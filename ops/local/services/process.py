@@ -1,5 +1,5 @@
-"""A program of this machine, run privately: on free loopback ports, in a folder of its own, in a process group
-that can be killed at once and does not outlive us."""
+"""A program that runs as a private service: on free loopback ports, in its own folder, and in a process group that is
+killed as a whole, at the latest when this process ends."""
 
 import os
 import random
@@ -13,60 +13,57 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import NoReturn, Protocol, Self
 
 from broker_config.protocol.errors import FedILError
 
 LOOPBACK = "127.0.0.1"
-# Below the ports that systems hand to outgoing connections: a client that keeps dialling a dead service on one of
-# those may be given that very port and then talks to itself, and the service cannot have it back.
+# Below the range of ephemeral ports: a client that keeps connecting to a dead service on one of those may be given the
+# same port, connect to itself, and keep the service from binding it again.
 PORTS = range(15000, 32000)
 
 _ATTEMPTS = 5
 ANSWER_SECONDS = 120.0
 _STOP_SECONDS = 60.0
-_DEATH_SECONDS = 3.0
-_LOOK_SECONDS = 0.02
-_TOLD_LINES, _LINE_LENGTH = 15, 300
+_EXIT_SECONDS = 3.0
+_POLL_SECONDS = 0.02
+_SHOWN_LINES, _LINE_LENGTH = 15, 300
 
 
 class ServiceMissing(FedILError):
-    """The text says what to install."""
+    """A program is not installed; the text says what to install."""
 
 
 class ServiceFailed(FedILError):
-    """It is installed and did not come up. The text ends with what it said last."""
+    """A program did not start; the text contains its output."""
 
 
 class Service(Protocol):
-    """A broker or store that a test may use, and may treat badly. As a context it is killed at the end."""
+    """A broker or store that tests may kill. As a context manager it is killed on exit."""
 
     @property
     def url(self) -> str: ...
 
     def start(self) -> None:
-        """Again, on the same ports and data; returns when it answers."""
+        """Starts it again with the same ports and data; returns when it answers."""
         ...
 
     def kill(self) -> None:
-        """As if its machine had lost power: no goodbye, the data stays as it lies."""
+        """Ends it like a power failure: SIGKILL, data as it is on disk."""
         ...
 
     def stop(self) -> None:
-        """Gracefully."""
+        """Ends it with SIGTERM."""
         ...
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
 
 @dataclass(frozen=True)
 class Tls:
-    """A second listener with TLS. Clients must show a certificate of the same authority, unless told otherwise."""
+    """A second listener with TLS; with `ask_clients` it requires client certificates of the same authority."""
 
     authority: Path
     certificate: Path
@@ -75,7 +72,7 @@ class Tls:
 
 
 class PrivateService(ABC):
-    """Starts when it is made. `ports` are chosen then and kept, so that clients find it again after a `kill`."""
+    """A service that starts when it is created. It keeps its ports, so that clients find it again after a `kill`."""
 
     name: str
     port_names: tuple[str, ...]
@@ -86,17 +83,16 @@ class PrivateService(ABC):
         self.log = self.directory / "output.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: Guard | None = None
-        self.ports = free_ports(self.port_names)
-        self._start_for_the_first_time(_ATTEMPTS)
+        self._first_start(_ATTEMPTS)
 
-    def _start_for_the_first_time(self, attempts: int) -> None:
+    def _first_start(self, attempts: int) -> None:
+        self.ports = free_ports(self.port_names)
         try:
             self.start()
         except PortTaken:
             if attempts == 1:
                 raise
-            self.ports = free_ports(self.port_names)
-            self._start_for_the_first_time(attempts - 1)
+            self._first_start(attempts - 1)
 
     @property
     @abstractmethod
@@ -104,14 +100,14 @@ class PrivateService(ABC):
 
     @abstractmethod
     def _command(self) -> Sequence[str]:
-        """Writes what the program reads at its start, and says how to run it in the foreground."""
+        """Writes the configuration, and returns the command that runs the program in the foreground."""
 
     @abstractmethod
     def _environment(self) -> Mapping[str, str]: ...
 
     @abstractmethod
     def _answers(self) -> bool:
-        """May raise OSError while nobody listens."""
+        """Whether it is ready; may raise OSError while the port is closed."""
 
     @property
     def running(self) -> bool:
@@ -120,7 +116,7 @@ class PrivateService(ABC):
     def start(self) -> None:
         if self.running:
             return
-        self.kill()  # what is left of one that died by itself
+        self.kill()  # the rest of its process group, if it died by itself
         with self.log.open("ab") as log:
             since = log.tell()
             self._process = subprocess.Popen(
@@ -143,15 +139,15 @@ class PrivateService(ABC):
         self.kill()
         self._explain(reason, self.log.read_bytes()[since:].decode(errors="replace"))
 
-    def _explain(self, reason: str, said: str) -> NoReturn:
+    def _explain(self, reason: str, output: str) -> NoReturn:
         taken = [str(port) for port in self.ports.values() if not is_free(port)]
         if taken:
-            raise PortTaken(f"{self.name} {reason}: something else listens on port {', '.join(taken)}")
-        lines = [line[:_LINE_LENGTH] for line in said.splitlines() if line.strip()]
-        # The cause stands first; Erlang says a lot after it.
-        first = next((number for number, line in enumerate(lines) if "error" in line.lower()), -_TOLD_LINES)
-        told = "\n  ".join(lines[first:][:_TOLD_LINES])
-        raise ServiceFailed(f"{self.name} {reason}. It said (all of it: {self.log}):\n  {told}")
+            raise PortTaken(f"{self.name} {reason}: another program listens on port {', '.join(taken)}")
+        lines = [line[:_LINE_LENGTH] for line in output.splitlines() if line.strip()]
+        # From the first error on: Erlang prints a lot after it.
+        first = next((number for number, line in enumerate(lines) if "error" in line.lower()), -_SHOWN_LINES)
+        shown = "\n  ".join(lines[first:][:_SHOWN_LINES])
+        raise ServiceFailed(f"{self.name} {reason}. Its output (complete: {self.log}):\n  {shown}")
 
     def kill(self) -> None:
         if self._process is None:
@@ -163,32 +159,30 @@ class PrivateService(ABC):
         if self._guard:
             self._guard.release()
             self._guard = None
-        # Only our child can be waited for. Sockets and files of the others close together, when they are really gone.
-        wait_until(lambda: all(map(is_free, self.ports.values())), _DEATH_SECONDS)
+        # Only a child process can be waited for; that the ports are free shows that the others have ended too.
+        wait_until(lambda: all(map(is_free, self.ports.values())), _EXIT_SECONDS)
 
     def stop(self) -> None:
         if self._process is not None:
             self._process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_STOP_SECONDS)
-        self.kill()  # its helpers, and itself if it would not go
+        self.kill()  # the rest of its process group, and itself after the time-out
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.kill()
 
 
 class PortTaken(ServiceFailed):
-    """Somebody else took a port between our look and the program's."""
+    """Another program took a port after `free_ports` chose it."""
 
 
 class Guard:
-    """A shell that kills a process group when we die, however we die: only then does its standard input end
-    without a line. (PR_SET_PDEATHSIG would tie the service to the thread that started it, and to Linux.)"""
+    """A shell that kills a process group when this process ends in any way: its standard input then ends without a
+    line. (PR_SET_PDEATHSIG would tie the service to the thread that started it, and to Linux.)"""
 
     def __init__(self, group: int) -> None:
         self._shell = subprocess.Popen(
@@ -196,7 +190,7 @@ class Guard:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for us alone
+            start_new_session=True,  # keeps Ctrl-C from it
         )
 
     def release(self) -> None:
@@ -206,22 +200,22 @@ class Guard:
 def wait_until(
     condition: Callable[[], bool], seconds: float, *, while_: Callable[[], bool] = lambda: True
 ) -> bool:
-    """Whether it came true. An OSError means not yet."""
+    """Polls `condition` and returns whether it became true in time. An OSError counts as false."""
     deadline = time.monotonic() + seconds
     while while_() and time.monotonic() < deadline:
         with suppress(OSError):
             if condition():
                 return True
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
     return False
 
 
 def free_ports(names: Sequence[str]) -> dict[str, int]:
     ports: dict[str, int] = {}
-    # Not the seeded generator: processes of one test run would all choose the same.
-    choice = random.SystemRandom()
+    # Not the seeded generator, with which all processes of a test run would choose the same ports.
+    generator = random.SystemRandom()
     while len(ports) < len(names):
-        port = choice.choice(PORTS)
+        port = generator.choice(PORTS)
         if port not in ports.values() and is_free(port):
             ports[names[len(ports)]] = port
     return ports
@@ -237,20 +231,26 @@ def is_free(port: int) -> bool:
         return True
 
 
-def ask(question: bytes, port: int, host: str = LOOPBACK) -> bytes:
-    """The first bytes of the answer; empty when the other side hangs up."""
+def ask(request: bytes, port: int, host: str = LOOPBACK) -> bytes:
+    """The first bytes of the response; empty if the server closes the connection."""
     with socket.create_connection((host, port), timeout=2.0) as connection:
-        connection.sendall(question)
+        connection.sendall(request)
         return connection.recv(64)
 
 
+def listens(port: int) -> bool:
+    """Raises OSError if not."""
+    with socket.create_connection((LOOPBACK, port), timeout=2.0):
+        return True
+
+
 def find_program(name: str, *places: str, missing: str) -> str:
-    """`places` come first: what is on the PATH may be a wrapper for the system's own instance."""
+    """Full path of a program. `places` come first: the PATH may have a wrapper for the system's own instance."""
     for place in (*places, name):
         found = shutil.which(place)
         if found:
             return found
-    # A service lives where an ordinary user's PATH may not look.
+    # Services are often in folders that are not on a user's PATH.
     found = shutil.which(name, path="/usr/sbin:/usr/local/sbin:/sbin:/opt/homebrew/sbin:/opt/homebrew/bin")
     if found:
         return found

@@ -1,4 +1,4 @@
-"""A private Prometheus, for the dashboards of a cluster on one machine and for the tests of rules and panels."""
+"""A private Prometheus, for clusters on one machine and for tests of rules and dashboards."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -44,5 +44,5 @@ class Prometheus(PrivateService):
 
 
 def private_prometheus(directory: Path, config: str) -> Prometheus:
-    """`config` is the text of prometheus.yml; files that it names are looked for in `directory`."""
+    """`config` is the text of prometheus.yml; file names in it are relative to `directory`."""
     return Prometheus(directory, config)

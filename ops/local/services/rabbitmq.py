@@ -1,4 +1,4 @@
-"""A private RabbitMQ node, with an Erlang cookie and a port mapper (epmd) of its own."""
+"""A private RabbitMQ node with its own Erlang cookie and port mapper (epmd)."""
 
 import os
 import secrets
@@ -6,36 +6,36 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ops.local.services.process import LOOPBACK, PrivateService, ServiceFailed, Tls, ask, find_program
+from ops.local.services.brokers_root import broker_command, find_broker_program
+from ops.local.services.process import LOOPBACK, PrivateService, ServiceFailed, Tls, ask, listens
 
 _MISSING = "RabbitMQ is not installed: apt install rabbitmq-server"
-# Debian's /usr/sbin/rabbitmq-server changes to the system's user and its files; this one does not.
+# Not /usr/sbin: Debian's wrapper there changes to the system's user and files.
 _SCRIPTS = "/usr/lib/rabbitmq/bin"
 _NODE = "fedil@localhost"
-_MANAGEMENT, _METRICS = "rabbitmq_management", "rabbitmq_prometheus"
 
 SETTINGS = {
     "log.console": "true",
     "log.console.level": "info",
     "log.file": "false",
     "disk_free_limit.absolute": "64MB",
-    # A task may take hours, and is not acknowledged before.
+    # A task is acknowledged at its end, which may be hours later.
     "consumer_timeout": str(24 * 3600 * 1000),
     "heartbeat": "20",
-    # Held in memory too; the default is 512 MiB.
+    # Also held in memory; the default is 512 MiB.
     "raft.wal_max_size_bytes": str(64 * 1024**2),
 }
 
 
 class RabbitMQ(PrivateService):
     name = "RabbitMQ"
-    port_names = ("amqp", "amqps", "epmd", "distribution", "management", "metrics")
+    port_names = ("amqp", "amqps", "epmd", "distribution", "management", "prometheus")
 
     def __init__(
         self, directory: Path, settings: Mapping[str, str], plugins: Sequence[str], tls: Tls | None
     ) -> None:
-        self._program = find_program("rabbitmq-server", f"{_SCRIPTS}/rabbitmq-server", missing=_MISSING)
-        self._epmd = find_program("epmd", missing="Erlang's epmd is not installed: apt install erlang-base")
+        self._program = _script("rabbitmq-server")
+        self._epmd = find_broker_program("epmd", missing="Erlang is not installed: apt install erlang-base")
         self._settings, self._plugins, self._tls = dict(settings), tuple(plugins), tls
         super().__init__(directory)
 
@@ -56,18 +56,17 @@ class RabbitMQ(PrivateService):
 
     @property
     def management_url(self) -> str:
-        """Answers only with the plugin `rabbitmq_management`."""
+        """Of a node with `management`."""
         return f"http://{LOOPBACK}:{self.ports['management']}"
 
     @property
     def metrics_place(self) -> str:
-        """Where Prometheus finds the node's own metrics; only with `metrics`."""
-        return f"{LOOPBACK}:{self.ports['metrics']}"
+        """host:port of the node's Prometheus metrics; of a node with `metrics`."""
+        return f"{LOOPBACK}:{self.ports['prometheus']}"
 
     def ctl(self, *arguments: str) -> str:
-        """What rabbitmqctl prints."""
-        program = find_program("rabbitmqctl", f"{_SCRIPTS}/rabbitmqctl", missing=_MISSING)
-        command = [program, "--quiet", *arguments]
+        """Runs rabbitmqctl and returns its output."""
+        command = rabbitmqctl("--quiet", *arguments)
         done = subprocess.run(command, env=self._environment(), capture_output=True, text=True, check=False)
         if done.returncode:
             raise ServiceFailed(f"rabbitmqctl {' '.join(arguments)}: {(done.stderr or done.stdout).strip()}")
@@ -82,45 +81,40 @@ class RabbitMQ(PrivateService):
             cookie.chmod(0o400)
         settings = self._listeners() | self._settings
         (self.directory / "rabbitmq.conf").write_text(write_settings(settings))
-        (self.directory / "enabled_plugins").write_text(f"[{','.join(self._plugins)}].\n")
-        # One group for both, so that both die at once.
+        (self.directory / "enabled_plugins").write_text(
+            f"[{','.join(f'rabbitmq_{plugin}' for plugin in self._plugins)}].\n"
+        )
+        # One process group for both, so that they are killed together.
         script = f'"$1" -port {self.ports["epmd"]} -address {LOOPBACK} & exec "$2"'
-        return ["sh", "-c", script, "rabbitmq", self._epmd, self._program]
+        return broker_command("sh", "-c", script, "rabbitmq", self._epmd, self._program)
 
     def _listeners(self) -> dict[str, str]:
         settings: dict[str, str] = {}
-        if _MANAGEMENT in self._plugins:
-            place = str(self.ports["management"])
-            settings |= {"management.tcp.ip": LOOPBACK, "management.tcp.port": place}
-        if _METRICS in self._plugins:
-            place = str(self.ports["metrics"])
-            settings |= {"prometheus.tcp.ip": LOOPBACK, "prometheus.tcp.port": place}
+        for plugin in self._plugins:
+            settings |= {f"{plugin}.tcp.ip": LOOPBACK, f"{plugin}.tcp.port": str(self.ports[plugin])}
         if self._tls:
-            asked = str(self._tls.ask_clients).lower()
             settings |= {
                 "listeners.ssl.1": f"{LOOPBACK}:{self.ports['amqps']}",
                 "ssl_options.cacertfile": str(self._tls.authority),
                 "ssl_options.certfile": str(self._tls.certificate),
                 "ssl_options.keyfile": str(self._tls.key),
                 "ssl_options.verify": "verify_peer" if self._tls.ask_clients else "verify_none",
-                "ssl_options.fail_if_no_peer_cert": asked,
+                "ssl_options.fail_if_no_peer_cert": str(self._tls.ask_clients).lower(),
             }
         return settings
 
     def _environment(self) -> Mapping[str, str]:
-        ours = ("RABBITMQ_", "ERL_", "NOTIFY_SOCKET")
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+        replaced = ("RABBITMQ_", "ERL_", "NOTIFY_SOCKET")
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(replaced)}
         schedulers = min(2, os.cpu_count() or 1)
-        busy_wait_off = (
-            "+sbwt none +sbwtdcpu none +sbwtdio none"  # idle schedulers must not eat the trainers' cores
-        )
+        busy_wait_off = "+sbwt none +sbwtdcpu none +sbwtdio none"  # leaves the cores to the trainers
         loopback_only = "-kernel inet_dist_use_interface {127,0,0,1}"
         return inherited | {
             "HOME": str(self.directory / "home"),
             "ERL_EPMD_PORT": str(self.ports["epmd"]),
             "ERL_EPMD_ADDRESS": LOOPBACK,
             "ERL_CRASH_DUMP_BYTES": "0",
-            # The same on other ports: the data belongs to the name.
+            # Does not depend on the ports: the data belongs to the node name.
             "RABBITMQ_NODENAME": _NODE,
             "RABBITMQ_NODE_PORT": str(self.port),
             "RABBITMQ_NODE_IP_ADDRESS": LOOPBACK,
@@ -131,16 +125,30 @@ class RabbitMQ(PrivateService):
             "RABBITMQ_CONF_ENV_FILE": os.devnull,
             "RABBITMQ_CONFIG_FILE": str(self.directory / "rabbitmq.conf"),
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.directory / "enabled_plugins"),
-            "RABBITMQ_SCHEDULER_BIND_TYPE": "u",  # several nodes would bind themselves to the same cores
+            "RABBITMQ_SCHEDULER_BIND_TYPE": "u",  # several nodes would bind to the same cores
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": f"{loopback_only} +S {schedulers}:{schedulers} {busy_wait_off}",
         }
 
     def _answers(self) -> bool:
-        return rabbitmq_answers(self.port)
+        settings = self._listeners() | self._settings
+        # TLS listeners start after the plain one.
+        tls = [
+            value.rpartition(":")[2] for key, value in settings.items() if key.startswith("listeners.ssl.")
+        ]
+        return rabbitmq_answers(self.port) and all(listens(int(port)) for port in tls)
+
+
+def rabbitmqctl(*arguments: str) -> list[str]:
+    """The command that runs rabbitmqctl of the same release as the node."""
+    return broker_command(_script("rabbitmqctl"), *arguments)
+
+
+def _script(name: str) -> str:
+    return find_broker_program(name, f"{_SCRIPTS}/{name}", missing=_MISSING)
 
 
 def rabbitmq_answers(port: int, host: str = LOOPBACK) -> bool:
-    """It listens last of all, so what answers with a method frame has its queues and definitions back."""
+    """Whether it answers with a method frame: the AMQP listener starts after queues and definitions are recovered."""
     return ask(b"AMQP\0\0\x09\x01", port, host)[:1] == b"\x01"
 
 
@@ -153,14 +161,13 @@ def private_rabbitmq(
     metrics: bool = False,
     tls: Tls | None = None,
 ) -> RabbitMQ:
-    """`config` is text as in rabbitmq.conf; a key in it overrides ours. With `definitions` there is no guest but the
-    one that they name."""
-    asked = {_MANAGEMENT: management, _METRICS: metrics}
-    chosen = [plugin for plugin, wanted in asked.items() if wanted]
+    """`config` is text for rabbitmq.conf, which overrides the default settings. With `definitions` there is no user
+    guest, unless they contain it."""
+    plugins = [plugin for plugin, wanted in (("management", management), ("prometheus", metrics)) if wanted]
     settings = SETTINGS | read_settings(config)
     if definitions:
         settings["load_definitions"] = str(definitions.resolve())
-    return RabbitMQ(directory, settings, chosen, tls)
+    return RabbitMQ(directory, settings, plugins, tls)
 
 
 def read_settings(config: str) -> dict[str, str]:

@@ -35,7 +35,8 @@ OUTCOMES = {
 
 
 def convergence() -> Dashboard:
-    (method, panels), *others = method_rows().items()
+    by_method, shared = method_rows()
+    (method, panels), *others = by_method.items()
     return board(
         "convergence",
         "FedIL / Convergence",
@@ -43,7 +44,7 @@ def convergence() -> Dashboard:
         {
             "Now": now(),
             "Does it converge?": increments(),
-            "Does it learn?": [accuracy()],
+            "Does it learn?": [accuracy(), *shared],
             method: panels,
             "Which updates count?": updates(),
             "Rounds": rounds(),

@@ -4,6 +4,7 @@ from grafana_foundation_sdk.models import units
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from ops.monitoring.grafana.board import RUN, SITE, board, of_run
+from ops.monitoring.grafana.methods import worker_row
 from ops.monitoring.grafana.panels import (
     GREEN,
     GREY,
@@ -37,7 +38,7 @@ def fleet() -> Dashboard:
         "FedIL / Fleet",
         "Workers and clients: which are there, what they do, how fast.",
         {"Now": now(), "Workers": workers(), "Tasks": tasks(), "Machines": machines()},
-        {},
+        {"What clients report": worker_row()},
         sites=True,
     )
 
@@ -155,6 +156,7 @@ def tasks() -> list[Panel]:
             Query(outcomes, "{{outcome}}"),
             unit=units.Short,
             colors=OUTCOMES,
+            width=8,
         ),
         lines(
             "Seconds per task, by phase",
@@ -164,14 +166,9 @@ def tasks() -> list[Panel]:
             ),
             unit=units.Seconds,
             lowest=0,
+            width=8,
         ),
-        buckets("Seconds of training", "All workers chosen above.", training, unit=units.Seconds),
-        lines(
-            "Losses at the workers",
-            "Of each worker's last task, mean by site. A site that stands apart has other data, or bad data.",
-            Query(f"avg by (site, term) (fedil_worker_loss{{{SITE}}})", "{{term}} {{site}}"),
-            unit=units.Short,
-        ),
+        buckets("Seconds of training", "All workers chosen above.", training, unit=units.Seconds, width=8),
     ]
 
 

@@ -1,4 +1,5 @@
-"""Panels for what the registered methods declare: a row for each method, and one for metrics that several share."""
+"""Panels for what the registered methods declare: a row for each method, one for metrics that several share, and what
+workers export of it."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
@@ -8,12 +9,11 @@ from grafana_foundation_sdk.models import units
 
 from fedil_model.methods import METHODS, find_method
 from fedil_model.methods.interface import Chart, ClientValue, MethodSpec, Series
-from ops.monitoring.grafana.board import RUN, of_run
+from ops.monitoring.grafana.board import RUN, SITE, of_run
 from ops.monitoring.grafana.panels import Panel, Query, buckets, lines
 
 MakePanel = Callable[[int], Panel]
 """Of this width"""
-_SHARED = "Several methods"
 _COLORS = ("light-green", "orange", "light-orange", "yellow", "light-yellow", "light-red")
 
 
@@ -34,22 +34,37 @@ def models_text() -> str:
     )
 
 
-def method_rows() -> dict[str, list[Panel]]:
-    """By title, in the order in which methods are registered"""
+def method_rows() -> tuple[dict[str, list[Panel]], list[Panel]]:
+    """Panels by method, in the order of registration; and those of metrics that several methods declare"""
     specs = registered()
     uses = Counter(metric for spec in specs for metric in metrics_of(spec))
     shared = {metric for metric, methods in uses.items() if methods > 1}
-    rows = {spec.title: _panels(spec, uses.keys() - shared) for spec in specs} | {_SHARED: []}
+    own = {spec.title: _spread(_panels(spec, uses.keys() - shared)) for spec in specs}
+    common: list[MakePanel] = []
     for spec in specs:
-        rows[_SHARED] += _panels(spec, shared)
+        common += _panels(spec, shared)
         shared -= metrics_of(spec)
-    return {title: _spread(panels) for title, panels in rows.items() if panels}
+    return {title: panels for title, panels in own.items() if panels}, _spread(common)
+
+
+def worker_row() -> list[Panel]:
+    """Means over clients, as the workers export them"""
+    by_metric: dict[str, tuple[Chart, Series]] = {}
+    for chart in (chart for spec in registered() for chart in spec.display.charts):
+        for series in chart.series:
+            if series.source == "client_mean":
+                by_metric.setdefault(_at_worker(series), (chart, series))
+    return _spread([partial(_by_site, metric, *declared) for metric, declared in by_metric.items()])
 
 
 def metrics_of(spec: MethodSpec) -> set[str]:
-    """Every metric that a server exports for this method"""
-    values = {_histogram(value) for value in spec.display.client_values}
-    return values | {series.metric_name for series in spec.display.series()}
+    """Every metric that servers and workers export for this method"""
+    declared = spec.display.series()
+    return {
+        *(_histogram(value) for value in spec.display.client_values),
+        *(series.metric_name for series in declared),
+        *(_at_worker(series) for series in declared if series.source == "client_mean"),
+    }
 
 
 def _panels(spec: MethodSpec, metrics: Collection[str]) -> list[MakePanel]:
@@ -101,6 +116,24 @@ def _heatmap(value: ClientValue, width: int) -> Panel:
 
 def _histogram(value: ClientValue) -> str:
     return f"fedil_update_{value.name}"
+
+
+def _by_site(metric: str, chart: Chart, series: Series, width: int) -> Panel:
+    labels = ["site", *(series.metric_label or ())[:1]]
+    return lines(
+        chart.title,
+        f"{chart.help} Of each worker's last task, mean by site. A site that stands apart has other data, or bad data.",
+        Query(
+            f"avg by ({', '.join(labels)}) ({metric}{{{SITE}}})",
+            " ".join(f"{{{{{label}}}}}" for label in labels),
+        ),
+        unit=units.PercentUnit if series.unit == "share" else units.Short,
+        width=width,
+    )
+
+
+def _at_worker(series: Series) -> str:
+    return f"fedil_worker_{series.metric_name.removeprefix('fedil_')}"
 
 
 def _spread(panels: list[MakePanel]) -> list[Panel]:

@@ -1,13 +1,8 @@
-"""What to do about each alert, as Markdown, from the alert rules themselves."""
+"""The runbook of the alerts as Markdown, from the alert rules."""
 
-import re
+import yaml
 
 from ops.monitoring.prometheus import RULES
-
-_ALERT = re.compile(
-    r"^ +- alert: (?P<name>\w+)$(?P<rest>.*?)(?=^ +- (?:alert|name): |\Z)", re.MULTILINE | re.DOTALL
-)
-_NEXT_KEY = r"(?=^\s*(?:\w+:|- |#|$)|\Z)"
 
 
 def runbook() -> str:
@@ -15,12 +10,6 @@ def runbook() -> str:
 
 
 def runbook_lines() -> dict[str, str]:
-    """By alert. Enough of YAML for how that file is written; a test compares with what Prometheus reads in it."""
-    text = (RULES / "alerts.yml").read_text(encoding="utf-8")
-    return {found["name"]: _annotation(found["rest"], "runbook") for found in _ALERT.finditer(text)}
-
-
-def _annotation(text: str, key: str) -> str:
-    found = re.search(rf"^ +{key}: (?P<value>.*?){_NEXT_KEY}", text, re.MULTILINE | re.DOTALL)
-    assert found, f"an alert without {key}"
-    return " ".join(found["value"].split()).strip('"')
+    """By alert"""
+    groups = yaml.safe_load((RULES / "alerts.yml").read_text(encoding="utf-8"))["groups"]
+    return {rule["alert"]: rule["annotations"]["runbook"] for group in groups for rule in group["rules"]}

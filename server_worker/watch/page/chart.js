@@ -1,4 +1,4 @@
-// A chart by round: axes, the pointer, the keyboard. What is drawn inside is the business of its kind:
+// A chart by round: axes, pointer, keyboard. Its kind draws the inside:
 //   label                       what it shows, for screen readers
 //   prepare(rows, width)        → {y: {domain, log?, whole?, unit?, format(value, digits)}, …}; null if there is nothing
 //   marks(frame, prepared)      → SVG nodes
@@ -164,7 +164,7 @@ export class Chart {
 
   rowOf(round) {
     const index = round - this.rows[0].round;
-    // Rounds are in a row, unless somebody has taken lines out of the history.
+    // Round numbers are consecutive, unless lines were removed from the history.
     return this.rows[index]?.round === round
       ? this.rows[index]
       : this.rows.find((row) => row.round === round);
@@ -178,7 +178,7 @@ export class Chart {
     const round = Math.max(first, Math.min(last, Math.round(first + (x - this.frame.left) / column - 0.5)));
     look({ cursor: round });
     this.pointed = event;
-    this.tell(round, event.clientX, event.clientY, { x, y: event.clientY - top });
+    this.describe(round, event.clientX, event.clientY, { x, y: event.clientY - top });
   }
 
   leave() {
@@ -187,7 +187,7 @@ export class Chart {
     look({ cursor: null });
   }
 
-  tell(round, clientX, clientY, at) {
+  describe(round, clientX, clientY, at) {
     const row = this.rowOf(round);
     if (!row) return hideTip();
     const again = () => this.pointed && this.point(this.pointed);
@@ -221,7 +221,7 @@ export class Chart {
       const round = Math.max(first, Math.min(last, from + steps[event.key]));
       look({ cursor: round });
       const { left, top } = this.host.getBoundingClientRect();
-      this.tell(round, left + this.frame.x(round), top + TOP);
+      this.describe(round, left + this.frame.x(round), top + TOP);
     } else return;
     event.preventDefault();
   }

@@ -28,11 +28,11 @@ export function outcomeNamed(outcomes, name) {
   return outcomes.find((outcome) => outcome.name === name) ?? { ...OTHER, title: name };
 }
 
-/** "694 found, 465 kept": the known series of a chart, with their titles. */
-export function seriesWords(chart, numbers, only = () => true) {
+/** "found 694, kept 465": the known series of a chart. */
+export function seriesWords(chart, numbers) {
   return chart.series
-    .filter((one) => known(numbers[one.name]) && only(one))
-    .map((one) => `${formatOf(one.unit)(numbers[one.name])} ${one.title}`);
+    .filter((one) => known(numbers[one.name]))
+    .map((one) => `${one.title} ${formatOf(one.unit)(numbers[one.name])}`);
 }
 
 /** A client's site; empty if there is only one. */

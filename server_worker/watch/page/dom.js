@@ -1,4 +1,4 @@
-// All text enters the page here, as text: names and details are written by others.
+// All text enters the page here, as text: sites and users write names and details.
 const SVG = "http://www.w3.org/2000/svg";
 
 function dress(element, attributes, children) {
@@ -22,7 +22,7 @@ export function byId(id) {
   return document.getElementById(id);
 }
 
-/** Only what changed touches the page: nothing flickers, and a selection of text survives. */
+/** Changes the page only where the text differs: no flicker, and selected text stays selected. */
 export function put(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }

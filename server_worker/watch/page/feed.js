@@ -34,7 +34,7 @@ async function read(url) {
   let silence = setTimeout(() => stop.abort(), PATIENCE_MS);
   try {
     const reply = await fetch(url, { cache: "no-store", signal: stop.signal });
-    if (!reply.ok) throw Object.assign(new Error(), { told: `it answers with an error (${reply.status})` });
+    if (!reply.ok) throw Object.assign(new Error(), { reason: `it answers with an error (${reply.status})` });
     const reader = reply.body.getReader();
     for (let part = await reader.read(); !part.done; part = await reader.read()) {
       parts.push(part.value);
@@ -48,9 +48,9 @@ async function read(url) {
 }
 
 export class Feed {
-  /** tell(run, {fresh, complete}): fresh if rounds came or went; complete once nothing is left to be fetched. */
-  constructor(tell) {
-    this.tell = tell;
+  /** onAnswer(run, {fresh, complete}): fresh if rounds came or went; complete when no rounds are left to fetch. */
+  constructor(onAnswer) {
+    this.onAnswer = onAnswer;
     this.run = nothingYet();
     this.gone = null; // {why} while the server does not answer
     this.seen = null; // when it last did, by this machine's clock
@@ -83,8 +83,8 @@ export class Feed {
       this.soon(this.wait());
     } catch (error) {
       this.failures += 1;
-      this.gone = { why: error.told ?? "it does not answer" };
-      this.tell(this.run, { fresh: false, complete: true });
+      this.gone = { why: error.reason ?? "it does not answer" };
+      this.onAnswer(this.run, { fresh: false, complete: true });
       this.soon(document.hidden ? HIDDEN_MS : Math.min(SLOWEST_MS, EVERY_MS * 1.5 ** (this.failures - 1)));
     } finally {
       this.asking = false;
@@ -135,7 +135,7 @@ export class Feed {
     this.gone = null;
     this.failures = 0;
     this.more = answer.more;
-    this.tell(run, { fresh: run !== before || answer.rounds.length > 0, complete: !answer.more });
+    this.onAnswer(run, { fresh: run !== before || answer.rounds.length > 0, complete: !answer.more });
   }
 
   wait() {

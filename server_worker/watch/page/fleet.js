@@ -1,4 +1,4 @@
-// Who is there: workers, queues, the store, sites without a worker; and the notes.
+// Workers, queues, the store, sites without a worker; and the notes.
 import { byId, make, put, table } from "./dom.js";
 import { brief, bytes, clock, count, known } from "./numbers.js";
 import { STORE } from "./words.js";
@@ -11,13 +11,13 @@ const QUEUES = [
 
 export function showFleet(run) {
   const { fleet, about } = run;
-  put(byId("fleet-when"), fleet ? `looked at ${clock(fleet.at)}` : "");
+  put(byId("fleet-when"), fleet ? `as of ${clock(fleet.at)}` : "");
   const body = byId("fleet-body");
   const key = `${run.life}/${run.surveys}`;
   if (body.dataset.key === key) return;
   body.dataset.key = key;
   if (!fleet) {
-    body.replaceChildren(make("p", { class: "quiet" }, "Nobody has looked yet."));
+    body.replaceChildren(make("p", { class: "quiet" }, "No survey yet."));
     return;
   }
   body.replaceChildren(
@@ -26,7 +26,7 @@ export function showFleet(run) {
         make(
           "p",
           { class: "trouble" },
-          `The brokers could not be asked: ${fleet.trouble}. What stands here is older.`,
+          `The brokers cannot be reached: ${fleet.trouble}. These figures are older.`,
         ),
       tiles(fleet, about),
       empty(fleet),
@@ -36,7 +36,7 @@ export function showFleet(run) {
             { class: "scroll", tabindex: "0", role: "region", "aria-label": "Workers" },
             workers(fleet.workers),
           )
-        : make("p", { class: "quiet" }, "No worker is there: start some, and they will appear."),
+        : make("p", { class: "quiet" }, "No worker yet: start some, and they appear here."),
       fleet.workers_not_shown > 0 &&
         make("p", { class: "quiet" }, `${count(fleet.workers_not_shown)} more workers are not listed.`),
     ].filter(Boolean),
@@ -128,6 +128,6 @@ export function showNotes(run) {
       make("li", {}, make("time", { class: "quiet" }, clock(at)), make("bdi", {}, text)),
     );
   host.replaceChildren(
-    ...(entries.length ? entries : [make("li", { class: "quiet" }, "Nothing worth a note so far.")]),
+    ...(entries.length ? entries : [make("li", { class: "quiet" }, "No notes yet.")]),
   );
 }

@@ -1,4 +1,4 @@
-// The top of the page: which run, how it is, what happens now.
+// The top of the page: the run, its state, its current phase.
 import { formatOf, outcomeOf, seriesWords } from "./display.js";
 import { byId, make, put, set } from "./dom.js";
 import { ENDED } from "./feed.js";

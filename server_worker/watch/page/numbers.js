@@ -1,4 +1,4 @@
-// Numbers and times as people read them.
+// Numbers and times for people.
 
 export const known = (value) => typeof value === "number" && Number.isFinite(value);
 
@@ -14,7 +14,7 @@ export function count(value) {
   return known(value) ? value.toLocaleString("en") : "–";
 }
 
-/** Three digits that matter, whatever the size. */
+/** Three significant digits. */
 export function brief(value) {
   if (!known(value)) return "–";
   const size = Math.abs(value);
@@ -38,14 +38,14 @@ export function duration(seconds) {
   return wholeDuration(whole);
 }
 
-/** In which an axis counts that ends there. */
+/** The unit of an axis that ends at `top` seconds. */
 export function secondsUnit(top) {
   if (top < 0.9) return { size: 1e-3, name: "ms" };
   if (top < 150) return { size: 1, name: "s" };
   return top < 9000 ? { size: 60, name: "min" } : { size: 3600, name: "h" };
 }
 
-/** For what ticks on: no fractions. */
+/** Without fractions, for running times. */
 export function wholeDuration(seconds) {
   const rounded = Math.max(0, Math.round(seconds));
   if (rounded < 60) return `${rounded} s`;

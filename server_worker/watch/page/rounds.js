@@ -200,5 +200,5 @@ function refusals(refused, reasons) {
         ),
       )
     : make("p", { class: "quiet" }, "None.");
-  return make("div", {}, make("div", { class: "panel-head" }, make("h3", {}, "Messages turned away")), body);
+  return make("div", {}, make("div", { class: "panel-head" }, make("h3", {}, "Messages refused")), body);
 }

@@ -1,7 +1,7 @@
-// Runs before the page is drawn, so that it does not flash in the wrong colours.
+// Runs before the page is drawn, so that it does not flash in other colours.
 (() => {
   const names = ["auto", "light", "dark"];
-  const words = { auto: "as the system says", light: "light", dark: "dark" };
+  const words = { auto: "as the system", light: "light", dark: "dark" };
   const marks = { auto: "◐", light: "☀", dark: "☾" };
   const root = document.documentElement;
 

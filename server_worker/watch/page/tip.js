@@ -1,4 +1,4 @@
-// The one box that says what is under the pointer.
+// The box that describes what is under the pointer.
 import { byId, make } from "./dom.js";
 
 const box = () => byId("tip");

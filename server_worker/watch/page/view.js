@@ -1,4 +1,4 @@
-// What the person looks at: the same for all charts.
+// Cursor, chosen round and range, shared by all charts.
 const listeners = new Set();
 
 export const view = {

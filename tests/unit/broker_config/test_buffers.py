@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from broker_config.embedded.frames import receive_frame, send_frame
-from broker_config.protocol.buffers import ALIGNMENT, room_for
+from broker_config.protocol.buffers import ALIGNMENT, aligned_buffer
 from broker_config.protocol.chunks import assembled, split
 
 
@@ -14,18 +14,18 @@ def address(body: memoryview) -> int:
 
 
 @pytest.mark.parametrize("size", [1, 63, 64, 65, 100_000, 1 << 20])
-def test_room_is_as_large_as_asked_and_lies_where_arithmetic_wants_it(size: int) -> None:
-    rooms = [room_for(size) for _ in range(5)]
-    assert [len(room) for room in rooms] == [size] * 5
-    assert [address(room) % ALIGNMENT for room in rooms] == [0] * 5
-    rooms[0][:] = bytes(range(256)) * (size // 256) + bytes(size % 256)
+def test_an_aligned_buffer_has_the_requested_size_and_alignment(size: int) -> None:
+    buffers = [aligned_buffer(size) for _ in range(5)]
+    assert [len(buffer) for buffer in buffers] == [size] * 5
+    assert [address(buffer) % ALIGNMENT for buffer in buffers] == [0] * 5
+    buffers[0][:] = bytes(range(256)) * (size // 256) + bytes(size % 256)
 
 
-def test_room_for_nothing_is_empty() -> None:
-    assert len(room_for(0)) == 0
+def test_an_aligned_buffer_of_size_0_is_empty() -> None:
+    assert len(aligned_buffer(0)) == 0
 
 
-def test_a_body_put_together_from_chunks_lies_there() -> None:
+def test_a_body_assembled_from_chunks_is_aligned() -> None:
     content = np.random.default_rng(0).bytes(100_001)
     for limit in (1000, 4096, 200_000):
         body = assembled(split([content], limit))
@@ -34,7 +34,7 @@ def test_a_body_put_together_from_chunks_lies_there() -> None:
         assert address(body) % ALIGNMENT == 0
 
 
-def test_a_body_from_a_socket_lies_there() -> None:
+def test_a_body_received_from_a_socket_is_aligned() -> None:
     here, there = socket.socketpair()
     fields: dict[str, Any] = {"a": 1}
     with here, there:

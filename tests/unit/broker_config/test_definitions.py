@@ -1,4 +1,4 @@
-"""The brokers' configuration as text; what brokers make of it is tested with real ones."""
+"""The generated configuration of the brokers; tests/integration applies it to real brokers."""
 
 import base64
 import hashlib
@@ -11,6 +11,7 @@ from broker_config.brokers.definitions import (
     check_sites,
     consumer_timeout_seconds,
     deadline_policies,
+    import_steps,
     rabbitmq_conf,
     rabbitmq_definitions,
     rabbitmq_password_hash,
@@ -55,7 +56,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_a_site_for_the_brokers_is_one_for_a_recipe(name: str) -> None:
+def test_brokers_and_recipes_accept_the_same_names_of_sites(name: str) -> None:
     def accepts(check: object) -> bool:
         try:
             check()  # type: ignore[operator]
@@ -72,11 +73,11 @@ def test_a_site_named_twice_is_one_site() -> None:
 
 
 OTHERS = ("ab", "a-b", "b", "A")
-"""Sites whose names begin like that of site a, or nearly"""
+"""Names similar to that of site a"""
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_names_of_other_sites_do_not_match_though_they_begin_alike(other: str) -> None:
+def test_permissions_of_a_site_do_not_match_names_of_other_sites(other: str) -> None:
     rights = site_rights("a")
     foreign = [
         tasks_queue(other),
@@ -93,7 +94,7 @@ def test_names_of_other_sites_do_not_match_though_they_begin_alike(other: str) -
         ] == []
 
 
-def test_a_site_writes_to_nothing_that_is_for_the_server_alone() -> None:
+def test_a_site_has_no_permissions_on_names_of_the_server() -> None:
     rights = site_rights("a")
     servers = [
         "fedil.models",
@@ -111,7 +112,7 @@ def test_a_site_writes_to_nothing_that_is_for_the_server_alone() -> None:
     assert [name for name in secret if re.search(rights.read, name)] == []
 
 
-def test_the_server_has_all_that_is_ours_and_nothing_else() -> None:
+def test_the_server_has_permissions_on_all_names_of_fedil_only() -> None:
     rights = server_rights()
     for pattern in (rights.configure, rights.write, rights.read):
         assert re.search(pattern, lead_queue("r"))
@@ -119,7 +120,7 @@ def test_the_server_has_all_that_is_ours_and_nothing_else() -> None:
         assert not re.search(pattern, "others.fedil.x")
 
 
-def test_only_users_with_a_new_password_are_written_but_all_get_their_rights() -> None:
+def test_only_users_with_a_new_password_are_defined_but_all_get_permissions() -> None:
     definitions = rabbitmq_definitions(["a", "b"], {"server": None, "site-a": "hash", "site-b": None}, "v")
     assert [user["name"] for user in definitions["users"]] == ["site-a"]
     assert [entry["user"] for entry in definitions["permissions"]] == ["server", "site-a", "site-b"]
@@ -132,7 +133,28 @@ def test_only_users_with_a_new_password_are_written_but_all_get_their_rights() -
     ]
 
 
-def test_a_password_hash_is_salted_by_the_user_and_does_not_change() -> None:
+def test_exchanges_are_imported_before_the_topic_permissions_that_name_them() -> None:
+    definitions = rabbitmq_definitions(["a"], {"server": None, "site-a": "hash"})
+    first, then = import_steps(definitions)
+    assert definitions["topic_permissions"]
+    assert {rule["exchange"] for rule in then["topic_permissions"]} <= names(first["exchanges"])
+    assert "topic_permissions" not in first
+
+
+def test_the_import_steps_leave_nothing_out_and_bring_users_and_site_exchanges_last() -> None:
+    definitions = rabbitmq_definitions(["a"], {"server": None, "site-a": "hash"})
+    first, then = import_steps(definitions)
+    for kind, items in definitions.items():
+        assert [item for item in items if item not in first.get(kind, []) + then.get(kind, [])] == []
+    assert {"users", "permissions", "bindings"}.isdisjoint(first)
+    assert names(then["exchanges"]) - names(first["exchanges"]) == {"fedil.site.a"}
+
+
+def names(items: list[dict[str, str]]) -> set[str]:
+    return {item["name"] for item in items}
+
+
+def test_a_password_hash_is_salted_by_the_user_name_and_reproducible() -> None:
     first = rabbitmq_password_hash("site-a", "word")
     assert first == rabbitmq_password_hash("site-a", "word")
     assert first != rabbitmq_password_hash("site-b", "word")
@@ -140,23 +162,23 @@ def test_a_password_hash_is_salted_by_the_user_and_does_not_change() -> None:
     assert raw[4:] == hashlib.sha256(raw[:4] + b"word").digest()
 
 
-def test_in_redis_nobody_comes_in_without_a_password() -> None:
+def test_all_redis_users_need_a_password() -> None:
     hashed = redis_password_hash("word")
-    default, site, nobody = redis_acl({"site-a": hashed, "site-b": None}).splitlines()
+    default, site, without_hash = redis_acl({"site-a": hashed, "site-b": None}).splitlines()
     assert default.startswith("user default off")
     assert f"on #{hashed} " in site
-    assert "#" not in nobody
-    assert "nopass" not in site + nobody
+    assert "#" not in without_hash
+    assert "nopass" not in site + without_hash
 
 
-def test_the_consumer_timeout_follows_from_the_deadline() -> None:
+def test_the_consumer_timeout_is_derived_from_the_deadline() -> None:
     assert consumer_timeout_seconds(7200.0) == 14400.0
-    # RabbitMQ's own, which must do for the default deadline.
+    # RabbitMQ's default covers the default deadline.
     assert consumer_timeout_seconds(1.0) == consumer_timeout_seconds(1800.0) == 1800.0
     assert read_settings(rabbitmq_conf(7200.0))["consumer_timeout"] == "14400000"
 
 
-def test_a_policy_sets_the_consumer_timeout_where_the_broker_knows_it() -> None:
+def test_a_policy_sets_the_consumer_timeout_in_versions_that_support_it() -> None:
     assert deadline_policies(7200.0, (3, 11, 28)) == []
     (policy,) = deadline_policies(7200.0, (3, 12, 0))
     assert policy["definition"] == {"consumer-timeout": 14400000}
@@ -164,12 +186,12 @@ def test_a_policy_sets_the_consumer_timeout_where_the_broker_knows_it() -> None:
     assert [bool(re.search(policy["pattern"], name)) for name in names] == [True, True, False, False]
 
 
-def test_without_tls_there_is_nothing_of_it() -> None:
+def test_configuration_without_tls_has_no_tls_settings() -> None:
     assert "ssl" not in rabbitmq_conf(60.0)
     assert "tls" not in redis_conf()
 
 
-def test_with_tls_there_is_nothing_else() -> None:
+def test_configuration_with_tls_has_no_plain_listener() -> None:
     settings = read_settings(rabbitmq_conf(60.0, "/certificates"))
     assert settings["listeners.tcp"] == "none"
     assert settings["ssl_options.cacertfile"] == "/certificates/ca.pem"

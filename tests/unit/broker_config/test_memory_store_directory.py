@@ -1,4 +1,4 @@
-"""What a store on a directory promises beyond the contract: to outlive its process, and to notice damage."""
+"""The memory store with a directory, beyond the contract: durability and detection of damaged files."""
 
 import errno
 import os
@@ -14,7 +14,7 @@ from broker_config.protocol.errors import BrokerUnavailable, LedgerFenced, Ledge
 from broker_config.stores.memory.store import MemoryStore
 
 
-def test_ledgers_and_fences_are_there_for_the_next_store(tmp_path: Path) -> None:
+def test_the_next_store_on_the_directory_has_the_ledgers_and_fences(tmp_path: Path) -> None:
     store = MemoryStore(tmp_path / "not" / "yet" / "there")
     store.commit("run", 7, 1, b"first")
     store.commit("run", 7, 2, b"second")
@@ -28,7 +28,7 @@ def test_ledgers_and_fences_are_there_for_the_next_store(tmp_path: Path) -> None
         again.commit("run", 7, 3, b"late")
 
 
-def test_only_the_last_two_generations_take_space(tmp_path: Path) -> None:
+def test_only_the_files_of_the_last_two_generations_are_kept(tmp_path: Path) -> None:
     store = MemoryStore(tmp_path)
     for activation in range(1, 6):
         store.commit("run", 7, activation, b"ledger")
@@ -39,7 +39,7 @@ def test_only_the_last_two_generations_take_space(tmp_path: Path) -> None:
     ]
 
 
-def test_every_confirmed_commit_survives_the_kill_of_its_process(tmp_path: Path) -> None:
+def test_every_confirmed_commit_survives_sigkill(tmp_path: Path) -> None:
     script = """
 import sys
 from pathlib import Path
@@ -63,7 +63,7 @@ for activation in range(1, 10_000):
 
 
 @pytest.mark.parametrize("name", ["2.ledger", "record"])
-def test_a_damaged_file_is_named_with_what_to_do(tmp_path: Path, name: str) -> None:
+def test_the_error_for_a_damaged_file_names_it_and_the_remedy(tmp_path: Path, name: str) -> None:
     store = MemoryStore(tmp_path)
     for activation in (1, 2):
         store.commit("run", 7, activation, b"ledger")
@@ -75,7 +75,7 @@ def test_a_damaged_file_is_named_with_what_to_do(tmp_path: Path, name: str) -> N
 
 
 @pytest.mark.parametrize("name", ["2.ledger", "record"])
-def test_a_file_that_is_gone_is_named_and_not_taken_for_a_new_client(tmp_path: Path, name: str) -> None:
+def test_the_error_for_a_missing_file_names_it(tmp_path: Path, name: str) -> None:
     store = MemoryStore(tmp_path)
     for activation in (1, 2):
         store.commit("run", 7, activation, b"ledger")
@@ -86,7 +86,7 @@ def test_a_file_that_is_gone_is_named_and_not_taken_for_a_new_client(tmp_path: P
     assert str(path) in str(lost.value)
 
 
-def test_a_ledger_file_put_in_anothers_place_is_noticed(tmp_path: Path) -> None:
+def test_a_ledger_file_of_another_client_is_detected(tmp_path: Path) -> None:
     store = MemoryStore(tmp_path)
     for client in (7, 8):
         store.commit("run", client, 1, b"ledger of %d" % client)
@@ -95,7 +95,7 @@ def test_a_ledger_file_put_in_anothers_place_is_noticed(tmp_path: Path) -> None:
         store.read("run", 7, 2)
 
 
-def test_damage_to_one_client_does_not_stop_the_others(tmp_path: Path) -> None:
+def test_a_damaged_file_affects_only_its_client(tmp_path: Path) -> None:
     store = MemoryStore(tmp_path)
     for client in (7, 8):
         store.commit("run", client, 1, b"ledger")
@@ -104,7 +104,7 @@ def test_damage_to_one_client_does_not_stop_the_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("failing_write", [1, 2])
-def test_a_full_disk_loses_nothing_and_the_commit_can_be_tried_again(
+def test_a_full_disk_loses_nothing_and_the_commit_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing_write: int
 ) -> None:
     store = MemoryStore(tmp_path)

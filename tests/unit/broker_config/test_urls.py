@@ -12,7 +12,7 @@ from broker_config.transports import connect_transport
 
 
 @pytest.mark.parametrize("url", ["kafka://somewhere", "somewhere", "", "memroy:///run.sock"])
-def test_an_unknown_scheme_is_refused_with_those_that_are_known(url: str) -> None:
+def test_an_unknown_scheme_is_refused_with_a_list_of_the_known_ones(url: str) -> None:
     with pytest.raises(FedILError, match="one of memory"):
         connect_transport(url)
     with pytest.raises(FedILError, match="one of memory"):
@@ -20,19 +20,19 @@ def test_an_unknown_scheme_is_refused_with_those_that_are_known(url: str) -> Non
 
 
 @pytest.mark.parametrize("url", ["memory://", "memory://host/run.sock"])
-def test_a_memory_url_without_a_socket_says_what_to_write(url: str) -> None:
+def test_the_error_for_a_memory_url_without_a_socket_shows_the_format(url: str) -> None:
     with pytest.raises(FedILError, match=r"memory:///path/to\.sock"):
         connect_transport(url)
     with pytest.raises(FedILError, match=r"memory:///path/to\.sock"):
         connect_store(url)
 
 
-def test_a_path_comes_back_from_its_url_whatever_its_characters(tmp_path: Path) -> None:
+def test_url_of_and_path_of_are_inverse_for_special_characters(tmp_path: Path) -> None:
     path = tmp_path / "a run # 1?%20.sock"
     assert path_of(url_of(path)) == path
 
 
-def test_a_socket_where_nobody_listens_is_an_unavailable_broker(tmp_path: Path) -> None:
+def test_a_socket_without_a_listener_is_an_unavailable_broker(tmp_path: Path) -> None:
     with pytest.raises(BrokerUnavailable, match=r"nobody\.sock"):
         connect_transport(url_of(tmp_path / "nobody.sock"))
 
@@ -42,7 +42,7 @@ def test_a_path_too_long_for_a_socket_is_an_unavailable_broker(tmp_path: Path) -
         connect_transport(url_of(tmp_path / ("x" * 200)))
 
 
-def test_knowing_the_schemes_costs_no_heavy_import() -> None:
+def test_importing_the_registries_does_not_import_numpy() -> None:
     script = "import sys, broker_config.stores, broker_config.transports; print('numpy' in sys.modules)"
     root = Path(broker_config.__file__).parents[1]
     done = subprocess.run(

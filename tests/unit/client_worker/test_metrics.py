@@ -32,9 +32,9 @@ NAMES = {
 
 def tasks(metrics: WorkerMetrics) -> dict[str, float]:
     """Outcome → count, without zeros"""
-    told = by_label(metrics.render(), "fedil_worker_tasks_total", "outcome")
-    assert set(told) == set(OUTCOMES)
-    return {outcome: count for outcome, count in told.items() if count}
+    shown = by_label(metrics.render(), "fedil_worker_tasks_total", "outcome")
+    assert set(shown) == set(OUTCOMES)
+    return {outcome: count for outcome, count in shown.items() if count}
 
 
 class Counted:
@@ -57,9 +57,9 @@ class Counted:
 
 
 def test_every_metric_is_there_once_and_no_other() -> None:
-    told = types(WorkerMetrics("here", "cpu").render())
-    assert {name: kind for name, kind in told.items() if name.startswith("fedil_")} == NAMES
-    assert {"process_cpu_seconds_total", "process_resident_memory_bytes"} <= told.keys()
+    shown = types(WorkerMetrics("here", "cpu").render())
+    assert {name: kind for name, kind in shown.items() if name.startswith("fedil_")} == NAMES
+    assert {"process_cpu_seconds_total", "process_resident_memory_bytes"} <= shown.keys()
 
 
 def test_before_the_first_task_only_the_worker_itself_is_described() -> None:
@@ -89,8 +89,8 @@ def test_a_task_is_measured(tmp_path: Path) -> None:
     assert value(text, f"{seconds}_sum", phase="fetch") == update.metrics["seconds_fetch"]
     assert value(text, f"{seconds}_count", phase="publish") == 1
     losses = by_label(text, "fedil_worker_loss", "term")
-    told = {name: loss for name, loss in update.metrics.items() if name.startswith("loss_")}
-    assert {f"loss_{term}": loss for term, loss in losses.items()} == told != {}
+    shown = {name: loss for name, loss in update.metrics.items() if name.startswith("loss_")}
+    assert {f"loss_{term}": loss for term, loss in losses.items()} == shown != {}
     assert value(text, "fedil_worker_sure_share") == update.metrics["sure_share"]
     assert values(text, "fedil_worker_credible_samples") == {}, "a total, of which the server has the sum"
     sent = by_label(text, "fedil_transport_bytes_total", "kind")
@@ -199,9 +199,9 @@ def test_a_micro_batch_is_shown_while_it_is_needed(tmp_path: Path) -> None:
 
 def test_numbers_that_the_method_does_not_declare_are_not_shown() -> None:
     metrics = WorkerMetrics("here", "cpu")
-    told = {"seconds_fetch": 0.1, "seconds_train": 2.0, "images_per_second": 50.0}
+    shown = {"seconds_fetch": 0.1, "seconds_train": 2.0, "images_per_second": 50.0}
     hostile = {f"loss_{number}": 1.0 for number in range(1000)}
-    metrics.trained(Update(RUN, 1, 0, 1, 1, 100, 5, {}, told | hostile | {"loss_pseudo": 0.5}), "fedil")
+    metrics.trained(Update(RUN, 1, 0, 1, 1, 100, 5, {}, shown | hostile | {"loss_pseudo": 0.5}), "fedil")
     text = metrics.render()
     assert by_label(text, "fedil_worker_loss", "term") == {"pseudo": 0.5}
     assert num_series(text) < 80

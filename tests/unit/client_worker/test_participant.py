@@ -13,7 +13,8 @@ from broker_config.process.logs import set_up_logs
 from broker_config.protocol.errors import BrokerUnavailable
 from broker_config.protocol.messages import ModelEntry, Refusal, TrainTask, Update
 from broker_config.transports.interface import Buffers, ModelAddress
-from broker_config.transports.memory.transport import EmbeddedBroker, MemoryTransport
+from broker_config.transports.memory.broker import EmbeddedBroker
+from broker_config.transports.memory.transport import MemoryTransport
 from client_worker.participant import Participant
 from client_worker.shards import ShardFolder, write_shards
 from client_worker.stopping import Interrupted

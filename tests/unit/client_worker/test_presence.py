@@ -42,11 +42,11 @@ def test_a_worker_is_on_the_board_while_it_lives_with_what_it_is_doing() -> None
         assert before["state"] == "starting"
         assert before["device"] == "cuda:1"
         assert presence.name.startswith(f"{before['host']}-{before['pid']}-")
-        presence.tell(state="training", run="r", round=3, client=7)
+        presence.update(state="training", run="r", round=3, client=7)
         until(lambda: facts()["state"] == "training")
         assert (facts()["run"], facts()["round"], facts()["client"]) == ("r", 3, 7)
         assert facts()["since"] >= before["since"]
-        presence.tell(state="idle", tasks_done=1, images_per_second=12.5)
+        presence.update(state="idle", tasks_done=1, images_per_second=12.5)
         until(lambda: facts()["tasks_done"] == 1)
         assert facts()["images_per_second"] == 12.5
     until(lambda: store.notices(TOPIC) == {})
@@ -55,9 +55,9 @@ def test_a_worker_is_on_the_board_while_it_lives_with_what_it_is_doing() -> None
 def test_since_begins_with_a_state_and_not_with_every_fact() -> None:
     presence = worker_presence(MemoryStore, "here", "cpu")
     began = presence._facts["since"]
-    presence.tell(state="starting", tasks_done=4)
+    presence.update(state="starting", tasks_done=4)
     assert presence._facts["since"] == began
-    presence.tell(state="training")
+    presence.update(state="training")
     assert presence._facts["since"] != began
 
 
@@ -69,11 +69,11 @@ class Flaky(MemoryStore):
         self.attempts = 0
         self.repaired = threading.Event()
 
-    def announce(self, topic: str, name: str, facts: Mapping[str, object], seconds: float) -> None:
+    def announce(self, topic: str, name: str, facts: Mapping[str, object], ttl_seconds: float) -> None:
         self.attempts += 1
         if not self.repaired.is_set():
             raise BrokerUnavailable("no board")
-        super().announce(topic, name, facts, seconds)
+        super().announce(topic, name, facts, ttl_seconds)
 
 
 def test_a_board_that_fails_is_mentioned_once_and_used_again_when_it_works(
@@ -83,7 +83,7 @@ def test_a_board_that_fails_is_mentioned_once_and_used_again_when_it_works(
     store = Flaky()
     with worker_presence(lambda: store, "here", "cpu") as presence:
         until(lambda: store.attempts >= 3)
-        assert caplog.text.count(f"the board does not hear of {presence.name}: no board") == 1
+        assert caplog.text.count(f"cannot update the status of {presence.name}: no board") == 1
         store.repaired.set()
         until(lambda: presence.name in store.notices(TOPIC))
 
@@ -97,5 +97,5 @@ def test_a_board_that_is_not_there_disturbs_nobody(caplog: pytest.LogCaptureFixt
 
     with worker_presence(connect, "here", "cpu") as presence:
         assert tried.wait(PATIENCE)
-        presence.tell(state="training")
+        presence.update(state="training")
     until(lambda: "no store" in caplog.text)

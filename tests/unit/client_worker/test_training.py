@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import client_worker.training
-from broker_config.protocol.buffers import room_for
+from broker_config.protocol.buffers import aligned_buffer
 from broker_config.protocol.messages import Update
 from broker_config.protocol.wire import decode_arrays, encode_arrays
 from broker_config.transports.interface import ModelAddress
@@ -269,7 +269,7 @@ def test_a_worker_that_has_trained_holds_what_it_received_once_and_lets_go_of_it
     method = make_method(learning, bench.federation.dataset, torch.device("cpu"))
     start = FlatModel(network_of(bench.federation.recipe, bench.federation.dataset)).weights()
     tensors = start.tensors("global") | Weights(start.params + 0.01, start.buffers).tensors("server")
-    body = room_for(1 << 16)
+    body = aligned_buffer(1 << 16)
     pieces = b"".join(encode_arrays("model", {}, to_arrays(tensors)))
     view = body[: len(pieces)]
     view[:] = pieces

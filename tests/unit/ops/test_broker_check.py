@@ -1,4 +1,4 @@
-"""Which time-out holds for the queues of tasks, where policies set it."""
+"""The consumer time-out of task queues where policies set it."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ def _without_rabbitmqctl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 
 def policy(pattern: str, timeout: int | None, priority: int = 0, apply_to: str = "queues") -> dict[str, Any]:
     definition = {} if timeout is None else {"consumer-timeout": timeout}
-    return {"pattern": pattern, "apply-to": apply_to, "priority": priority, "definition": definition}
+    rest = {"pattern": pattern, "apply-to": apply_to, "priority": priority, "definition": definition}
+    return {"name": "operator", **rest}
 
 
 @pytest.mark.parametrize(
@@ -38,6 +39,29 @@ def policy(pattern: str, timeout: int | None, priority: int = 0, apply_to: str =
         ([policy("(?|a)", HOUR_MS)], "unknown"),
     ],
 )
-def test_a_policy_counts_where_the_broker_applies_it(policies: list[dict[str, Any]], verdict: str) -> None:
+def test_the_verdict_follows_the_policy_that_rabbitmq_applies(
+    policies: list[dict[str, Any]], verdict: str
+) -> None:
     queues = [tasks_queue("north"), tasks_queue("south")]
     assert _check_consumer_timeout("here", "node", policies, queues, 3600.0).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("policies", "text"),
+    [
+        (
+            deadline_policies(1900.0, (3, 12)),
+            "consumer_timeout is 3800000 by policy fedil-deadline, should be at least 7200000: "
+            "run fedil broker init with this deadline",
+        ),
+        (
+            [policy("^fedil", HOUR_MS)],
+            "consumer_timeout is 3600000 by policy operator: set it to at least 7200000 in that policy",
+        ),
+    ],
+)
+def test_a_time_out_that_a_policy_makes_too_short_is_reported_with_the_policy(
+    policies: list[dict[str, Any]], text: str
+) -> None:
+    finding = _check_consumer_timeout("here", "node", policies, [tasks_queue("north")], 3600.0)
+    assert str(finding) == f"wrong: here: {text}"

@@ -23,7 +23,7 @@ from ops.monitoring.prometheus import RULES
 ROOT = Path(__file__).parents[3]
 ROOMS = ("broker_config", "server_worker", "client_worker")
 FEDIL = re.compile(r"\bfedil_[a-z_]+")
-SUFFIXES = re.compile(r"_(bucket|sum|count|total)$")
+SUFFIXES = re.compile(r"_(bucket|sum|count|total|info)$")
 KNOWN_UNITS = {value for name, value in vars(units).items() if name[0].isupper() and isinstance(value, str)}
 
 
@@ -148,7 +148,7 @@ def without_suffix(name: str) -> str:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_everything_that_a_method_declares_has_a_panel(method: str) -> None:
-    asked = " ".join(queries("convergence.json"))
+    asked = " ".join(query for name in BOARDS for query in queries(name))
     for metric in metrics_of(find_method(method)):
         assert f"{metric}{{" in asked or f"{metric}_bucket{{" in asked
 
@@ -162,17 +162,18 @@ def test_metrics_that_methods_share_are_drawn_once(monkeypatch: pytest.MonkeyPat
     common = Series("common", "in both", "help", unit="share")
     specs = [method("one", common, Series("grown", "grown", "help", "client_gain")), method("two", common)]
     monkeypatch.setattr(ops.monitoring.grafana.methods, "registered", lambda: specs)
-    rows = {title: [panel.build() for panel in panels] for title, panels in method_rows().items()}
+    own, shared = method_rows()
+    rows = {title: [panel.build() for panel in panels] for title, panels in (own | {"both": shared}).items()}
     asked: dict[str, list[Any]] = {title: [] for title in rows}
     for title, panels in rows.items():
         asked[title] += [vars(target)["expr"] for panel in panels for target in panel.targets or ()]
-    assert [title for title in asked if "fedil_common{" in " ".join(asked[title])] == ["Several methods"]
-    assert len(asked["Several methods"]) == 1
+    assert [title for title in asked if "fedil_common{" in " ".join(asked[title])] == ["both"]
+    assert len(asked["both"]) == 1
     assert len(asked["one"]) == 2
     assert "increase(fedil_grown_total{" in asked["one"][0]
     assert "fedil_update_of_two_bucket{" in asked["two"][0]
     widths = {title: [panel.grid_pos.w for panel in panels] for title, panels in rows.items()}  # type: ignore[union-attr]
-    assert widths == {"one": [12, 12], "two": [24], "Several methods": [24]}
+    assert widths == {"one": [12, 12], "two": [24], "both": [24]}
 
 
 def test_every_metric_that_is_asked_for_is_exported() -> None:

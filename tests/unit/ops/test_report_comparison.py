@@ -13,7 +13,7 @@ from ops.inspect.report.comparison import (
     final_accuracy,
 )
 from ops.inspect.report.comparison_page import comparison_page
-from ops.inspect.report.comparison_plots import CURVES, comparison_plots, draw_curve
+from ops.inspect.report.comparison_plots import comparison_plots, curves_of, draw_curve
 from ops.inspect.report.drawing import inline_svg
 from ops.inspect.report.reading import Run, read_run
 from tests.unit.ops.records import make_record
@@ -89,7 +89,7 @@ def test_means_are_taken_at_rounds_that_all_have(tmp_path: Path) -> None:
         run_with(tmp_path / "b", {2: 0.4, 4: 0.6, 6: 0.9}, seed=1, evaluate_every=2),
     ]
     comparison = compare(runs)
-    rounds, values = comparison.groups[0].common(CURVES["accuracy"][3])
+    rounds, values = comparison.groups[0].common(curves_of(comparison)["accuracy"][3])
     assert rounds == [2, 4]
     assert np.allclose(values, [[0.2, 0.4], [0.4, 0.6]])
     assert comparison.last_common_round() == 4
@@ -142,16 +142,18 @@ def test_a_run_without_rounds_is_listed_and_in_no_curve(tmp_path: Path) -> None:
 
 def test_runs_of_which_none_has_rounds_still_make_a_page(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / "a", rounds=0), make_run(tmp_path / "b", rounds=0, seed=1)]
-    text = Parsed(comparison_page(compare(runs))).text
-    assert text.count("Nothing to draw: no run has measured it.") == len(CURVES)
+    comparison = compare(runs)
+    text = Parsed(comparison_page(comparison)).text
+    assert text.count("Nothing to draw: no run has measured it.") == len(curves_of(comparison))
 
 
 def test_bands_go_from_the_lowest_to_the_highest_and_the_line_is_the_mean(tmp_path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure: Any = Figure()
-    _, axis, scale, series = CURVES["accuracy"]
-    draw_curve(figure, compare(three_seeds(tmp_path)), axis, scale, series)
+    comparison = compare(three_seeds(tmp_path))
+    _, axis, scale, series = curves_of(comparison)["accuracy"]
+    draw_curve(figure, comparison, axis, scale, series)
     (axes,) = figure.axes
     mean = next(line for line in axes.lines if str(line.get_label()).startswith("A digits"))
     assert str(mean.get_label()) == "A digits (n = 3)"
@@ -165,12 +167,13 @@ def test_bands_go_from_the_lowest_to_the_highest_and_the_line_is_the_mean(tmp_pa
 def test_no_axis_goes_beyond_what_there_can_be(tmp_path: Path) -> None:
     from matplotlib.figure import Figure
 
-    records = [make_record(number, selected=2, accepted=2, credible=0) for number in (1, 2)]
+    records = [make_record(number, selected=2, accepted=2, series={"credible": 0.0}) for number in (1, 2)]
     runs = [make_run(tmp_path / str(seed), records, seed=seed) for seed in range(2)]
     for name, highest in (("accepted", 1.01), ("credible", 1.0)):
         figure: Any = Figure()
-        _, axis, scale, series = CURVES[name]
-        draw_curve(figure, compare(runs), axis, scale, series)
+        comparison = compare(runs)
+        _, axis, scale, series = curves_of(comparison)[name]
+        draw_curve(figure, comparison, axis, scale, series)
         low, high = figure.axes[0].get_ylim()
         assert 0 <= low < high <= highest, name
 

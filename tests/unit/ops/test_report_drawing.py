@@ -2,6 +2,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -10,13 +11,13 @@ import matplotlib
 import pytest
 from matplotlib.figure import Figure
 
+from fedil_model.methods.fedil.display import DISPLAY as FEDIL
 from ops.inspect.report.curves import (
     curves,
     draw_accuracy,
-    draw_cosine,
+    draw_chart,
+    draw_client_value,
     draw_delta_norm,
-    draw_losses,
-    loss_series,
 )
 from ops.inspect.report.drawing import (
     BLUE,
@@ -30,6 +31,7 @@ from ops.inspect.report.drawing import (
     write_plots,
 )
 from ops.inspect.report.reading import Run
+from ops.inspect.report.rendering import environment
 from server_worker.watch.events import ClientOutcome
 from tests.unit.ops.records import make_record
 from tests.unit.ops.report_runs import Parsed, make_run
@@ -47,8 +49,13 @@ def hostile_plot(name: str = "hostile") -> Plot:
     return Plot(name, HOSTILE, draw, HOSTILE)
 
 
+def shown(plot: Plot) -> str:
+    source = '{% from "parts.html" import panels %}{{ panels([panel]) }}'
+    return environment().from_string(source).render(panel=panel(plot))
+
+
 def test_names_with_markup_and_dollar_signs_are_drawn_and_stay_text() -> None:
-    made = panel(hostile_plot())
+    made = shown(hostile_plot())
     parsed = Parsed(made)
     assert "script" not in {tag for tag, _ in parsed.tags}
     assert "<script>alert(1)</script>" in parsed.text
@@ -105,7 +112,7 @@ def test_a_plot_without_data_says_why_in_the_page() -> None:
     def draw(_: Figure) -> None:
         raise NothingToDraw("nobody <b>was</b> asked")
 
-    assert "Nothing to draw: nobody <b>was</b> asked." in Parsed(panel(Plot("x", "X", draw))).text
+    assert "Nothing to draw: nobody <b>was</b> asked." in Parsed(shown(Plot("x", "X", draw))).text
 
 
 @pytest.mark.parametrize(("ending", "begins"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
@@ -133,11 +140,14 @@ def test_every_curve_can_be_drawn_of_few_and_of_many_rounds(tmp_path: Path, roun
 
 
 def test_numbers_that_are_none_do_not_stop_a_drawing(tmp_path: Path) -> None:
-    bad = {"loss_a": math.inf, "loss_b": math.nan}
-    outcomes = (ClientOutcome(0, "accepted", math.nan), ClientOutcome(1, "accepted", 0.5))
+    bad = {"loss_pseudo": math.inf, "loss_server": math.nan, "reference_norm": math.nan}
+    outcomes = (
+        ClientOutcome(0, "accepted", values={"cosine": math.nan}),
+        ClientOutcome(1, "accepted", values={"cosine": 0.5}),
+    )
     records = [
-        make_record(1, delta_norm=math.inf, losses=bad, seconds={"total": math.nan, "wait": math.inf}),
-        make_record(2, delta_norm=0.0, reference_norm=math.nan, outcomes=outcomes),
+        make_record(1, delta_norm=math.inf, series=bad, seconds={"total": math.nan, "wait": math.inf}),
+        make_record(2, delta_norm=0.0, outcomes=outcomes),
         make_record(3),
     ]
     for plot in curves(make_run(tmp_path / "r", records)):
@@ -159,6 +169,11 @@ def test_the_axes_of_a_single_round_have_whole_rounds_and_no_number_twice(tmp_pa
     assert len(said) == len(set(said)) > 0
 
 
+(COSINE,) = FEDIL.client_values
+LOSSES = next(chart for chart in FEDIL.charts if chart.title == "Losses")
+draw_cosine, draw_losses = partial(draw_client_value, value=COSINE), partial(draw_chart, chart=LOSSES)
+
+
 @pytest.mark.parametrize("draw", [draw_accuracy, draw_delta_norm, draw_losses])
 def test_what_has_a_name_in_the_legend_of_a_single_round_is_there_to_be_seen(
     tmp_path: Path, draw: Callable[..., None]
@@ -176,8 +191,8 @@ def test_the_accuracy_curve_shows_what_was_measured_and_the_baseline(tmp_path: P
     run = make_run(tmp_path / "r", records)
     axes = drawn(draw_accuracy, run)
     lines = {str(line.get_label()): line for line in axes.lines}
-    assert list(lines["θ′ global"].get_xdata()) == [1, 3, 5]
-    assert list(lines["θ′ global"].get_ydata()) == [0.1, 0.3, 0.5]
+    assert list(lines["θ′"].get_xdata()) == [1, 3, 5]
+    assert list(lines["θ′"].get_ydata()) == [0.1, 0.3, 0.5]
     assert "server-only" not in lines
 
 
@@ -194,15 +209,17 @@ def test_rounds_without_a_step_break_the_line_and_are_marked(tmp_path: Path) -> 
 def test_accepted_and_rejected_cosines_differ_in_colour_and_marker(tmp_path: Path) -> None:
     axes = drawn(draw_cosine, make_run(tmp_path / "r"))
     shown = {str(points.get_label()): points for points in axes.collections}
-    assert set(shown) == {"accepted (57)", "rejected (3)"}
-    accepted, rejected = shown["accepted (57)"], shown["rejected (3)"]
+    assert set(shown) == {"accepted (57)", "rejected: cosine (3)"}
+    accepted, rejected = shown["accepted (57)"], shown["rejected: cosine (3)"]
     colours = [matplotlib.colors.to_hex(points.get_facecolor()[0]) for points in (accepted, rejected)]
     assert colours == [BLUE, RED]
     assert len(accepted.get_paths()[0].vertices) != len(rejected.get_paths()[0].vertices)
 
 
 def test_many_points_become_a_picture(tmp_path: Path) -> None:
-    outcomes = tuple(ClientOutcome(client, "accepted", client / 2000 - 1) for client in range(4000))
+    outcomes = tuple(
+        ClientOutcome(client, "accepted", values={"cosine": client / 2000 - 1}) for client in range(4000)
+    )
     run = make_run(tmp_path / "r", [make_record(1, outcomes=outcomes)])
     plot = next(plot for plot in curves(run) if plot.name == "cosine")
     made = inline_svg(plot)
@@ -210,15 +227,11 @@ def test_many_points_become_a_picture(tmp_path: Path) -> None:
     assert len(made) < 200_000
 
 
-def test_clients_that_invent_losses_do_not_fill_the_plot(tmp_path: Path) -> None:
-    usual = {"loss_server": 1.0, "loss_never": 0.0}
-    records = [make_record(1, losses=usual | {f"loss_{n}": 1.0 for n in range(1000)})]
-    records += [make_record(n, losses=usual) for n in range(2, 6)]
-    names = [name for name, _ in loss_series(records)]
-    assert len(names) <= 9
-    assert "loss_server" in names
-    assert "loss_never" not in names
-    assert drawn(draw_losses, make_run(tmp_path / "r", records)).lines
+def test_a_chart_shows_declared_series_without_those_that_stay_zero(tmp_path: Path) -> None:
+    series = {"loss_server": 1.0, "loss_credible": 0.0, "loss_invented": 1.0, "loss_pseudo": None}
+    records = [make_record(n, series=series) for n in range(1, 6)]
+    axes = drawn(draw_losses, make_run(tmp_path / "r", records))
+    assert [str(line.get_label()) for line in axes.lines] == ["server"]
 
 
 def test_a_label_is_short_and_never_hidden() -> None:

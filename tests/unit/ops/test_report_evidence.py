@@ -10,12 +10,13 @@ from broker_config.protocol.wire import encode_arrays
 from fedil_model.data.augment import TensorViews
 from fedil_model.data.datasets.interface import Dataset, Samples
 from fedil_model.data.split import Split
+from fedil_model.methods.fedil.display import view_ledger
 from fedil_model.methods.fedil.ledger import Ledger
 from ops.inspect.report.evidence import Missing, gather
-from ops.inspect.report.pseudo_labels import find_promoted, spread_out
+from ops.inspect.report.held_labels import HeldLabels, find_held_labels, spread_out
 from ops.inspect.report.reading import read_run
 from server_worker.run.folder import RunDir
-from server_worker.run.inputs import gather as gather_materials
+from server_worker.run.inputs import read_inputs
 from tests.unit.ops.report_runs import make_run, make_run_folder
 
 IMAGES = torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1).expand(6, 1, 2, 2)
@@ -28,12 +29,16 @@ def ledger(labels: list[int], credible: list[bool]) -> bytes:
     return b"".join(encode_arrays("ledger", {}, held.to_arrays()))
 
 
-def test_promoted_samples_are_found_with_label_truth_picture_and_client() -> None:
+def found_in(ledgers: dict[int, bytes], split: Split, train: Samples) -> HeldLabels:
+    return find_held_labels(ledgers, split, train, 3, view_ledger)
+
+
+def test_labels_are_found_with_label_truth_picture_and_client() -> None:
     ledgers = {0: ledger([1, 1], [True, True]), 1: ledger([0, 2, -1], [True, False, False])}
-    found = find_promoted(ledgers, SPLIT, TRAIN, classes=3)
+    found = found_in(ledgers, SPLIT, TRAIN)
     assert found.said_N.tolist() == [1, 1, 0]
     assert found.truth_N.tolist() == [1, 2, 0]
-    assert (found.num_right, found.waiting, found.unreadable) == (2, 1, ())
+    assert (found.num_right, found.others, found.unreadable) == (2, 1, ())
     (wrong,) = found.wrong
     assert (wrong.said, wrong.is_really, wrong.client, int(wrong.pixels[0, 0, 0])) == (1, 2, 0, 2)
     assert [(picture.said, picture.client) for picture in found.right] == [(0, 1), (1, 0)]
@@ -41,21 +46,21 @@ def test_promoted_samples_are_found_with_label_truth_picture_and_client() -> Non
 
 @pytest.mark.parametrize(
     "damaged",
-    [b"nonsense", ledger([0], [True]), ledger([7, 1], [True, True]), ledger([-1, 1], [True, True])],
-    ids=["bytes", "size", "a class that is not there", "promoted without a label"],
+    [b"nonsense", ledger([0], [True]), ledger([7, 1], [True, True])],
+    ids=["bytes", "size", "a class that does not exist"],
 )
 def test_a_ledger_that_makes_no_sense_is_left_out_and_named(damaged: bytes) -> None:
-    found = find_promoted({0: damaged, 1: ledger([0, 2, -1], [True, True, False])}, SPLIT, TRAIN, classes=3)
+    found = found_in({0: damaged, 1: ledger([0, 2, -1], [True, True, False])}, SPLIT, TRAIN)
     assert found.unreadable == (0,)
     assert found.said_N.tolist() == [0, 2]
 
 
 def test_a_ledger_of_a_client_that_is_not_in_the_split_is_left_out() -> None:
-    assert find_promoted({9: ledger([0], [True])}, SPLIT, TRAIN, classes=3).unreadable == (9,)
+    assert found_in({9: ledger([0], [True])}, SPLIT, TRAIN).unreadable == (9,)
 
 
-def test_without_ledgers_nothing_is_promoted() -> None:
-    found = find_promoted({}, SPLIT, TRAIN, classes=3)
+def test_without_ledgers_no_label_is_found() -> None:
+    found = found_in({}, SPLIT, TRAIN)
     assert (len(found.said_N), found.right, found.wrong) == (0, (), ())
 
 
@@ -68,7 +73,7 @@ def test_without_ledgers_nothing_is_promoted() -> None:
     ],
 )
 def test_samples_that_are_no_pictures_are_said_to_be_none(inputs: torch.Tensor, says: str) -> None:
-    found = find_promoted({0: ledger([1, 1], [True, True])}, SPLIT, Samples(inputs, TRAIN.labels), classes=3)
+    found = found_in({0: ledger([1, 1], [True, True])}, SPLIT, Samples(inputs, TRAIN.labels))
     assert (found.not_pictures, found.right, found.wrong) == (says, (), ())
     assert found.num_right == 1
 
@@ -87,7 +92,7 @@ def test_pictures_are_taken_from_all_classes_and_are_always_the_same_ones() -> N
 def split_folder(tmp_path: Path, **settings: Any) -> Path:
     folder = make_run_folder(tmp_path / "r", **settings)
     run = read_run(folder)
-    gather_materials(RunDir(folder), run.recipe, torch.device("cpu"), resume=False)
+    read_inputs(RunDir(folder), run.recipe, torch.device("cpu"), resume=False)
     return folder
 
 
@@ -104,8 +109,8 @@ def test_without_a_checkpoint_or_ledgers_the_reasons_are_given(tmp_path: Path) -
     found = gather(read_run(split_folder(tmp_path)), None)
     assert isinstance(found.quality, Missing)
     assert "no finished round yet" in found.quality.why
-    assert isinstance(found.promoted, Missing)
-    assert "--store URL" in found.promoted.why
+    assert isinstance(found.held_labels, Missing)
+    assert "--store URL" in found.held_labels.why
     assert set(found.digests) == {"split"}
 
 
@@ -113,13 +118,13 @@ def test_a_run_that_was_stopped_before_its_first_round_is_not_taken_for_a_deploy
     folder = split_folder(tmp_path)
     (folder / "history.jsonl").unlink()
     found = gather(read_run(folder), None)
-    assert found.promoted == Missing("no client has a ledger in the folder: no round has closed yet")
+    assert found.held_labels == Missing("no client has a ledger in the folder: no round has closed yet")
 
 
 def test_data_that_cannot_be_read_costs_only_what_needs_it(tmp_path: Path) -> None:
     run = make_run(tmp_path / "r", data={"name": "mnist", "root": tmp_path / "nowhere", "download": True})
     found = gather(run, None)
-    for part in (found.class_counts, found.promoted, found.quality):
+    for part in (found.class_counts, found.held_labels, found.quality):
         assert isinstance(part, Missing)
     assert isinstance(found.quality, Missing)
     assert not (tmp_path / "nowhere").exists()  # nothing was fetched
@@ -150,12 +155,12 @@ def test_samples_that_lie_at_their_sites_are_not_looked_for(tmp_path: Path) -> N
     nothing = np.zeros(0, np.int64)
     Split(np.arange(30), (nothing,) * 20, 0).save(folder / "split.json")
     found = gather(read_run(folder), None)
-    assert found.promoted == Missing("the clients’ samples are at their sites")
+    assert found.held_labels == Missing("the clients’ samples are at their sites")
     assert isinstance(found.class_counts, np.ndarray)
 
 
 def test_a_store_that_does_not_answer_is_told_without_its_password(tmp_path: Path) -> None:
     found = gather(read_run(split_folder(tmp_path)), "redis://user:secret@127.0.0.1:9")
-    assert isinstance(found.promoted, Missing)
-    assert "the ledgers cannot be read" in found.promoted.why
-    assert "secret" not in found.promoted.why
+    assert isinstance(found.held_labels, Missing)
+    assert "the ledgers cannot be read" in found.held_labels.why
+    assert "secret" not in found.held_labels.why

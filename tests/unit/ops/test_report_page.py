@@ -11,8 +11,8 @@ from fedil_model.training.convergence import VERDICTS
 from fedil_model.training.optimiser import learning_rate
 from ops.inspect.quality import Quality
 from ops.inspect.report.evidence import Evidence, Missing
+from ops.inspect.report.held_labels import HeldLabels, Picture
 from ops.inspect.report.page import run_page
-from ops.inspect.report.pseudo_labels import Picture, Promoted
 from ops.inspect.report.reading import Run, read_run
 from ops.inspect.report.verdicts import MEANINGS, figures, meaning_of
 from server_worker.run.checkpoint import Checkpoint, CheckpointFolder
@@ -26,19 +26,20 @@ NOTHING = Evidence(Missing("no data here"), 0, (), Missing("no data here"), Miss
 
 def evidence_of(names: tuple[str, ...] = ("cat", "dog")) -> Evidence:
     pixels = np.arange(64, dtype=np.uint8).reshape(8, 8, 1)
-    promoted = Promoted(
+    held = HeldLabels(
         said_N=np.array([0, 1, 1]),
         truth_N=np.array([0, 1, 0]),
         right=(Picture(pixels, 0, 0, 4), Picture(pixels, 1, 1, 5)),
         wrong=(Picture(pixels, 1, 0, 6),),
-        waiting=11,
+        name="credible",
+        others=11,
     )
     return Evidence(
         quality=Quality(names, [[8, 2], [0, 10]]),
         quality_round=12,
         class_names=names,
         class_counts=np.array([[3, 2], [10, 0], [4, 6]]),
-        promoted=promoted,
+        held_labels=held,
         digests={"θ′": "3f2a9c0d4be17a55"},
     )
 
@@ -64,8 +65,8 @@ def test_the_headline_has_accuracies_baseline_rounds_and_labels(tmp_path: Path) 
     )
     assert "rounds 12 of 12 57 of 60 updates counted" in text
     assert "labels at the server 5 and 20 samples without at 2 clients" in text
-    assert "pseudo-labels 480 125 of them promoted" in text
-    assert "right pseudo-labels 98.10 %" in text
+    assert "with a pseudo-label 480 Samples with a pseudo-label" in text
+    assert "Purity of pseudo-labels: pseudo-labels 98.10 %" in text
     assert "finished, 12 rounds · mine · seed 0 · profile fedil" in text
 
 
@@ -75,7 +76,7 @@ def test_hostile_texts_stay_text_everywhere(tmp_path: Path) -> None:
         make_record(
             number,
             outcomes=outcomes,
-            losses={f"loss_{HOSTILE}": 1.0},
+            series={f"loss_{HOSTILE}": 1.0},
             accuracy={"global": 0.5, HOSTILE: 0.1},
             refused={HOSTILE: 3},
             verdict=HOSTILE,
@@ -133,7 +134,7 @@ def test_a_run_without_rounds_makes_a_page_that_says_so(tmp_path: Path) -> None:
     text = parsed_page(make_run(tmp_path / "r", rounds=0)).text
     assert "no round has closed yet" in text
     assert "Too early to say" in text
-    assert "Nobody has been asked yet" in text
+    assert "No client has been asked yet" in text
 
 
 def test_a_run_whose_history_is_gone_is_not_said_to_have_done_nothing(tmp_path: Path) -> None:
@@ -145,7 +146,7 @@ def test_a_run_whose_history_is_gone_is_not_said_to_have_done_nothing(tmp_path: 
     assert "rounds 12 of 12" in text
     for untrue in (
         "no round has closed yet",
-        "Nobody has been asked yet",
+        "No client has been asked yet",
         "Too early to say",
         "not evaluated",
     ):
@@ -161,14 +162,14 @@ def test_a_run_that_goes_on_says_so(tmp_path: Path) -> None:
 
 def test_exclusions_are_counted_by_reason_and_by_client_with_the_last_of_each(tmp_path: Path) -> None:
     text = parsed_page(make_run(tmp_path / "r")).text
-    assert "rejected cosine 3 5.0 the update points away" in text
-    assert "round 12, client 17: rejected cosine (-0.021)" in text
+    assert "rejected cosine 3 5.0 Its cosine with the server's step is negative" in text
+    assert "round 12, client 17: rejected cosine (cosine -0.021)" in text
     assert "client asked excluded why 17 12 3 rejected cosine 3" in text
 
 
-def test_where_nobody_was_excluded_that_is_said(tmp_path: Path) -> None:
+def test_a_run_without_exclusions_is_reported_as_such(tmp_path: Path) -> None:
     text = parsed_page(make_run(tmp_path / "r", [make_record(1), make_record(2)])).text
-    assert "Nobody: all 10 updates of 2 rounds counted." in text
+    assert "None: all 10 updates of 2 rounds counted." in text
 
 
 def test_messages_that_did_not_count_are_listed(tmp_path: Path) -> None:
@@ -189,7 +190,7 @@ def test_the_rounds_of_a_very_long_run_are_cut_and_it_is_said(tmp_path: Path) ->
     run = make_run(tmp_path / "r", [make_record(n, 700, outcomes=()) for n in range(1, 701)], planned=700)
     page = parsed_page(run)
     assert "The first 200 are in history.jsonl." in page.text
-    assert sum(tag == "tr" for tag, _ in page.tags) < 600
+    assert sum(tag == "tr" for tag, _ in page.tags) < 620
 
 
 def test_settings_that_differ_from_the_profile_are_marked_with_the_default(tmp_path: Path) -> None:
@@ -204,7 +205,7 @@ def test_settings_that_differ_from_the_profile_are_marked_with_the_default(tmp_p
 
 def test_pseudo_labels_right_and_wrong_are_shown_with_what_they_are(tmp_path: Path) -> None:
     parsed = parsed_page(with_split(make_run(tmp_path / "r")), evidence_of())
-    assert "3 samples were promoted and keep their label (the server has been told of 125" in parsed.text
+    assert "3 samples carry a label in the set “credible”" in parsed.text
     assert "66.67 % of those labels are right" in parsed.text
     assert "Wrong (1) said dog, is cat client 6" in parsed.text
     assert "Right (2) cat client 4 dog client 5" in parsed.text
@@ -213,21 +214,22 @@ def test_pseudo_labels_right_and_wrong_are_shown_with_what_they_are(tmp_path: Pa
 
 def test_samples_that_are_no_pictures_are_counted_and_not_shown(tmp_path: Path) -> None:
     evidence = evidence_of()
-    assert isinstance(evidence.promoted, Promoted)
+    assert isinstance(evidence.held_labels, HeldLabels)
     tabular = dataclasses.replace(
-        evidence.promoted, right=(), wrong=(), not_pictures="8 numbers of type float32"
+        evidence.held_labels, right=(), wrong=(), not_pictures="8 numbers of type float32"
     )
-    text = parsed_page(make_run(tmp_path / "r"), dataclasses.replace(evidence, promoted=tabular)).text
+    text = parsed_page(make_run(tmp_path / "r"), dataclasses.replace(evidence, held_labels=tabular)).text
     assert "The samples are no pictures, but 8 numbers of type float32" in text
     assert "label given samples right % cat 1 100.0 dog 2 50.0" in text
 
 
-def test_before_the_first_promotion_the_page_says_what_it_takes(tmp_path: Path) -> None:
+def test_an_empty_label_set_is_named_with_the_samples_in_other_sets(tmp_path: Path) -> None:
     nobody = np.zeros(0, np.int64)
-    evidence = dataclasses.replace(evidence_of(), promoted=Promoted(nobody, nobody, (), (), waiting=40))
+    evidence = dataclasses.replace(
+        evidence_of(), held_labels=HeldLabels(nobody, nobody, (), (), "credible", others=40)
+    )
     text = parsed_page(make_run(tmp_path / "r"), evidence).text
-    assert "No sample has been promoted yet: that takes 7 activations" in text
-    assert "40 samples carry a label and wait" in text
+    assert "No sample carries a label in the set “credible” yet. 40 samples carry" in text
 
 
 def test_the_split_is_told_by_class(tmp_path: Path) -> None:
@@ -238,7 +240,7 @@ def test_the_split_is_told_by_class(tmp_path: Path) -> None:
 
 def test_accuracy_of_each_class_and_the_mistakes_are_listed(tmp_path: Path) -> None:
     text = parsed_page(make_run(tmp_path / "r"), evidence_of()).text
-    assert "θ′ of round 12 is right on 90.00 % of 20 test samples." in text
+    assert "The global model of round 12 is right on 90.00 % of 20 test samples." in text
     assert "cat 80.0 10 dog 100.0 10" in text
     assert "count is taken for 2 cat dog" in text
 

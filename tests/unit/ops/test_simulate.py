@@ -13,7 +13,7 @@ import torch
 import client_worker.pool
 import ops.local.simulate
 from broker_config.protocol.errors import BrokerUnavailable, FedILError
-from broker_config.stores.memory.shelves import DirectoryShelf
+from broker_config.stores.memory.ledger_files import LedgerFiles
 from fedil_model.data.datasets.digits import digits
 from fedil_model.data.datasets.interface import Dataset, Samples
 from fedil_model.errors import DataError, NetworkError, SettingError
@@ -24,7 +24,7 @@ from ops.local.simulate import simulate
 from ops.local.workers import WorkerPool
 from server_worker.run.folder import RunDir
 from server_worker.run.name import known_run
-from server_worker.run.recipe import Recipe
+from server_worker.run.recipe import Recipe, make_recipe
 from server_worker.watch.notices import Notice
 
 test_set_read_in: list[threading.Thread] = []
@@ -53,7 +53,7 @@ def tiny(data: str = "digits", **more: Any) -> Recipe:
         "split": {"labelled": 20, "clients": 5},
         "server": {"epochs": 1, "pretrain_epochs": 0},
     }
-    return Recipe.model_validate(fields | more)
+    return make_recipe(fields | more)
 
 
 def run(recipe: Recipe, run_dir: Path, watcher: QuietView | None = None, *, resume: bool = False) -> Summary:
@@ -254,9 +254,9 @@ def test_a_disk_that_is_full_when_a_client_hands_in_its_ledger_ends_the_run(
 ) -> None:
     """Workers would wait for the store until the deadline, and nobody would say why."""
 
-    def full(_shelf: DirectoryShelf, *_: Any) -> None:
+    def full(_shelf: LedgerFiles, *_: Any) -> None:
         raise BrokerUnavailable("No space left on device")
 
-    monkeypatch.setattr(DirectoryShelf, "write_ledger", full)
+    monkeypatch.setattr(LedgerFiles, "write_ledger", full)
     with pytest.raises(BrokerUnavailable, match="No space left on device"):
         run(tiny(rounds=1, federation={"clients_per_round": 2}), tmp_path / "run")

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 import client_worker.pool
-from broker_config.protocol.errors import WronglyAsked
+from broker_config.protocol.errors import UsageError
 from ops.cli.view import QuietView
 from ops.local.workers import WorkerPool
+from server_worker.watch.notices import Notice
 
 PATIENCE = 60.0
 DIES = """#!/bin/sh
@@ -41,7 +42,7 @@ class Listener(QuietView):
         self.notes = 0
         self._on_note = on_note
 
-    def note(self, text: str) -> None:
+    def note(self, notice: Notice) -> None:
         self.notes += 1
         self._on_note(self.notes)
 
@@ -59,7 +60,7 @@ def test_a_worker_that_was_started_wrongly_is_not_started_again(tmp_path: Path) 
     listener, stop = Listener(), threading.Event()
     with WorkerPool(["--nonsense"], 2, tmp_path, listener, stop) as pool:
         assert stop.wait(PATIENCE)
-    assert isinstance(pool.failure, WronglyAsked)
+    assert isinstance(pool.failure, UsageError)
     assert "--site" in str(pool.failure)
     assert listener.notes == 0
 

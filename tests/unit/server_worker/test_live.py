@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import threading
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -255,10 +256,10 @@ def test_workers_are_listed_up_to_a_limit_with_known_facts_only(tmp_path: Path) 
     fleet = live.state({})["fleet"]
     assert len(fleet["workers"]) == MOST_WORKERS
     assert fleet["workers_not_shown"] == 5
-    told = fleet["workers"][0]
-    assert len(told["name"]) == LONGEST_NAME
-    assert (told["tasks_done"], told["images_per_second"]) == (3, None)
-    assert "evil" not in told
+    shown = fleet["workers"][0]
+    assert len(shown["name"]) == LONGEST_NAME
+    assert (shown["tasks_done"], shown["images_per_second"]) == (3, None)
+    assert "evil" not in shown
 
 
 def test_sites_without_a_worker_are_named(tmp_path: Path) -> None:
@@ -385,7 +386,7 @@ def test_a_round_is_kept_in_little_memory(tmp_path: Path) -> None:
 
 def test_what_the_method_declares_is_sent_once(tmp_path: Path) -> None:
     display = live_run(tmp_path).state({})["about"]["display"]
-    assert [model["title"] for model in display["models"]] == ["θ′", "θ₀", "average of θ′"]
+    assert [model["title"] for model in display["models"]] == [model.title for model in FEDIL.models]
     declared = [series["name"] for chart in display["charts"] for series in chart["series"]]
     assert declared == [series.name for series in FEDIL.series()]
     (cosine,) = display["client_values"]
@@ -393,3 +394,11 @@ def test_what_the_method_declares_is_sent_once(tmp_path: Path) -> None:
     names = {outcome["name"] for outcome in display["outcomes"]}
     assert names == {"accepted", "projected", "rejected_cosine", "invalid", "refused", "missing", "stale"}
     assert all(outcome["title"] and outcome["help"] for outcome in display["outcomes"])
+
+
+def test_no_file_of_the_page_contains_a_word_of_a_method() -> None:
+    words = ("cosine", "pseudo", "credible", "purity", "loss", "θ₀", "θ′", "ξ")
+    files = list((resources.files("server_worker.watch") / "page").iterdir())
+    assert len(files) > 20
+    found = [(file.name, word) for file in files for word in words if word in file.read_text("utf-8")]
+    assert found == []

@@ -65,14 +65,14 @@ def test_a_standby_reads_only_new_lines(tmp_path: Path, monkeypatch: pytest.Monk
         return checked_record(fields)
 
     monkeypatch.setattr("server_worker.watch.live.checked_record", noted)
-    looks = [live._tail.offset]
+    offsets = [live._tail.offset]
     for number in (21, 22):
         append(tmp_path, line(number))
         live.state({})
         live.state({})
-        looks.append(live._tail.offset)
+        offsets.append(live._tail.offset)
     assert decoded == [21, 22]
-    assert looks[1:] == [looks[0] + len(line(21)), looks[0] + len(line(21) + line(22))]
+    assert offsets[1:] == [offsets[0] + len(line(21)), offsets[0] + len(line(21) + line(22))]
 
 
 def test_a_standby_notices_that_the_leader_repeats_rounds(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from server_worker.watch.notices import AnswerDropped, Notice, PageServed, Remar
 from tests.unit.ops.records import make_record
 
 
-class Told:
+class WrittenLog:
     def __init__(self, watcher: LogWatcher, log: Path) -> None:
         self.watcher, self._log = watcher, log
 
@@ -28,15 +28,15 @@ class Told:
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Iterator[Told]:
+def log(tmp_path: Path) -> Iterator[WrittenLog]:
     with set_up_logs("json", "debug", tmp_path / "log") as logs:
-        yield Told(LogWatcher("r", logs.always), tmp_path / "log")
+        yield WrittenLog(LogWatcher("r", logs.always), tmp_path / "log")
 
 
 @pytest.mark.parametrize(("first", "word"), [(1, "started"), (3, "resumed")])
-def test_a_resumed_run_is_distinguished_from_a_new_one(told: Told, first: int, word: str) -> None:
-    told.watcher.run_started(first, 9)
-    assert told.last()["message"] == f"{word}: round {first} of 9 is next"
+def test_a_resumed_run_is_distinguished_from_a_new_one(log: WrittenLog, first: int, word: str) -> None:
+    log.watcher.run_started(first, 9)
+    assert log.last()["message"] == f"{word}: round {first} of 9 is next"
 
 
 @pytest.mark.parametrize(
@@ -51,18 +51,18 @@ def test_a_resumed_run_is_distinguished_from_a_new_one(told: Told, first: int, w
     ids=lambda value: type(value).__name__ if isinstance(value, Notice) else "",
 )
 def test_a_notice_brings_its_round_client_and_severity(
-    told: Told, notice: Notice, where: tuple[str, int, int | None], level: str, message: str
+    log: WrittenLog, notice: Notice, where: tuple[str, int, int | None], level: str, message: str
 ) -> None:
-    told.watcher.phase(5, "wait")
-    told.watcher.note(notice)
-    assert (told.where(), told.last()["level"], told.last()["message"]) == (where, level, message)
+    log.watcher.phase(5, "wait")
+    log.watcher.note(notice)
+    assert (log.where(), log.last()["level"], log.last()["message"]) == (where, level, message)
 
 
-def test_before_the_first_round_a_line_has_no_round(told: Told) -> None:
-    told.watcher.phase(0, "pretrain")
-    assert (told.where(), told.last()["level"]) == (("r", None, None), "INFO")
-    told.watcher.phase(1, "wait")
-    assert (told.where(), told.last()["level"]) == (("r", 1, None), "DEBUG")
+def test_before_the_first_round_a_line_has_no_round(log: WrittenLog) -> None:
+    log.watcher.phase(0, "pretrain")
+    assert (log.where(), log.last()["level"]) == (("r", None, None), "INFO")
+    log.watcher.phase(1, "wait")
+    assert (log.where(), log.last()["level"]) == (("r", 1, None), "DEBUG")
 
 
 @pytest.mark.parametrize(
@@ -90,22 +90,22 @@ def test_before_the_first_round_a_line_has_no_round(told: Told) -> None:
     ids=lambda value: value.outcome if isinstance(value, ClientOutcome) else "",
 )
 def test_each_outcome_is_logged_with_its_values_and_reason(
-    told: Told, outcome: ClientOutcome, level: str, message: str
+    log: WrittenLog, outcome: ClientOutcome, level: str, message: str
 ) -> None:
-    told.watcher.update_arrived(3, outcome, 1, 4)
-    last = told.last()
-    assert (told.where(), last["level"], last["message"]) == (("r", 3, 7), level, message)
+    log.watcher.update_arrived(3, outcome, 1, 4)
+    last = log.last()
+    assert (log.where(), last["level"], last["message"]) == (("r", 3, 7), level, message)
     assert (last["outcome"], last["detail"]) == (outcome.outcome, outcome.detail or None)
     cosine = outcome.values.get("cosine")
     assert last.get("cosine") == (None if outcome.outcome == "invalid" else cosine)
 
 
-def test_a_round_that_closes_during_the_next_has_its_own_number(told: Told) -> None:
-    told.watcher.phase(5, "server_step")
+def test_a_round_that_closes_during_the_next_has_its_own_number(log: WrittenLog) -> None:
+    log.watcher.phase(5, "server_step")
     record = make_record(4)
-    told.watcher.round_closed(record)
-    last = told.last()
-    assert told.where() == ("r", 4, None)
+    log.watcher.round_closed(record)
+    last = log.last()
+    assert log.where() == ("r", 4, None)
     assert last["message"].startswith(f"closed: accepted {record.accepted} of {record.selected}, ‖Δθ‖ ")
     assert last["message"].endswith(f"rounds left: {record.rounds - 4}")
     assert last["accuracy"] == dict(record.accuracy)

@@ -16,7 +16,6 @@ from broker_config.protocol.wire import encode_message
 from broker_config.transports.interface import ModelAddress
 from broker_config.transports.memory.transport import MemoryTransport
 from fedil_model.methods import find_method
-from fedil_model.methods.interface import Chart, ClientValue, Display, Model, Series
 from fedil_model.training.convergence import VERDICTS
 from server_worker.run.folder import RunDir
 from server_worker.run.history import HistoryWriter, read_records
@@ -52,6 +51,7 @@ NAMES = {
     "fedil_round_duration_seconds": HISTOGRAM,
     "fedil_phase_duration_seconds": HISTOGRAM,
     "fedil_updates_total": COUNTER,
+    "fedil_updates_used_total": COUNTER,
     "fedil_messages_refused_total": COUNTER,
     "fedil_update_cosine": HISTOGRAM,
     "fedil_update_staleness": HISTOGRAM,
@@ -123,9 +123,11 @@ def closed(number: int = 1, *outcomes: ClientOutcome, **changes: Any) -> RoundRe
 
 
 def test_every_metric_is_there_once_and_no_other() -> None:
-    told = types(ServerMetrics("r", blobs_recipe()).render())
-    assert {name: kind for name, kind in told.items() if name.startswith("fedil_")} == NAMES
-    assert {"process_cpu_seconds_total", "process_resident_memory_bytes"} <= told.keys()
+    shown = types(ServerMetrics("r", buffered_recipe()).render())
+    assert {name: kind for name, kind in shown.items() if name.startswith("fedil_")} == NAMES
+    in_rounds = types(ServerMetrics("r", blobs_recipe()).render())
+    assert shown.keys() - in_rounds.keys() == {"fedil_update_staleness"}
+    assert {"process_cpu_seconds_total", "process_resident_memory_bytes"} <= shown.keys()
 
 
 def test_every_series_is_labelled_with_its_run_and_with_no_client_or_site(tmp_path: Path) -> None:
@@ -190,11 +192,12 @@ def assert_counters(text: bytes, records: list[RoundRecord], recipe: Recipe) -> 
     outcomes = [outcome for record in records for outcome in record.outcomes]
     updates = by_label(text, "fedil_updates_total", "outcome")
     assert {name: count for name, count in updates.items() if count} == Counter(o.outcome for o in outcomes)
+    assert value(text, "fedil_updates_used_total") == sum(outcome.counts for outcome in outcomes)
     refused: Counter[str] = Counter()
     for record in records:
         refused.update(record.refused)
-    told = by_label(text, "fedil_messages_refused_total", "reason")
-    assert {reason: count for reason, count in told.items() if count} == refused
+    shown = by_label(text, "fedil_messages_refused_total", "reason")
+    assert {reason: count for reason, count in shown.items() if count} == refused
     assert value(text, "fedil_images_total") == recipe.client.epochs * sum(o.num_samples for o in outcomes)
     promoted = [record.series["promoted"] or 0 for record in records]
     assert value(text, "fedil_promoted_samples_total") == sum(promoted)
@@ -202,7 +205,7 @@ def assert_counters(text: bytes, records: list[RoundRecord], recipe: Recipe) -> 
     assert value(text, "fedil_update_cosine_count") == len(cosines)
     assert value(text, "fedil_update_cosine_bucket", le="0.5") == sum(cosine <= 0.5 for cosine in cosines)
     ages = [o.staleness for o in outcomes if o.staleness is not None]
-    assert value(text, "fedil_update_staleness_sum") == sum(ages)
+    assert value(text, "fedil_update_staleness_sum") == (sum(ages) if ages else None)
     assert value(text, "fedil_round_duration_seconds_count") == len(records)
     assert value(text, "fedil_round_duration_seconds_sum") == pytest.approx(
         sum(record.seconds["total"] for record in records)
@@ -248,8 +251,8 @@ def test_answers_count_as_they_arrive_and_missing_ones_when_the_round_closes() -
     metrics.update_arrived(2, outcome(0), 1, 3)
     metrics.round_closed(closed(1, *arrived, ClientOutcome(2, "missing")))
     text = metrics.render()
-    told = by_label(text, "fedil_updates_total", "outcome")
-    assert {name: count for name, count in told.items() if count} == {
+    shown = by_label(text, "fedil_updates_total", "outcome")
+    assert {name: count for name, count in shown.items() if count} == {
         "accepted": 2,
         "rejected_cosine": 1,
         "missing": 1,
@@ -271,9 +274,9 @@ def test_late_and_duplicate_answers_count_besides_the_outcomes_of_clients(recipe
     text = metrics.render()
     updates = by_label(text, "fedil_updates_total", "outcome")
     assert (updates["late"], updates["duplicate"], updates["stale"]) == (2, 3, stale)
-    told = by_label(text, "fedil_messages_refused_total", "reason")
+    shown = by_label(text, "fedil_messages_refused_total", "reason")
     expected = {"late": 2, "duplicate": 3, "stale": 5, "digest": 7, OTHER_REASON: 2}
-    assert {reason: count for reason, count in told.items() if count} == expected
+    assert {reason: count for reason, count in shown.items() if count} == expected
 
 
 def test_every_reason_for_which_a_message_is_refused_is_known() -> None:
@@ -410,40 +413,3 @@ def test_accuracy_stays_until_it_is_measured_again() -> None:
     metrics.round_closed(make_record(1, accuracy={"global": 0.7, "server": 0.6}))
     metrics.round_closed(make_record(2, accuracy={}))
     assert by_label(metrics.render(), "fedil_accuracy", "model") == {"global": 0.7, "server": 0.6}
-
-
-# ---- another method -------------------------------------------------------------------------------------------
-
-OTHER = Display(
-    models=(Model("global", "w", "the model"),),
-    charts=(
-        Chart(
-            "Drift",
-            "How far clients drift.",
-            (
-                Series("drift", "drift", "Mean drift.", source="client_mean"),
-                Series("found", "found", "Samples found.", source="client_total"),
-                Series("new", "new", "Samples found in the round.", source="client_gain", of="found"),
-            ),
-        ),
-    ),
-    client_values=(ClientValue("distance", "distance", "Distance from the model.", low=0.0, high=5.0),),
-)
-
-
-def test_the_metrics_of_a_method_are_those_that_it_declares(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = dataclasses.replace(find_method("fedil"), display=OTHER)
-    monkeypatch.setattr("server_worker.watch.metrics.find_method", lambda name: spec)
-    metrics = ServerMetrics("r", blobs_recipe())
-    told = {name for name in types(metrics.render()) if name.startswith("fedil_")}
-    own = {"fedil_drift", "fedil_found", "fedil_new_total", "fedil_update_distance"}
-    assert told - NAMES.keys() == own
-    assert not any(part in name for name in told for part in ("cosine", "label", "credible", "loss"))
-    metrics.update_arrived(1, outcome(0, values={"distance": 2.5, "undeclared": 1.0}), 1, 1)
-    for number in (1, 2):
-        metrics.round_closed(make_record(number, series={"drift": 0.25, "found": 7 * number, "new": 7}))
-    text = metrics.render()
-    assert (value(text, "fedil_drift"), value(text, "fedil_found")) == (0.25, 14)
-    assert value(text, "fedil_new_total") == 14
-    assert value(text, "fedil_update_distance_bucket", le="2.5") == 1
-    assert promtool_complaints(text) == ""

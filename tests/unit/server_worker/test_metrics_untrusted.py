@@ -59,9 +59,9 @@ def test_a_loss_that_only_one_client_reports_is_not_shown() -> None:
     metrics = ServerMetrics("r", blobs_recipe())
     honest = [outcome(client) for client in range(3)]
     hostile = outcome(3, metrics={"loss_pseudo": 9.7, "loss_credible": 1.0})
-    told = (*honest, hostile, ClientOutcome(4, "missing"))
+    shown = (*honest, hostile, ClientOutcome(4, "missing"))
     names = ("loss_pseudo", "loss_credible")
-    metrics.round_closed(closed(1, *told, series={name: mean_of_most(name, told) for name in names}))
+    metrics.round_closed(closed(1, *shown, series={name: mean_of_most(name, shown) for name in names}))
     assert by_label(metrics.render(), "fedil_loss", "term") == {"pseudo": pytest.approx((3 * 0.1 + 9.7) / 4)}
 
 

@@ -9,7 +9,7 @@ from server_worker.watch.status import StatusTeller
 
 def test_the_number_of_wanted_answers_is_known_before_the_first_answer() -> None:
     facts: dict[str, Any] = {}
-    teller = StatusTeller(lambda **told: facts.update(told), 3)
+    teller = StatusTeller(lambda **shown: facts.update(shown), 3)
     teller.run_started(1, 10)
     teller.phase(1, "wait")
     assert (facts["answered"], facts["selected"]) == (0, 3)
@@ -21,6 +21,6 @@ def test_the_number_of_wanted_answers_is_known_before_the_first_answer() -> None
 
 def test_a_notice_is_cut() -> None:
     facts: dict[str, Any] = {}
-    StatusTeller(lambda **told: facts.update(told), 3).note(RoundRemark(4, "x" * 1000))
+    StatusTeller(lambda **shown: facts.update(shown), 3).note(RoundRemark(4, "x" * 1000))
     assert facts["note"].startswith("round 4: xxx")
     assert len(facts["note"]) == 300

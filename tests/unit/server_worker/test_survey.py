@@ -9,25 +9,26 @@ from broker_config.protocol.errors import BrokerUnavailable
 from broker_config.stores.interface import Store
 from broker_config.stores.memory.store import MemoryStore
 from broker_config.transports.interface import Transport
-from broker_config.transports.memory.transport import EmbeddedBroker, MemoryTransport
+from broker_config.transports.memory.broker import EmbeddedBroker
+from broker_config.transports.memory.transport import MemoryTransport
 from server_worker.watch.survey import Survey, Surveyor
 
 SITES = {"north": range(0, 5), "south": range(5, 8), "west": range(8, 10)}
 
 
-class Told:
+class Surveys:
     def __init__(self) -> None:
-        self.surveys: list[Survey] = []
+        self.taken: list[Survey] = []
         self._more = threading.Condition()
 
     def __call__(self, survey: Survey) -> None:
         with self._more:
-            self.surveys.append(survey)
+            self.taken.append(survey)
             self._more.notify_all()
 
     def wait_for(self, expected: Callable[[Survey], bool]) -> Survey:
         with self._more:
-            found = self._more.wait_for(lambda: [s for s in self.surveys if expected(s)], timeout=30)
+            found = self._more.wait_for(lambda: [s for s in self.taken if expected(s)], timeout=30)
         assert found
         return found[-1]
 
@@ -47,9 +48,9 @@ def prepared(folder: Path) -> tuple[EmbeddedBroker, MemoryStore]:
 
 def test_workers_clients_and_queues_are_counted(tmp_path: Path) -> None:
     broker, store = prepared(tmp_path)
-    told = Told()
-    with Surveyor("r", SITES, lambda: (MemoryTransport(broker), store), told, every_seconds=0.05):
-        survey = told.wait_for(lambda survey: bool(survey.workers))
+    surveys = Surveys()
+    with Surveyor("r", SITES, lambda: (MemoryTransport(broker), store), surveys, every_seconds=0.05):
+        survey = surveys.wait_for(lambda survey: bool(survey.workers))
     assert [(w["site"], w["name"]) for w in survey.workers] == [
         ("north", "n-1"),
         ("north", "n-2"),
@@ -63,7 +64,7 @@ def test_workers_clients_and_queues_are_counted(tmp_path: Path) -> None:
 
 def test_a_survey_reports_brokers_that_are_away_and_connects_again(tmp_path: Path) -> None:
     broker, store = prepared(tmp_path)
-    told, connected = Told(), list[str]()
+    surveys, connected = Surveys(), list[str]()
     there = threading.Event()
     there.set()
 
@@ -73,12 +74,12 @@ def test_a_survey_reports_brokers_that_are_away_and_connects_again(tmp_path: Pat
         connected.append("once")
         return Failing(broker, there), store
 
-    with Surveyor("r", SITES, connect, told, every_seconds=0.05):
-        told.wait_for(lambda survey: bool(survey.workers))
+    with Surveyor("r", SITES, connect, surveys, every_seconds=0.05):
+        surveys.wait_for(lambda survey: bool(survey.workers))
         there.clear()
-        away = told.wait_for(lambda survey: survey.trouble == "no answer")
+        away = surveys.wait_for(lambda survey: survey.trouble == "no answer")
         there.set()
-        told.wait_for(lambda survey: survey.at > away.at and not survey.trouble)
+        surveys.wait_for(lambda survey: survey.at > away.at and not survey.trouble)
     # The rest is from the survey before.
     assert away.clients_alive == 7
     assert away.depths["dead_letters"] == 4
@@ -89,9 +90,9 @@ def test_an_error_without_text_is_reported_by_its_type() -> None:
     def connect() -> tuple[Transport, Store]:
         raise TimeoutError
 
-    told = Told()
-    with Surveyor("r", SITES, connect, told, every_seconds=0.05):
-        assert told.wait_for(lambda survey: survey.at > 0).trouble == "TimeoutError"
+    surveys = Surveys()
+    with Surveyor("r", SITES, connect, surveys, every_seconds=0.05):
+        assert surveys.wait_for(lambda survey: survey.at > 0).trouble == "TimeoutError"
 
 
 class Failing(MemoryTransport):

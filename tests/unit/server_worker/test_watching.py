@@ -65,7 +65,7 @@ def test_a_server_is_ready_only_while_it_leads(tmp_path: Path) -> None:
 def test_a_server_that_waits_for_its_brokers_is_not_ready(tmp_path: Path) -> None:
     """Alerts see it in its metrics: it may have been restarted during a run."""
 
-    def told() -> tuple[float | None, str, str]:
+    def states() -> tuple[float | None, str, str]:
         metrics = ask(watch, "metrics")[1].encode()
         assert value(metrics, "fedil_running") == 1
         state = json.loads(ask(watch, "api/state")[1])
@@ -73,14 +73,14 @@ def test_a_server_that_waits_for_its_brokers_is_not_ready(tmp_path: Path) -> Non
         return value(metrics, "fedil_brokers_reachable"), ask(watch, "readyz")[1], page
 
     with watching("r", blobs_recipe(), RunDir(tmp_path), ANY, threading.Event()) as watch:
-        assert told() == (None, "starting\n", "starting: ")
+        assert states() == (None, "starting\n", "starting: ")
         watch.waiting_for("Redis at h:1 is away")
-        assert told() == (0, "waiting: Redis at h:1 is away\n", "starting: Redis at h:1 is away")
+        assert states() == (0, "waiting: Redis at h:1 is away\n", "starting: Redis at h:1 is away")
         watch.leading_again()
-        assert told() == (1, "starting\n", "starting: ")
+        assert states() == (1, "starting\n", "starting: ")
         watch.leading(("a", "b"), lambda: ({}, {}))
         watch.waiting_for("Redis at h:1 is away")  # while it leads, the survey reports it
-        assert told() == (1, "ready\n", "running: ")
+        assert states() == (1, "ready\n", "running: ")
 
 
 def test_a_standby_whose_brokers_are_away_is_waiting(tmp_path: Path) -> None:
@@ -171,11 +171,11 @@ def test_a_reader_that_asked_just_before_the_end_has_not_seen_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with watching("r", blobs_recipe(), RunDir(tmp_path), ANY, threading.Event()) as watch:
-        looked, may_answer, state = threading.Event(), threading.Event(), watch.live.state
+        read, may_answer, state = threading.Event(), threading.Event(), watch.live.state
 
         def slow(query: Mapping[str, str]) -> object:
             found = state(query)
-            looked.set()
+            read.set()
             assert may_answer.wait(SOON)
             return found
 
@@ -183,7 +183,7 @@ def test_a_reader_that_asked_just_before_the_end_has_not_seen_it(
         monkeypatch.setattr(watch.live, "state", slow)
         asking = threading.Thread(target=ask, args=(watch, "api/state"))
         asking.start()
-        assert looked.wait(SOON)
+        assert read.wait(SOON)
         watch.ended("done")
         with lingering_long():
             lingering = threading.Thread(target=watch.linger, args=(threading.Event(),))
@@ -216,7 +216,7 @@ def test_a_stopped_server_lingers_for_prometheus_and_not_for_pages(tmp_path: Pat
 
 
 def test_a_failed_run_stays_running_in_its_metrics_and_gives_its_reason(tmp_path: Path) -> None:
-    told = list[str]()
+    replies = list[str]()
 
     def fail() -> None:
         with watching("r", blobs_recipe(), RunDir(tmp_path), ANY, threading.Event()) as watch:
@@ -226,15 +226,15 @@ def test_a_failed_run_stays_running_in_its_metrics_and_gives_its_reason(tmp_path
 
             def remember(state: str, reason: str = "") -> None:
                 ended(state, reason)
-                told.extend((ask(watch, "metrics")[1], ask(watch, "api/state")[1]))
+                replies.extend((ask(watch, "metrics")[1], ask(watch, "api/state")[1]))
 
             watch.ended = remember  # type: ignore[method-assign]
             raise OSError("the disk is full")
 
     with pytest.raises(OSError, match="the disk is full"):
         fail()
-    assert 'fedil_running{run="r"} 1.0' in told[0]
-    state = json.loads(told[1])
+    assert 'fedil_running{run="r"} 1.0' in replies[0]
+    state = json.loads(replies[1])
     assert (state["state"], state["reason"]) == ("failed", "the disk is full")
 
 

@@ -1,15 +1,15 @@
-"""Who did not count, and why; and the rounds, one row each."""
+"""Excluded updates by reason and by client, and the table of rounds."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from fedil_model.methods.interface import Series
 from ops.cli.view.rows import excluded, number, percent
-from ops.inspect.report.markup import Content, Markup, brief, element, join, table
 from ops.inspect.report.reading import Run, num_rounds
+from ops.inspect.report.rendering import brief
 from server_worker.watch.events import RoundRecord
 
 MEANINGS = {
-    "rejected_cosine": "the update points away from the server’s own step (cosine below 0)",
     "invalid": "the update is not finite, absurdly large, or does not fit the model",
     "refused": "the worker declined the task and said why",
     "missing": "no answer before the round closed",
@@ -23,123 +23,102 @@ REFUSALS = {
 }
 MOST_CLIENTS, MOST_NAMED, MOST_ROUNDS = 15, 6, 500
 
-
-def exclusions(run: Run) -> Markup:
-    asked = sum(len(record.outcomes) for record in run.records)
-    reasons = Counter(o.outcome for record in run.records for o in record.outcomes if not o.counts)
-    parts: list[Content] = [element("h2", "Who was excluded, and why")]
-    if not asked:
-        said = "Not known: the history is missing." if run.rounds_lost else "Nobody has been asked yet."
-        parts.append(element("p", said, class_="absent"))
-    elif not reasons:
-        parts.append(
-            element("p", f"Nobody: all {asked:,} updates of {num_rounds(len(run.records))} counted.")
-        )
-    else:
-        parts += [_by_reason(run, reasons, asked), _by_client(run)]
-    parts.append(_refused_messages(run))
-    return element("section", parts)
+Row = tuple[str | int, ...]
 
 
-def _by_reason(run: Run, reasons: "Counter[str]", asked: int) -> Markup:
-    last: dict[str, str] = {}
-    for record in run.records:
-        for outcome in record.outcomes:
-            if not outcome.counts:
-                last[outcome.outcome] = f"round {record.round}, {excluded(outcome)}"
-    rows = [
-        (
-            reason.replace("_", " "),
-            f"{count:,}",
-            percent(count / asked, 1),
-            MEANINGS.get(reason, ""),
-            brief(last[reason], 160),
-        )
-        for reason, count in reasons.most_common()
-    ]
-    headings = ["reason", "updates", "% of all", "what it means", "the last one"]
-    return table(headings, rows, numbers=(1, 2))
-
-
-def _by_client(run: Run) -> Markup:
+def exclusions(run: Run) -> dict[str, object]:
     asked: Counter[int] = Counter()
-    reasons: dict[int, Counter[str]] = defaultdict(Counter)
+    reasons: Counter[str] = Counter()
+    by_client: dict[int, Counter[str]] = defaultdict(Counter)
+    last: dict[str, str] = {}
     for record in run.records:
         for outcome in record.outcomes:
             asked[outcome.client] += 1
             if not outcome.counts:
-                reasons[outcome.client][outcome.outcome] += 1
+                reasons[outcome.outcome] += 1
+                by_client[outcome.client][outcome.outcome] += 1
+                last[outcome.outcome] = f"round {record.round}, {excluded(outcome)}"
+    some = f" (the first {MOST_CLIENTS} of {len(by_client)})" if len(by_client) > MOST_CLIENTS else ""
+    return {
+        "none": _none(run, asked.total()),
+        "asked": asked.total(),
+        "by_reason": list(_by_reason(run, reasons, last, asked.total())),
+        "by_client": list(_by_client(by_client, asked)),
+        "clients_shown": some,
+        "messages": list(_messages(run)),
+    }
+
+
+def _none(run: Run, asked: int) -> str:
+    if asked:
+        return f"None: all {asked:,} updates of {num_rounds(len(run.records))} counted."
+    return "Not known: the history is missing." if run.rounds_lost else "No client has been asked yet."
+
+
+def _by_reason(run: Run, reasons: "Counter[str]", last: Mapping[str, str], asked: int) -> Iterator[Row]:
+    meanings = MEANINGS | {outcome.name: outcome.help for outcome in run.display.outcomes}
+    for reason, count in reasons.most_common():
+        share, meaning = percent(count / asked, 1), meanings.get(reason, "")
+        yield _words(reason), f"{count:,}", share, meaning, brief(last[reason], 160)
+
+
+def _by_client(reasons: "Mapping[int, Counter[str]]", asked: Mapping[int, int]) -> Iterator[Row]:
     worst = sorted(reasons, key=lambda client: (-reasons[client].total(), client))
-    rows = [
-        (
-            client,
-            asked[client],
-            reasons[client].total(),
-            ", ".join(
-                f"{reason.replace('_', ' ')} {count}" for reason, count in reasons[client].most_common()
-            ),
-        )
-        for client in worst[:MOST_CLIENTS]
-    ]
-    more = f" (the first {MOST_CLIENTS} of {len(worst)})" if len(worst) > MOST_CLIENTS else ""
-    return join(
-        [
-            element("h3", f"Clients excluded most often{more}"),
-            table(["client", "asked", "excluded", "why"], rows, numbers=(0, 1, 2)),
-        ]
-    )
+    for client in worst[:MOST_CLIENTS]:
+        why = ", ".join(f"{_words(reason)} {count}" for reason, count in reasons[client].most_common())
+        yield client, asked[client], reasons[client].total(), why
 
 
-def _refused_messages(run: Run) -> Markup:
+def _messages(run: Run) -> Iterator[Row]:
     refused: Counter[str] = Counter()
     for record in run.records:
         refused.update({reason: int(count) for reason, count in record.refused.items()})
-    if not refused:
-        return Markup()
-    rows = [(reason, f"{count:,}", REFUSALS.get(reason, "")) for reason, count in refused.most_common(20)]
-    return join(
-        [
-            element("h3", "Messages that arrived and did not count"),
-            table(["reason", "messages", "what it means"], rows, numbers=(1,)),
-        ]
-    )
+    for reason, count in refused.most_common(20):
+        yield reason, f"{count:,}", REFUSALS.get(reason, "")
 
 
-def rounds_table(run: Run) -> Markup:
-    if not run.records:
-        return Markup()
+def _words(reason: str) -> str:
+    return reason.replace("_", " ")
+
+
+def rounds_table(run: Run) -> dict[str, object]:
     shown = run.records[-MOST_ROUNDS:]
     left_out = len(run.records) - len(shown)
-    headings = [
-        *("round", "θ′ %", "θ₀ %", "‖Δθ‖", "accepted", "pseudo", "promoted", "seconds"),
-        "excluded, and why",
-    ]
-    rows = [_row(record) for record in shown]
-    all_of_them = f"All {len(shown)} rounds" if len(shown) > 1 else "1 round"
-    return element(
-        "section",
-        element("h2", "Rounds"),
-        element("p", f"The first {left_out:,} are in history.jsonl.", class_="fine") if left_out else None,
-        element(
-            "details",
-            element("summary", f"The last {len(shown)} rounds" if left_out else all_of_them),
-            table(headings, rows, numbers=range(8)),
+    which = "The last" if left_out else "All"
+    return {
+        "left_out": f"{left_out:,}" if left_out else "",
+        "summary": f"{which} {num_rounds(len(shown))}" if len(shown) > 1 else "1 round",
+        "headings": (
+            "round",
+            *(f"{model.title} %" for model in run.display.models),
+            *("‖Δθ‖", "accepted"),
+            *(series.column for series in _columns(run)),
+            *("seconds", "excluded, and why"),
         ),
+        "rows": [_row(run, record) for record in shown],
+    }
+
+
+def _columns(run: Run) -> list[Series]:
+    return [series for series in run.display.series() if series.column]
+
+
+def _row(run: Run, record: RoundRecord) -> Row:
+    return (
+        record.round,
+        *(percent(record.accuracy.get(model.name)) for model in run.display.models),
+        number(record.delta_norm),
+        f"{record.accepted}/{record.selected}",
+        *(_cell(series, record.series.get(series.name)) for series in _columns(run)),
+        f"{record.seconds.get('total', 0.0):.1f}",
+        "; ".join(_named(record)),
     )
 
 
-def _row(record: RoundRecord) -> list[Content]:
-    return [
-        record.round,
-        percent(record.accuracy.get("global")),
-        percent(record.accuracy.get("server")),
-        number(record.delta_norm),
-        f"{record.accepted}/{record.selected}",
-        f"{record.pseudo_labels:,}",
-        f"{record.promoted:,}",
-        f"{record.seconds.get('total', 0.0):.1f}",
-        "; ".join(_named(record)),
-    ]
+def _cell(series: Series, value: float | None) -> str:
+    if series.unit == "share":
+        return percent(value, 1)
+    return "–" if value is None else f"{value:,.0f}" if series.unit == "samples" else number(value)
 
 
 def _named(record: RoundRecord) -> Iterator[str]:

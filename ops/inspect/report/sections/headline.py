@@ -1,57 +1,27 @@
-"""What a reader should know first: how good, against what, how far, and what the steps say."""
+"""The head of a run's page: notes and the cards with its main figures."""
 
 import statistics
 from collections.abc import Iterator
 
+from fedil_model.methods.interface import Series
 from ops.cli.view.ending import duration
 from ops.cli.view.rows import percent
-from ops.inspect.report.markup import Content, Markup, element, join, table
 from ops.inspect.report.reading import Run
-from ops.inspect.report.verdicts import ALWAYS, HOW, figures, meaning_of
 
 LAST_EVALUATIONS = 10
 
 
-def title(run: Run) -> Markup:
-    parts: list[Content] = [element("h1", run.recipe.name)]
-    place = run.label if run.run_id in (None, run.label) else f"{run.label} · {run.run_id}"
-    parts.append(
-        element(
-            "p",
-            element("span", run.state, class_=f"state {'running' if run.running else ''}".strip()),
-            f" · {place} · seed {run.recipe.seed} · profile {run.recipe.profile}",
-            class_="subtitle",
-        )
-    )
-    if run.recipe.description:
-        parts.append(element("p", run.recipe.description, class_="description"))
-    return element("header", parts)
+def place(run: Run) -> str:
+    return run.label if run.run_id in (None, run.label) else f"{run.label} · {run.run_id}"
 
 
-def notes(run: Run) -> Markup:
-    found = list(run.notes)
-    if run.running:
-        found.insert(0, "The run is still going on: this page shows it as it was when it was written")
-    if not found:
-        return Markup()
-    return element("ul", (element("li", f"{note.rstrip('.')}.") for note in found), class_="notes")
+def notes(run: Run) -> list[str]:
+    still_running = "The run is still going on: this page shows it as it was when it was written"
+    return [*([still_running] if run.running else []), *run.notes]
 
 
-def cards(run: Run) -> Markup:
-    shown = [
-        element(
-            "div",
-            element("dt", name),
-            element("dd", value),
-            element("dd", below, class_="below") if below else None,
-            class_="card",
-        )
-        for name, value, below in _cards(run)
-    ]
-    return element("dl", shown, class_="cards")
-
-
-def _cards(run: Run) -> Iterator[tuple[str, str, str]]:
+def cards(run: Run) -> Iterator[tuple[str, str, str]]:
+    """Name, value and a remark below it"""
     evaluated = run.evaluated
     if evaluated:
         last = evaluated[-1]
@@ -60,17 +30,17 @@ def _cards(run: Run) -> Iterator[tuple[str, str, str]]:
         below = f"round {last.round}"
         if counted > 1:
             below += f"; mean of the last {counted} evaluations {percent(mean)} %"
-        yield "accuracy of θ′", _percent(last.accuracy["global"]), below
-        if "server" in last.accuracy:
-            yield "accuracy of θ₀", _percent(last.accuracy["server"]), "after the server’s own step"
-        if "ema" in last.accuracy:
-            yield "moving average of θ′", _percent(last.accuracy["ema"]), ""
+        for model in run.display.models:
+            if model.name in last.accuracy:
+                remark = below if model.name == "global" else model.help
+                yield f"accuracy of {model.title}", _percent(last.accuracy[model.name]), remark
     else:
-        yield "accuracy of θ′", "–", "not known" if run.rounds_lost else "not evaluated"
+        yield "accuracy", "–", "not known" if run.rounds_lost else "not evaluated"
     if run.baseline is not None:
         below = "the same network on the same labels"
         if evaluated:
-            below += f"; θ′ {points(evaluated[-1].accuracy['global'] - run.baseline)}"
+            gain = points(evaluated[-1].accuracy["global"] - run.baseline)
+            below += f"; {run.display.models[0].title} {gain}"
         yield "server-only baseline", _percent(run.baseline), below
     done = run.rounds_done or run.rounds_lost
     yield "rounds", f"{done:,} of {run.recipe.rounds:,}", _updates(run)
@@ -101,38 +71,14 @@ def _label_cards(run: Run) -> Iterator[tuple[str, str, str]]:
             f"and {unlabelled:,} samples without at {len(run.split.clients)} clients" if unlabelled else ""
         )
         yield "labels at the server", f"{len(run.split.labelled):,}", below
-    if not run.records:
-        return
-    last = run.records[-1]
-    yield "pseudo-labels", f"{last.pseudo_labels:,}", f"{last.credible:,} of them promoted (credible)"
-    pure = last.purity.get("pseudo_labels")
-    if pure is not None:
-        credible = last.purity.get("credible")
-        below = f"of the promoted {_percent(credible)}" if credible is not None else "none promoted yet"
-        yield "right pseudo-labels", _percent(pure), below
-    else:
-        yield "right pseudo-labels", "–", "the truth is not known, as in a real deployment"
+    for chart in run.display.charts if run.records else ():
+        for series in chart.series:
+            if series.source in ("client_total", "label_set"):
+                name = series.title if series.source == "client_total" else f"{chart.title}: {series.title}"
+                yield name, *_series_card(series, run.records[-1].series.get(series.name))
 
 
-def verdict(run: Run) -> Markup:
-    meaning = meaning_of(run)
-    rows = list(figures(run))
-    return element(
-        "section",
-        element("h2", meaning.headline),
-        element("p", meaning.text),
-        element("p", ALWAYS, class_="fine"),
-        element(
-            "details",
-            element("summary", "What it rests on"),
-            table([], rows),
-            element("p", HOW, class_="fine"),
-        )
-        if rows
-        else None,
-        class_=f"verdict {meaning.mood}",
-    )
-
-
-def beginning(run: Run) -> Markup:
-    return join([title(run), notes(run), cards(run), verdict(run)])
+def _series_card(series: Series, value: float | None) -> tuple[str, str]:
+    if value is None:
+        return "–", "the truth is not known" if series.source == "label_set" else "not known"
+    return _percent(value) if series.unit == "share" else f"{value:,.0f}", series.help

@@ -1,7 +1,7 @@
-"""What the run was made of: who held which data, the settings, the machine, the digests."""
+"""The split of the data, the settings and the environment of a run."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,9 +11,8 @@ from ops.cli.recipe_files import flatten
 from ops.inspect.report.drawing import panel
 from ops.inspect.report.evidence import Evidence, Missing
 from ops.inspect.report.evidence_plots import split_plot
-from ops.inspect.report.markup import Content, Markup, element, join, table
 from ops.inspect.report.reading import Run
-from server_worker.run.recipe import Recipe
+from server_worker.run.recipe import make_recipe
 
 NAMES = {
     "fedil": "FedIL",
@@ -36,17 +35,14 @@ NOT_COMPARED = frozenset({"name", "description", "profile", "seed"})
 MOST_CLASSES = 120
 
 
-def split_section(run: Run, evidence: Evidence) -> Markup:
-    parts: list[Content] = [element("h2", "The split"), element("p", _who_holds(run))]
+def split(run: Run, evidence: Evidence) -> dict[str, object]:
     counts = evidence.class_counts
-    if isinstance(counts, Missing):
-        parts.append(
-            element("p", f"Which classes they are of is not known here: {counts.why}.", class_="absent")
-        )
-    parts.append(element("div", panel(split_plot(run, evidence)), class_="grid"))
-    if not isinstance(counts, Missing):
-        parts.append(_class_table(counts, evidence))
-    return element("section", parts)
+    return {
+        "text": _who_holds(run),
+        "absent": counts.why if isinstance(counts, Missing) else "",
+        "plots": [panel(split_plot(run, evidence))],
+        "by_class": [] if isinstance(counts, Missing) else list(_by_class(counts, evidence.class_names)),
+    }
 
 
 def _who_holds(run: Run) -> str:
@@ -71,36 +67,24 @@ def _sites(run: Run) -> str:
     return f" Sites: {', '.join(f'{site} ({clients})' for site, clients in sites.items())}." if sites else ""
 
 
-def _class_table(counts: np.ndarray, evidence: Evidence) -> Markup:
-    rows = [
-        (name, f"{counts[0, index]:,}", f"{counts[1:, index].sum():,}", f"{(counts[1:, index] > 0).sum():,}")
-        for index, name in enumerate(evidence.class_names[:MOST_CLASSES])
-    ]
-    headings = ["class", "labels at the server", "unlabelled at clients", "clients that hold it"]
-    return element("details", element("summary", "By class"), table(headings, rows, numbers=(1, 2, 3)))
+def _by_class(counts: np.ndarray, names: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    for name, (at_server, *at_clients) in zip(names[:MOST_CLASSES], counts.T, strict=False):
+        holders = np.count_nonzero(at_clients)
+        yield name, f"{at_server:,}", f"{sum(at_clients):,}", f"{holders:,}"
 
 
-def settings_section(run: Run) -> Markup:
-    default = flatten(Recipe.model_validate({"profile": run.recipe.profile}).model_dump(mode="json"))
-    rows, changed = [], 0
+def settings(run: Run) -> dict[str, list[tuple[str, str, str]]]:
+    """Rows of name, value and the profile's default where that differs."""
+    chosen = {"profile": run.recipe.profile, "method": {"name": run.recipe.method.name}}
+    defaults = flatten(make_recipe(chosen).model_dump(mode="json"))
+    rows, changed = [], []
     for key, value in run.settings.items():
-        usual = default.get(key)
-        differs = key not in NOT_COMPARED and (key not in default or usual != value)
-        changed += differs
-        mark = element("mark", written(value)) if differs else written(value)
-        rows.append((element("code", key), mark, written(usual) if differs and key in default else ""))
-    text = (
-        f"{changed} settings differ from the defaults of the profile “{run.recipe.profile}” and are marked."
-    )
-    shown = [row for row in rows if isinstance(row[1], Markup)]
-    headings = ["setting", "here", "default"]
-    return element(
-        "section",
-        element("h2", "Settings"),
-        element("p", text),
-        table(headings, shown) if shown else None,
-        element("details", element("summary", f"All {len(rows)} settings"), table(headings, rows)),
-    )
+        differs = key not in NOT_COMPARED and (key not in defaults or defaults[key] != value)
+        row = (key, written(value), written(defaults[key]) if differs and key in defaults else "")
+        rows.append(row)
+        if differs:
+            changed.append(row)
+    return {"all": rows, "changed": changed}
 
 
 def written(value: object) -> str:
@@ -109,19 +93,9 @@ def written(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def environment_section(run: Run) -> Markup:
-    parts: list[Content] = [element("h2", "Environment")]
-    if not run.environment:
-        parts.append(
-            element(
-                "p", "The run has not recorded what it was made with (environment.json).", class_="absent"
-            )
-        )
-    for place, entry in enumerate(run.environment, start=1):
-        if len(run.environment) > 1:
-            parts.append(element("h3", f"Part {place}"))
-        parts.append(table([], _environment_rows(entry)))
-    return element("section", parts)
+def environment_tables(run: Run) -> list[list[tuple[str, str]]]:
+    """One for each part of the run that was made in another environment"""
+    return [list(_environment_rows(entry)) for entry in run.environment]
 
 
 def _environment_rows(entry: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -144,10 +118,3 @@ def moment(seconds: float) -> str:
         return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"
     except (OverflowError, OSError, ValueError):
         return str(seconds)
-
-
-def digests_section(evidence: Evidence) -> Markup:
-    rows = [(name, element("code", value)) for name, value in evidence.digests.items()]
-    text = "Two runs with the same digests are the same run, bit for bit."
-    content = join([element("p", text), table(["of", "digest"], rows)]) if rows else "None is known."
-    return element("section", element("h2", "Digests"), content)

@@ -1,7 +1,9 @@
-"""Which samples were promoted to pseudo-labels, how right they are, and some of them to look at. Offline only: it
-takes the truth, which neither server nor clients see."""
+"""Labels that clients keep for their samples, compared with the true ones, and example pictures. Offline only: neither
+server nor clients have the true labels.
 
-from collections.abc import Mapping, Sequence
+A method's `view_state` names sets of labelled samples. The last is the most selective: its labels are examined."""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,9 +14,10 @@ from broker_config.protocol.wire import decode_arrays
 from fedil_model.data.datasets.interface import Samples
 from fedil_model.data.split import Split
 from fedil_model.errors import LearningError
-from fedil_model.methods.fedil.ledger import Ledger
+from fedil_model.methods.interface import Arrays, StateView
 
 PICTURES_SHOWN = 24
+ViewState = Callable[[Arrays], StateView]
 
 
 @dataclass(frozen=True)
@@ -27,18 +30,20 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Promoted:
+class HeldLabels:
     said_N: np.ndarray
-    """The label that each promoted sample was given"""
+    """The label of each sample in the set"""
     truth_N: np.ndarray
     right: tuple[Picture, ...]
     wrong: tuple[Picture, ...]
-    waiting: int
-    """Samples that carry a label, but are not promoted yet"""
+    name: str = ""
+    """Of the set"""
+    others: int = 0
+    """Samples that carry a label in another set only"""
     unreadable: tuple[int, ...] = ()
-    """Clients whose ledger makes no sense"""
+    """Clients whose ledger is not valid"""
     not_pictures: str = ""
-    """What the samples are instead"""
+    """Description of the samples if they are not pictures"""
 
     @property
     def num_right(self) -> int:
@@ -47,16 +52,18 @@ class Promoted:
 
 @dataclass(frozen=True)
 class _Found:
-    """One row per promoted sample"""
+    """One row per sample in the set"""
 
     positions: np.ndarray
     said: np.ndarray
     clients: np.ndarray
 
 
-def find_promoted(ledgers: Mapping[int, bytes], split: Split, train: Samples, classes: int) -> Promoted:
+def find_held_labels(
+    ledgers: Mapping[int, bytes], split: Split, train: Samples, classes: int, view: ViewState
+) -> HeldLabels:
     """`ledgers`: the newest of each client"""
-    found, waiting, unreadable = _read(ledgers, split, classes)
+    found, name, others, unreadable = _read(ledgers, split, classes, view)
     truth = train.labels.numpy()[found.positions]
     right = found.said == truth
     not_pictures = _not_pictures(train)
@@ -74,40 +81,46 @@ def find_promoted(ledgers: Mapping[int, bytes], split: Split, train: Samples, cl
             for row in rows
         )
 
-    return Promoted(
+    return HeldLabels(
         said_N=found.said,
         truth_N=truth,
         right=pictures(spread_out(np.flatnonzero(right), found.said[right], PICTURES_SHOWN)),
         wrong=pictures(spread_out(np.flatnonzero(~right), found.said[~right], PICTURES_SHOWN)),
-        waiting=waiting,
+        name=name,
+        others=others,
         unreadable=unreadable,
         not_pictures=not_pictures,
     )
 
 
-def _read(ledgers: Mapping[int, bytes], split: Split, classes: int) -> tuple[_Found, int, tuple[int, ...]]:
+def _read(
+    ledgers: Mapping[int, bytes], split: Split, classes: int, view: ViewState
+) -> tuple[_Found, str, int, tuple[int, ...]]:
     parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-    waiting, unreadable = 0, list[int]()
+    name, others, unreadable = "", 0, list[int]()
     for client, body in sorted(ledgers.items()):
         held = split.clients[client] if client < len(split.clients) else np.zeros(0, np.int64)
         try:
-            ledger = Ledger.from_arrays(decode_arrays(body, LEDGER_KIND)[1], len(held))
+            sets = view(decode_arrays(body, LEDGER_KIND)[1]).label_sets
         except (FedILError, LearningError):
             unreadable.append(client)
             continue
-        rows = np.flatnonzero(ledger.credible_N)
-        if (ledger.labels_N >= classes).any() or (ledger.labels_N[rows] < 0).any():
-            unreadable.append(client)  # a site may write any label
+        # A site may write any label, and for any number of samples.
+        if any(labels.shape != held.shape or (labels >= classes).any() for labels in sets.values()):
+            unreadable.append(client)
             continue
-        parts.append((held[rows], ledger.labels_N[rows].astype(np.int64), np.full(len(rows), client)))
-        waiting += int((ledger.labels_N >= 0).sum()) - len(rows)
+        *_, name = sets
+        labels_N = sets[name]
+        rows = np.flatnonzero(labels_N >= 0)
+        parts.append((held[rows], labels_N[rows].astype(np.int64), np.full(len(rows), client)))
+        others += int(np.logical_or.reduce([labels >= 0 for labels in sets.values()]).sum()) - len(rows)
     empty = (np.zeros(0, np.int64),) * 3
     positions, said, clients = (np.concatenate(column) for column in zip(empty, *parts, strict=True))
-    return _Found(positions, said, clients), waiting, tuple(unreadable)
+    return _Found(positions, said, clients), name, others, tuple(unreadable)
 
 
 def spread_out(rows: np.ndarray, labels: np.ndarray, most: int) -> Sequence[int]:
-    """Some of each class in turn, by lot, the same ones every time; sorted by class."""
+    """A reproducible random choice of `most` rows, balanced over the classes and sorted by class."""
     rng = np.random.default_rng(0)
     lot = rng.permutation(len(rows))
     turn = np.zeros(len(rows), np.int64)

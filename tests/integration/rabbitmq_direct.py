@@ -1,4 +1,4 @@
-"""Looking at RabbitMQ past our transport, and dying in the middle of it."""
+"""Access to RabbitMQ without our transport, and processes that kill themselves during a call."""
 
 import os
 import signal
@@ -10,11 +10,11 @@ import pika
 from pika.exceptions import ChannelClosedByBroker
 
 SOON = 60.0
-"""Seconds within which a message that is there must come, however busy the machine."""
+"""Seconds within which an existing message must be delivered, also on a busy machine."""
 
 
 def headers_of_next(url: str, queue: str) -> dict[str, Any]:
-    """Those of the message at the head of a queue, which stays there."""
+    """Headers of the first message of a queue, which stays there."""
     with pika.BlockingConnection(pika.URLParameters(url)) as connection:
         channel = connection.channel()
         method, properties, _ = channel.basic_get(queue)
@@ -36,7 +36,7 @@ def delete_queue(url: str, queue: str) -> None:
         connection.channel().queue_delete(queue)
 
 
-def put_by_hand(url: str, exchange: str, key: str, headers: dict[str, Any]) -> None:
+def publish_directly(url: str, exchange: str, key: str, headers: dict[str, Any]) -> None:
     with pika.BlockingConnection(pika.URLParameters(url)) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
@@ -44,18 +44,18 @@ def put_by_hand(url: str, exchange: str, key: str, headers: dict[str, Any]) -> N
 
 
 def in_another_process(code: str) -> str:
-    """What it prints."""
-    # Freed memory goes back to the system at once, instead of when glibc thinks fit.
+    """The output of `code` in a new process."""
+    # glibc returns freed memory to the system at once.
     env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(2**20)}
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=env)
     return done.stdout
 
 
-def killed_in_the_middle(code: str, method: str, calls: int) -> None:
-    """Runs `code` in a process that dies when it has called `method` (module:Class.name) so many times."""
+def killed_during(code: str, method: str, calls: int) -> None:
+    """Runs `code` in a process that kills itself after `calls` calls of `method` (module:Class.name)."""
     module, _, name = method.partition(":")
     owner, _, attribute = name.partition(".")
-    trap = f"""
+    killer = f"""
 import os, signal
 from {module} import {owner}
 original, calls = {owner}.{attribute}, []
@@ -67,5 +67,5 @@ def counting(self, *args, **kwargs):
     return result
 {owner}.{attribute} = counting
 """
-    done = subprocess.run([sys.executable, "-c", trap + code], check=False, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", killer + code], check=False, capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr

@@ -1,4 +1,4 @@
-"""The embedded broker across processes: who dies, who notices, and what comes back."""
+"""The embedded broker across processes: killed clients, killed brokers, malformed requests."""
 
 import signal
 import socket
@@ -15,15 +15,16 @@ from pathlib import Path
 import pytest
 
 import broker_config
-from broker_config.embedded import frames as link
-from broker_config.embedded.frames import url_of
+from broker_config.embedded import client as embedded_client
+from broker_config.embedded.client import RpcClient
+from broker_config.embedded.frames import receive_frame, send_frame, url_of
 from broker_config.embedded.server import BrokerServer, serve
 from broker_config.protocol.errors import BrokerUnavailable, FedILError, MessageRejected
 from broker_config.stores import connect_store
 from broker_config.stores.memory.store import MemoryStore
 from broker_config.transports import connect_transport
 from broker_config.transports.interface import DELIVERY_LIMIT
-from broker_config.transports.memory.transport import EmbeddedBroker
+from broker_config.transports.memory.broker import EmbeddedBroker
 
 QUEUE = "fedil.tasks.a"
 SOON = 60.0
@@ -41,7 +42,7 @@ import sys, time
 from pathlib import Path
 from broker_config.embedded.server import serve
 from broker_config.stores.memory.store import MemoryStore
-from broker_config.transports.memory.transport import EmbeddedBroker
+from broker_config.transports.memory.broker import EmbeddedBroker
 server = serve(EmbeddedBroker(), MemoryStore(Path(sys.argv[2])), Path(sys.argv[1]))
 print("serving", flush=True)
 time.sleep(60)
@@ -77,7 +78,7 @@ def line_of(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def test_what_a_killed_process_held_comes_back(server: BrokerServer) -> None:
+def test_messages_held_by_a_killed_process_are_redelivered(server: BrokerServer) -> None:
     transport = connect_transport(server.url)
     transport.declare(QUEUE)
     transport.publish(QUEUE, [b"task"])
@@ -91,7 +92,7 @@ def test_what_a_killed_process_held_comes_back(server: BrokerServer) -> None:
     transport.close()
 
 
-def test_clients_that_died_waiting_do_not_spoil_the_next_message(
+def test_clients_that_died_while_waiting_do_not_count_as_deliveries(
     server: BrokerServer, socket_path: Path
 ) -> None:
     transport = connect_transport(server.url)
@@ -99,17 +100,17 @@ def test_clients_that_died_waiting_do_not_spoil_the_next_message(
     for _ in range(DELIVERY_LIMIT):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as doomed:
             doomed.connect(str(socket_path))
-            link.send_frame(doomed, {"question": "receive", "queue": QUEUE, "timeout_seconds": SOON})
-    time.sleep(0.3)  # until the broker waits on behalf of all of them
+            send_frame(doomed, {"method": "receive", "arguments": {"queue": QUEUE, "timeout_seconds": SOON}})
+    time.sleep(0.3)  # until the broker waits for all of them
     transport.publish(QUEUE, [b"task"])
-    time.sleep(0.3)  # until it has tried them all
+    time.sleep(0.3)  # until it has tried all of them
     taken = transport.receive(QUEUE, SOON)
     assert taken is not None
     assert bytes(taken.body) == b"task"
     transport.close()
 
 
-def test_a_signal_in_the_middle_of_a_body_does_no_harm() -> None:
+def test_a_signal_while_a_body_is_received_does_no_harm() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         frame = struct.pack("<IQ", 1, 6) + b"\x80" + b"abcdef"
@@ -118,13 +119,13 @@ def test_a_signal_in_the_middle_of_a_body_does_no_harm() -> None:
         signal.setitimer(signal.ITIMER_REAL, 0.1)
         rest = threading.Timer(0.3, theirs.sendall, (frame[-3:],))
         rest.start()
-        _, body = link.receive_frame(ours)
+        _, body = receive_frame(ours)
         rest.join()
         signal.signal(signal.SIGALRM, before)
     assert bytes(body) == b"abcdef"
 
 
-def test_a_killed_broker_is_unavailable_and_its_ledgers_are_there_for_the_next(
+def test_a_killed_broker_is_unavailable_and_its_successor_has_the_ledgers(
     socket_path: Path, tmp_path: Path
 ) -> None:
     url = url_of(socket_path)
@@ -141,7 +142,7 @@ def test_a_killed_broker_is_unavailable_and_its_ledgers_are_there_for_the_next(
             store.latest("run")
         for broken in (transport, store):
             broken.close()
-    # The killed broker's socket file is still there and must not stand in the way.
+    # The killed broker's socket file still exists and is replaced.
     assert socket_path.exists()
     with serve(EmbeddedBroker(), MemoryStore(tmp_path), socket_path):
         store = connect_store(url)
@@ -149,13 +150,13 @@ def test_a_killed_broker_is_unavailable_and_its_ledgers_are_there_for_the_next(
         store.close()
 
 
-def test_a_living_broker_is_not_pushed_aside(server: BrokerServer, socket_path: Path) -> None:
+def test_a_socket_with_a_running_broker_is_not_taken_over(server: BrokerServer, socket_path: Path) -> None:
     with pytest.raises(FedILError, match="another broker answers"):
         serve(EmbeddedBroker(), MemoryStore(), socket_path)
     connect_transport(server.url).close()
 
 
-def test_a_file_that_is_no_socket_is_left_alone(socket_path: Path) -> None:
+def test_a_file_that_is_no_socket_is_not_deleted(socket_path: Path) -> None:
     socket_path.write_text("precious")
     with pytest.raises(FedILError, match="cannot serve"):
         serve(EmbeddedBroker(), MemoryStore(), socket_path)
@@ -167,7 +168,7 @@ def test_only_the_owner_may_connect(server: BrokerServer, socket_path: Path) -> 
     assert socket_path.stat().st_mode & 0o777 == 0o600
 
 
-def test_closing_the_server_ends_waiting_clients_at_once(server: BrokerServer) -> None:
+def test_closing_the_server_ends_waiting_calls_at_once(server: BrokerServer) -> None:
     transport = connect_transport(server.url)
     transport.declare(QUEUE)
     closer = threading.Timer(0.2, server.close)
@@ -180,7 +181,7 @@ def test_closing_the_server_ends_waiting_clients_at_once(server: BrokerServer) -
     transport.close()
 
 
-def test_a_client_that_talks_nonsense_loses_its_connection_and_nobody_elses(
+def test_a_client_that_violates_the_protocol_loses_only_its_own_connection(
     server: BrokerServer, socket_path: Path
 ) -> None:
     transport = connect_transport(server.url)
@@ -193,24 +194,24 @@ def test_a_client_that_talks_nonsense_loses_its_connection_and_nobody_elses(
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
             stranger.connect(str(socket_path))
             stranger.sendall(nonsense)
-            with suppress(ConnectionResetError):  # what was not read yet makes the end less polite
+            with suppress(ConnectionResetError):  # unread bytes make the kernel reset the connection
                 assert stranger.recv(100) == b""
     transport.publish(QUEUE, [b"task"])
     transport.close()
 
 
-def test_a_question_that_nobody_answers_is_rejected(server: BrokerServer, socket_path: Path) -> None:
+def test_an_unknown_method_is_rejected(server: BrokerServer, socket_path: Path) -> None:
     assert server.url
-    stranger = link.Link(socket_path)
+    stranger = RpcClient(socket_path)
     with pytest.raises(MessageRejected, match="delete_everything"):
-        stranger.ask("delete_everything", {})
+        stranger.call("delete_everything", {})
     stranger.close()
 
 
-def test_a_broker_that_falls_silent_is_unavailable(
+def test_a_broker_that_does_not_reply_is_unavailable(
     socket_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link, "_SILENCE_SECONDS", 1)
+    monkeypatch.setattr(embedded_client, "_TIMEOUT_SECONDS", 1)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
         silent.bind(str(socket_path))
         silent.listen()
@@ -220,7 +221,7 @@ def test_a_broker_that_falls_silent_is_unavailable(
         transport.close()
 
 
-def test_a_delivery_is_settled_once(server: BrokerServer) -> None:
+def test_a_delivery_can_be_settled_once(server: BrokerServer) -> None:
     transport = connect_transport(server.url)
     transport.declare(QUEUE)
     transport.publish(QUEUE, [b"task"])

@@ -1,4 +1,4 @@
-"""The RabbitMQ transport when its broker dies, runs out of memory or is set up tightly."""
+"""The RabbitMQ transport when the broker is killed, has a memory alarm or tight limits."""
 
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -11,25 +11,26 @@ from pika.exceptions import AMQPConnectionError
 
 from broker_config.brokers.topology import DEAD_LETTERS, tasks_queue, updates_queue
 from broker_config.brokers.topology import TASKS as TASKS_KIND
+from broker_config.process.retry import RetryPolicy
 from broker_config.protocol.errors import BrokerBlocked, BrokerUnavailable
-from broker_config.transports.rabbitmq.connection import Line
+from broker_config.transports.rabbitmq.connection import Connection
 from broker_config.transports.rabbitmq.transport import RabbitTransport
-from broker_config.transports.reconnecting import Patience, PatientTransport
+from broker_config.transports.reconnecting import ReconnectingTransport
 from ops.local.services import RabbitMQ, Service, private_rabbitmq, rabbitmq_service
-from tests.integration.rabbitmq_peeking import SOON
+from tests.integration.rabbitmq_direct import SOON
 from tests.services import needed
 
 UPDATES, TASKS = updates_queue("run"), tasks_queue("site")
 BIG = 10_000_000
 LONG = 120.0
-"""RabbitMQ looks at its consumer_timeout once a minute, unless it is told otherwise."""
+"""RabbitMQ checks its consumer_timeout once a minute by default."""
 
 
-def patient(service: Service) -> PatientTransport:
-    return PatientTransport(lambda: RabbitTransport(service.url), Patience(SOON))
+def reconnecting(service: Service) -> ReconnectingTransport:
+    return ReconnectingTransport(lambda: RabbitTransport(service.url), RetryPolicy(SOON))
 
 
-def test_a_killed_broker_is_unavailable_to_every_call_and_keeps_what_it_had(own_rabbitmq: Service) -> None:
+def test_a_killed_broker_is_unavailable_to_every_call_and_keeps_its_messages(own_rabbitmq: Service) -> None:
     body = np.random.default_rng(0).bytes(BIG)
     with closing(RabbitTransport(own_rabbitmq.url)) as transport:
         transport.declare(UPDATES, TASKS, DEAD_LETTERS)
@@ -44,23 +45,23 @@ def test_a_killed_broker_is_unavailable_to_every_call_and_keeps_what_it_had(own_
             lambda: transport.receive(TASKS, SOON),
             held.acknowledge,
             lambda: transport.read_model(address),
-            lambda: transport.take_lead("run", SOON),
+            lambda: transport.acquire_leadership("run", SOON),
         ):
             with pytest.raises(BrokerUnavailable):
                 call()
     own_rabbitmq.start()
-    with closing(patient(own_rabbitmq)) as transport:
+    with closing(reconnecting(own_rabbitmq)) as transport:
         task, update = transport.receive(TASKS, SOON), transport.receive(UPDATES, SOON)
         assert task is not None
         assert update is not None
         assert bytes(task.body) == b"task"
         assert update.body == body
-        # A stream comes back some seconds later than its broker.
+        # A stream is available some seconds after its broker.
         assert transport.read_model(address) == body
         assert transport.append_model("run", 2, [body]).offset > address.offset
 
 
-def test_a_queue_that_a_dying_broker_left_without_a_leader_is_made_anew(own_rabbitmq: Service) -> None:
+def test_a_quorum_queue_without_a_leader_is_declared_again(own_rabbitmq: Service) -> None:
     url = pika.URLParameters(own_rabbitmq.url)
     with suppress(AMQPConnectionError), pika.BlockingConnection(url) as connection:
         connection.channel().queue_declare(TASKS, durable=True, arguments=TASKS_KIND.arguments)
@@ -74,7 +75,7 @@ def test_a_queue_that_a_dying_broker_left_without_a_leader_is_made_anew(own_rabb
         task.acknowledge()
 
 
-def test_an_acknowledgement_after_the_brokers_death_says_so(own_rabbitmq: Service) -> None:
+def test_acknowledging_after_the_broker_was_killed_is_unavailable(own_rabbitmq: Service) -> None:
     with closing(RabbitTransport(own_rabbitmq.url)) as transport:
         transport.declare(UPDATES)
         transport.publish(UPDATES, [b"update"])
@@ -85,7 +86,7 @@ def test_an_acknowledgement_after_the_brokers_death_says_so(own_rabbitmq: Servic
             held.acknowledge()
 
 
-def test_a_broker_in_alarm_is_named_and_still_gives_what_it_has(tmp_path: Path) -> None:
+def test_an_alarm_blocks_publishing_but_neither_receive_nor_depth(tmp_path: Path) -> None:
     config = "vm_memory_high_watermark.relative = 0.0000001"
     with needed(lambda: rabbitmq_service(tmp_path / "rabbitmq", config=config)) as service:
         transport = RabbitTransport(service.url, blocked_seconds=2.0)
@@ -94,15 +95,16 @@ def test_a_broker_in_alarm_is_named_and_still_gives_what_it_has(tmp_path: Path) 
             with pytest.raises(BrokerBlocked, match=r"blocked publishing \(memory or disk alarm\)"):
                 transport.publish(UPDATES, [b"update"])
             assert transport.receive(UPDATES, 0.0) is None
-            # Who watches sees something also now, and does not wait for the end of the alarm.
+            # Depths do not wait for the end of the alarm.
             assert transport.depth(UPDATES) == 0
             assert transport.depth(TASKS) is None
 
 
-def test_losing_only_the_publishing_connection_keeps_what_is_held(
+def test_losing_only_the_publishing_connection_keeps_unacknowledged_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(Line, "breathe", lambda _: None)  # else it may heal before anybody publishes
+    # The heartbeat thread might reconnect before the test publishes.
+    monkeypatch.setattr(Connection, "service_heartbeats", lambda _: None)
     connects: list[RabbitTransport] = []
     with needed(lambda: private_rabbitmq(tmp_path / "rabbitmq")) as service:
 
@@ -110,7 +112,7 @@ def test_losing_only_the_publishing_connection_keeps_what_is_held(
             connects.append(RabbitTransport(service.url))
             return connects[-1]
 
-        with closing(PatientTransport(connect, Patience(SOON))) as transport:
+        with closing(ReconnectingTransport(connect, RetryPolicy(SOON))) as transport:
             transport.declare(UPDATES)
             transport.publish(UPDATES, [b"held"])
             held = transport.receive(UPDATES, SOON)
@@ -128,7 +130,7 @@ def test_losing_only_the_publishing_connection_keeps_what_is_held(
                 connects[0].publish(UPDATES, [b"lost"])
             close_connection(service, "fedil receiving")
             transport.publish(UPDATES, [b"still"])
-            assert len(connects) == 1  # who only publishes needs nothing else
+            assert len(connects) == 1  # publishing needs no other connection
             close_connection(service, "fedil publishing")
             transport.publish(UPDATES, [b"anew"])
             assert len(connects) == 2
@@ -150,7 +152,7 @@ def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield service
 
 
-def test_bodies_and_models_fit_a_broker_that_takes_only_small_messages(tight: Service) -> None:
+def test_bodies_and_models_fit_a_broker_with_a_small_max_message_size(tight: Service) -> None:
     body = np.random.default_rng(0).bytes(BIG)
     with closing(RabbitTransport(tight.url)) as transport:
         transport.declare(UPDATES)
@@ -161,10 +163,12 @@ def test_bodies_and_models_fit_a_broker_that_takes_only_small_messages(tight: Se
         assert transport.read_model(transport.append_model("run", 1, [body])) == body
 
 
-def test_what_was_held_beyond_the_consumer_timeout_went_back_and_the_setting_is_named(tight: Service) -> None:
+def test_exceeding_the_consumer_timeout_redelivers_and_the_error_names_the_setting(
+    tight: Service,
+) -> None:
     with closing(RabbitTransport(tight.url)) as slow, closing(RabbitTransport(tight.url)) as next_one:
         slow.declare(TASKS, DEAD_LETTERS)
-        assert slow.take_lead("other", SOON)
+        assert slow.acquire_leadership("other", SOON)
         slow.publish(TASKS, [b"task"])
         held = slow.receive(TASKS, SOON)
         assert held is not None
@@ -175,4 +179,4 @@ def test_what_was_held_beyond_the_consumer_timeout_went_back_and_the_setting_is_
             held.acknowledge()
         with pytest.raises(BrokerUnavailable, match=r"consumer_timeout in rabbitmq\.conf"):
             slow.receive(TASKS, SOON)
-        assert not next_one.take_lead("other", 0.0)
+        assert not next_one.acquire_leadership("other", 0.0)

@@ -1,4 +1,4 @@
-"""A worker's subscription outlives its queue: RabbitMQ 3.10 moves it to one made anew, and loses what that sends."""
+"""RabbitMQ 3.10 moves a subscription to a queue that was deleted and declared again, and then loses its messages."""
 
 import threading
 import time
@@ -10,7 +10,7 @@ import pytest
 
 from broker_config.brokers.topology import DEAD_LETTERS, tasks_queue
 from broker_config.protocol.errors import BrokerUnavailable
-from broker_config.transports.rabbitmq import consumer as rabbitmq_inlet
+from broker_config.transports.rabbitmq import consumer as rabbitmq_consumer
 from broker_config.transports.rabbitmq.transport import RabbitTransport
 from ops.local.services import Service
 from ops.local.services.process import wait_until
@@ -30,29 +30,29 @@ def worker(rabbitmq: Service) -> Iterator[RabbitTransport]:
         yield transport
 
 
-def test_a_worker_that_waits_at_a_queue_which_is_made_anew_gets_its_tasks(
+def test_a_worker_that_waits_at_a_deleted_and_redeclared_queue_receives_its_tasks(
     server: RabbitTransport, worker: RabbitTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rabbitmq_inlet, "RENEWED_SECONDS", 1.0)
+    monkeypatch.setattr(rabbitmq_consumer, "RESUBSCRIBE_SECONDS", 1.0)
     queue = tasks_queue(uuid.uuid4().hex)
     server.declare(queue, DEAD_LETTERS)
     assert worker.receive(queue, 0.3) is None
-    server._outlet.delete(queue)
+    server._session.queues.delete(queue)
     server.declare(queue)
     server.publish(queue, [b"task"])
     deadline, delivery = time.monotonic() + SOON, None
     while delivery is None and time.monotonic() < deadline:
-        with suppress(BrokerUnavailable):  # it may also be told that the queue went: then it asks again
+        with suppress(BrokerUnavailable):  # or it notices that the queue was deleted, and asks again
             delivery = worker.receive(queue, 0.2)
     assert delivery is not None
     assert bytes(delivery.body) == b"task"
     delivery.acknowledge()
 
 
-def test_renewing_loses_nothing_and_keeps_what_is_held(
+def test_replacing_the_channel_loses_no_message(
     server: RabbitTransport, worker: RabbitTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rabbitmq_inlet, "RENEWED_SECONDS", 0.0)
+    monkeypatch.setattr(rabbitmq_consumer, "RESUBSCRIBE_SECONDS", 0.0)
     queue = tasks_queue(uuid.uuid4().hex)
     server.declare(queue, DEAD_LETTERS)
     got = []
@@ -67,7 +67,7 @@ def test_renewing_loses_nothing_and_keeps_what_is_held(
     assert got == list(range(20))
 
 
-def test_a_second_server_that_starts_meanwhile_leaves_a_queue_that_the_first_is_making(
+def test_a_second_server_does_not_delete_a_queue_that_the_first_is_declaring(
     rabbitmq: Service, server: RabbitTransport, worker: RabbitTransport
 ) -> None:
     queue = tasks_queue(uuid.uuid4().hex)
@@ -77,10 +77,10 @@ def test_a_second_server_that_starts_meanwhile_leaves_a_queue_that_the_first_is_
         first.start()
         assert wait_until(lambda: second.depth(queue) is not None, SOON)
         assert worker.receive(queue, 0.0) is None
-        assert worker.receive(queue, 0.1) is None  # from now on it is subscribed
+        assert worker.receive(queue, 0.1) is None  # subscribes
         second.declare(queue, DEAD_LETTERS)
         first.join()
     server.publish(queue, [b"task"])
-    delivery = worker.receive(queue, rabbitmq_inlet.RENEWED_SECONDS / 2)
+    delivery = worker.receive(queue, rabbitmq_consumer.RESUBSCRIBE_SECONDS / 2)
     assert delivery is not None
     delivery.acknowledge()

@@ -1,8 +1,7 @@
-"""Where the memory store puts its bytes: in a dict, or in files that outlive the process."""
+"""Where the memory store keeps ledgers: in dicts, or in files that outlive the process."""
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,26 +10,19 @@ import numpy as np
 from broker_config.process.durable import make_directory, translated_disk_errors, write_atomically
 from broker_config.protocol.errors import LedgerMissing, MessageRejected
 from broker_config.protocol.wire import decode_arrays, encode_arrays
+from broker_config.stores.record import LedgerRecord
 
 
-@dataclass(frozen=True)
-class Record:
-    """The bookkeeping of one client. A generation counts as committed once the record names it."""
+class LedgerStorage(Protocol):
+    """A generation counts as committed once the record names it."""
 
-    opened: int = 0
-    first: int = 0
-    """The first activation ever committed, 0 if none; tells a lost ledger from one that never was."""
-    kept: tuple[int, ...] = ()
-
-
-class Shelf(Protocol):
     def write_mark(self, run: str) -> None: ...
 
     def has_mark(self, run: str) -> bool: ...
 
-    def record(self, run: str, client: int) -> Record: ...
+    def record(self, run: str, client: int) -> LedgerRecord: ...
 
-    def write_record(self, run: str, client: int, record: Record) -> None: ...
+    def write_record(self, run: str, client: int, record: LedgerRecord) -> None: ...
 
     def ledger(self, run: str, client: int, activation: int) -> bytes:
         """Raises LedgerMissing."""
@@ -42,9 +34,9 @@ class Shelf(Protocol):
     def clients(self, run: str) -> Iterator[int]: ...
 
 
-class DictShelf:
+class LedgerDicts:
     def __init__(self) -> None:
-        self._records: dict[tuple[str, int], Record] = {}
+        self._records: dict[tuple[str, int], LedgerRecord] = {}
         self._ledgers: dict[tuple[str, int, int], bytes] = {}
         self._marks: set[str] = set()
 
@@ -54,10 +46,10 @@ class DictShelf:
     def has_mark(self, run: str) -> bool:
         return run in self._marks
 
-    def record(self, run: str, client: int) -> Record:
-        return self._records.get((run, client), Record())
+    def record(self, run: str, client: int) -> LedgerRecord:
+        return self._records.get((run, client), LedgerRecord())
 
-    def write_record(self, run: str, client: int, record: Record) -> None:
+    def write_record(self, run: str, client: int, record: LedgerRecord) -> None:
         self._records[run, client] = record
 
     def ledger(self, run: str, client: int, activation: int) -> bytes:
@@ -73,11 +65,11 @@ class DictShelf:
         return (client for of_run, client in self._records if of_run == run)
 
 
-class DirectoryShelf:
-    """<directory>/<run>/<client>/ holds `record` and one `<activation>.ledger` per generation kept; `begun` beside them
-    is the mark of the run.
+class LedgerFiles:
+    """<directory>/<run>/<client>/ holds `record` and one `<activation>.ledger` per kept generation;
+    <directory>/<run>/begun is the run's mark.
 
-    Files are read when asked for, so a damaged one stops only the client whose it is.
+    A file is read when it is needed, so a damaged one affects only its client.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -90,21 +82,21 @@ class DirectoryShelf:
     def has_mark(self, run: str) -> bool:
         return self._mark_path(run).exists()
 
-    def record(self, run: str, client: int) -> Record:
-        home = self._home(run, client)
-        path = home / "record"
+    def record(self, run: str, client: int) -> LedgerRecord:
+        folder = self._client_folder(run, client)
+        path = folder / "record"
         if not path.exists():
-            if any(home.glob("*.ledger")):
-                raise _lost(path, "it is not there, but ledgers are")
-            return Record()
+            if any(folder.glob("*.ledger")):
+                raise _lost(path, "it does not exist, but ledgers do")
+            return LedgerRecord()
         match _read(path, "ledger_record")[0]:
             case {"opened": int(opened), "first": int(first), "kept": list(kept)}:
-                return Record(opened, first, tuple(kept))
+                return LedgerRecord(opened, first, tuple(kept))
             case fields:
                 raise _lost(path, f"its fields are {sorted(fields)}")
 
-    def write_record(self, run: str, client: int, record: Record) -> None:
-        path = self._home(run, client) / "record"
+    def write_record(self, run: str, client: int, record: LedgerRecord) -> None:
+        path = self._client_folder(run, client) / "record"
         make_directory(path.parent)
         fields = {"opened": record.opened, "first": record.first, "kept": list(record.kept)}
         write_atomically(path, encode_arrays("ledger_record", fields, {}))
@@ -122,21 +114,21 @@ class DirectoryShelf:
         write_atomically(self._ledger_path(run, client, activation), body)
 
     def drop_ledger(self, run: str, client: int, activation: int) -> None:
-        # What stays behind only takes space; the commit before it has succeeded.
+        # A file that stays only takes space: the commit has succeeded.
         with suppress(OSError):
             self._ledger_path(run, client, activation).unlink()
 
     def clients(self, run: str) -> Iterator[int]:
-        return (int(home.name) for home in (self._directory / run).glob("*") if home.name.isdecimal())
+        return (int(folder.name) for folder in (self._directory / run).glob("*") if folder.name.isdecimal())
 
     def _mark_path(self, run: str) -> Path:
         return self._directory / run / "begun"
 
-    def _home(self, run: str, client: int) -> Path:
+    def _client_folder(self, run: str, client: int) -> Path:
         return self._directory / run / str(client)
 
     def _ledger_path(self, run: str, client: int, activation: int) -> Path:
-        return self._home(run, client) / f"{activation}.ledger"
+        return self._client_folder(run, client) / f"{activation}.ledger"
 
 
 def _read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -144,10 +136,10 @@ def _read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]
         with translated_disk_errors(path):
             return decode_arrays(path.read_bytes(), kind)
     except FileNotFoundError as error:
-        raise _lost(path, "it is gone") from error
+        raise _lost(path, "it does not exist") from error
     except MessageRejected as error:
         raise _lost(path, f"it is damaged ({error})") from error
 
 
-def _lost(path: Path, why: str) -> LedgerMissing:
-    return LedgerMissing(f"cannot read {path}: {why}. Restore this file from a backup, or start a new run")
+def _lost(path: Path, cause: str) -> LedgerMissing:
+    return LedgerMissing(f"cannot read {path}: {cause}. Restore this file from a backup, or start a new run")

@@ -1,10 +1,8 @@
-"""The transport that outlives its broker, on a broker that can be taken away."""
-
-import threading
-from collections.abc import Callable
+"""ReconnectingTransport on a broker whose connections can be cut."""
 
 import pytest
 
+from broker_config.process.retry import RetryPolicy
 from broker_config.protocol.errors import (
     BrokerBlocked,
     BrokerRefused,
@@ -13,14 +11,15 @@ from broker_config.protocol.errors import (
     QueueMissing,
 )
 from broker_config.transports.interface import Buffers, Transport
-from broker_config.transports.memory.transport import EmbeddedBroker, MemoryTransport
-from broker_config.transports.reconnecting import GivenUp, Patience, PatientTransport
+from broker_config.transports.memory.broker import EmbeddedBroker
+from broker_config.transports.memory.transport import MemoryTransport
+from broker_config.transports.reconnecting import ReconnectingTransport
 
 QUEUE = "fedil.tasks.here"
 
 
 class Outage:
-    """Connections to one broker, which `cut` ends; the next `refusals` attempts find nobody."""
+    """Connections to one broker. `cut` closes the last one and lets the next `refusals` attempts fail."""
 
     def __init__(self) -> None:
         self.broker = EmbeddedBroker()
@@ -31,7 +30,7 @@ class Outage:
     def connect(self) -> Transport:
         if self.refusals:
             self.refusals -= 1
-            raise BrokerUnavailable("nobody answers")
+            raise BrokerUnavailable("no answer")
         self.connections.append(MemoryTransport(self.broker))
         return self.connections[-1]
 
@@ -45,14 +44,12 @@ def outage() -> Outage:
     return Outage()
 
 
-def patient(
-    outage: Outage, stop: Callable[[], bool] = lambda: False, seconds: float = 30.0
-) -> PatientTransport:
-    return PatientTransport(outage.connect, Patience(seconds, stop))
+def reconnecting(outage: Outage) -> ReconnectingTransport:
+    return ReconnectingTransport(outage.connect, RetryPolicy(seconds=30.0))
 
 
 def test_a_publish_is_repeated_on_a_new_connection(outage: Outage) -> None:
-    transport = patient(outage)
+    transport = reconnecting(outage)
     outage.cut()
     transport.publish(QUEUE, [b"task"])
     delivery = transport.receive(QUEUE, 5.0)
@@ -61,8 +58,8 @@ def test_a_publish_is_repeated_on_a_new_connection(outage: Outage) -> None:
     assert len(outage.connections) == 2
 
 
-def test_settling_what_was_lost_with_its_connection_is_harmless_and_it_comes_again(outage: Outage) -> None:
-    transport = patient(outage)
+def test_a_message_settled_after_its_connection_was_lost_is_redelivered(outage: Outage) -> None:
+    transport = reconnecting(outage)
     transport.publish(QUEUE, [b"task"])
     lost = transport.receive(QUEUE, 5.0)
     assert lost is not None
@@ -73,34 +70,8 @@ def test_settling_what_was_lost_with_its_connection_is_harmless_and_it_comes_aga
     assert (bytes(again.body), again.redelivered) == (b"task", True)
 
 
-def test_who_was_asked_to_stop_does_not_wait(outage: Outage) -> None:
-    stop = threading.Event()
-    transport = patient(outage, stop.is_set)
-    outage.cut(refusals=1000)
-    stop.set()
-    with pytest.raises(GivenUp):
-        transport.receive(QUEUE, 0.1)
-
-
-def test_whoever_waits_can_tell_what_for(outage: Outage) -> None:
-    told: list[str] = []
-    transport = PatientTransport(outage.connect, Patience(30.0, tell=told.append))
-    assert told == []
-    outage.cut(refusals=2)
-    transport.publish(QUEUE, [b"task"])
-    assert len(told) >= 2
-    assert all(told)
-
-
-def test_patience_ends(outage: Outage) -> None:
-    transport = patient(outage, seconds=0.3)
-    outage.cut(refusals=1000)
-    with pytest.raises(GivenUp):
-        transport.publish(QUEUE, [b"task"])
-
-
-def test_what_waiting_cannot_mend_is_said_at_once(outage: Outage) -> None:
-    transport = patient(outage)
+def test_other_errors_are_not_retried(outage: Outage) -> None:
+    transport = reconnecting(outage)
     with pytest.raises(QueueMissing):
         transport.publish("fedil.tasks.nowhere", [b"task"])
 
@@ -108,20 +79,20 @@ def test_what_waiting_cannot_mend_is_said_at_once(outage: Outage) -> None:
         raise BrokerRefused("wrong password")
 
     with pytest.raises(BrokerRefused):
-        PatientTransport(refuse, Patience())
+        ReconnectingTransport(refuse, RetryPolicy())
 
 
-def test_closed_is_closed(outage: Outage) -> None:
-    transport = patient(outage)
+def test_a_closed_transport_is_unavailable(outage: Outage) -> None:
+    transport = reconnecting(outage)
     transport.close()
     with pytest.raises(BrokerUnavailable):
         transport.publish(QUEUE, [b"task"])
 
 
-def test_a_broker_that_takes_no_messages_for_now_costs_no_connection_and_nothing_that_is_held(
+def test_a_blocked_broker_costs_neither_the_connection_nor_unacknowledged_messages(
     outage: Outage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    transport = patient(outage)
+    transport = reconnecting(outage)
     transport.publish(QUEUE, [b"held"])
     held = transport.receive(QUEUE, 5.0)
     assert held is not None
@@ -141,15 +112,15 @@ def test_a_broker_that_takes_no_messages_for_now_costs_no_connection_and_nothing
     assert (bytes(answer.body), len(outage.connections)) == (b"answer", 1)
 
 
-def test_the_limit_of_bodies_holds_on_every_connection(outage: Outage) -> None:
-    transport = patient(outage)
+def test_max_body_bytes_applies_to_every_connection(outage: Outage) -> None:
+    transport = reconnecting(outage)
     assert transport.max_body_bytes == outage.connections[0].max_body_bytes
     transport.max_body_bytes = 4
     transport.publish(QUEUE, [b"12345"])
     for _ in range(2):
         delivery = transport.receive(QUEUE, 5.0)
         assert delivery is not None
-        assert delivery.is_at_hand
+        assert delivery.body_is_inline
         with pytest.raises(MessageRejected, match="too_large"):
             _ = delivery.body
         delivery.requeue()
@@ -161,8 +132,8 @@ def test_the_limit_of_bodies_holds_on_every_connection(outage: Outage) -> None:
     assert bytes(delivery.body) == b"12345"
 
 
-def test_bytes_of_lost_connections_still_count(outage: Outage) -> None:
-    transport = PatientTransport(outage.connect, Patience())
+def test_bytes_of_lost_connections_are_counted(outage: Outage) -> None:
+    transport = reconnecting(outage)
     transport.publish(QUEUE, [b"12345"])
     outage.cut()
     transport.publish(QUEUE, [b"678"])

@@ -1,0 +1,67 @@
+"""Whether a Redis server is set up to keep ledgers, judged by its INFO."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from broker_config.protocol.errors import BrokerRefused
+from broker_config.stores.redis.connection import Client, RedisConnection
+
+_log = logging.getLogger(__name__)
+MIN_VERSION = "7.0"
+"""Earlier versions may lose ledgers when they restart: see stores/redis/store.py."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    text: str
+    """Continues a sentence about the server, and ends with the remedy"""
+    is_fatal: bool = False
+    """The server cannot keep ledgers at all."""
+
+
+def check_server(connection: RedisConnection) -> None:
+    """Raises BrokerRefused for a server that cannot keep ledgers, and logs its other problems."""
+
+    def read_info(redis: Client) -> dict[str, Any]:
+        redis.ping()  # unlike INFO, refused while Redis is loading its data: so its start is waited for
+        info: dict[str, Any] = redis.info()
+        return info
+
+    for problem in sorted(problems(connection.call(read_info)), key=lambda problem: not problem.is_fatal):
+        text = f"Redis at {connection.endpoint} {problem.text}"
+        if problem.is_fatal:
+            raise BrokerRefused(text)
+        _log.warning("%s", text)
+
+
+def problems(info: Mapping[str, Any]) -> Iterator[Problem]:
+    if _version(info["redis_version"]) < _version(MIN_VERSION):
+        yield Problem(
+            f"is version {info['redis_version']}, and may lose ledgers when it restarts: use {MIN_VERSION} or later"
+        )
+    if info.get("cluster_enabled"):
+        yield Problem(
+            "is a node of a cluster: FedIL needs a single primary (cluster-enabled no)", is_fatal=True
+        )
+    if info.get("role") == "slave":
+        primary = f"{info.get('master_host')}:{info.get('master_port')}"
+        yield Problem(f"is a replica (replica-read-only): use its primary, {primary}", is_fatal=True)
+    if not info.get("aof_enabled"):
+        yield Problem("has no append-only file and loses ledgers when it dies: set appendonly yes")
+    elif info.get("aof_last_write_status") != "ok":
+        yield Problem("cannot write its append-only file: free space on its disk")
+    policy, maxmemory = str(info.get("maxmemory_policy", "")), info.get("maxmemory", 0)
+    # The volatile-… policies evict only keys that expire, and ledgers never do.
+    if policy.startswith("allkeys"):
+        yield Problem(
+            f"may evict ledgers (maxmemory-policy {policy}): set maxmemory-policy noeviction",
+            is_fatal=bool(maxmemory),
+        )
+    elif 0 < maxmemory <= info["used_memory"]:
+        yield Problem("is full and refuses to write: raise maxmemory, or delete keys of old runs")
+
+
+def _version(text: object) -> tuple[int, ...]:
+    return tuple(map(int, str(text).split(".")[:2]))

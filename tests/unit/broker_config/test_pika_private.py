@@ -1,0 +1,102 @@
+"""pika still has the private names that pika_private.py uses, and still lacks the public features that replace them."""
+
+import inspect
+import re
+import struct
+from importlib import util
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pika
+import pika.data
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
+from pika.adapters.utils import io_services_utils
+from pika.channel import Channel
+from pika.connection import Connection
+
+from broker_config.transports.rabbitmq import pika_private
+
+UNREADABLE = struct.pack(">I", 13) + b"\x03x-tT" + struct.pack(">Q", 2**63 - 1)
+"""A header table with a date out of range"""
+
+
+def unchanged(module: ModuleType) -> ModuleType:
+    """A new copy of a module that pika_private has changed."""
+    spec = util.find_spec(module.__name__)
+    assert spec is not None
+    assert spec.loader is not None
+    copy = util.module_from_spec(spec)
+    spec.loader.exec_module(copy)
+    return copy
+
+
+def replaced(function: str, feature: str) -> str:
+    return f"pika has {feature} now: use it, and delete {function} from pika_private.py"
+
+
+def test_read_limits_exist_and_are_small_by_default() -> None:
+    limits = vars(unchanged(io_services_utils)._AsyncTransportBase)
+    for limit in pika_private.READ_LIMITS:
+        assert isinstance(limits[limit], int)
+    assert limits["_MAX_RECV_BYTES"] < 64 << 10, replaced("read_large_pieces", "a larger default")
+    pika_private.read_large_pieces()
+    changed = vars(io_services_utils._AsyncTransportBase)
+    assert {changed[limit] for limit in pika_private.READ_LIMITS} == {pika_private.READ_BYTES}
+
+
+def test_an_unreadable_header_table_is_an_error_by_default_and_empty_with_us() -> None:
+    try:
+        unchanged(pika.data).decode_table(UNREADABLE, 0)
+    except Exception:
+        pika_private.accept_unreadable_headers()
+        pika_private.accept_unreadable_headers()  # wraps once
+        assert pika.data.decode_table(UNREADABLE, 0) == ({}, len(UNREADABLE))
+        assert not hasattr(pika.data.decode_table.__wrapped__, "__wrapped__")
+    else:
+        pytest.fail(replaced("accept_unreadable_headers", "a tolerant decode_table"))
+
+
+def test_decoding_properties_calls_the_function_that_we_replace() -> None:
+    pika_private.accept_unreadable_headers()
+    encoded = struct.pack(">H", pika.BasicProperties.FLAG_HEADERS) + UNREADABLE
+    assert pika.BasicProperties().decode(encoded).headers == {}
+
+
+def test_server_properties_are_private() -> None:
+    assert "_impl" in BlockingConnection.__init__.__code__.co_names
+    assert "server_properties" in inspect.getsource(Connection)
+    assert not hasattr(BlockingConnection, "server_properties"), replaced(
+        "server_properties", "BlockingConnection.server_properties"
+    )
+    assert pika_private.server_properties(SimpleNamespace()) == {}
+
+
+def test_the_closing_reason_is_private() -> None:
+    assert "_closing_reason" in BlockingChannel.__init__.__code__.co_names
+    for feature in ("closing_reason", "add_on_close_callback"):
+        assert not hasattr(BlockingChannel, feature), replaced("closing_reason", f"BlockingChannel.{feature}")
+    assert pika_private.closing_reason(SimpleNamespace()) is None
+
+
+def test_closing_a_channel_rejects_pending_messages() -> None:
+    assert "_impl" in BlockingChannel.__init__.__code__.co_names
+    rejects = "_cancel_all_consumers" in BlockingChannel.close.__code__.co_names
+    assert rejects, replaced("close_without_reject", "a close() that does not reject")
+    assert "basic_reject" in inspect.getsource(BlockingChannel.basic_cancel)
+    pika_private.close_without_reject(SimpleNamespace())
+
+
+def test_confirms_with_callbacks_are_private() -> None:
+    assert callable(BlockingChannel._flush_output)
+    assert "ack_nack_callback" in inspect.signature(Channel.confirm_delivery).parameters
+    parameters = set(inspect.signature(BlockingChannel.confirm_delivery).parameters)
+    assert parameters == {"self"}, replaced("start_confirms", "confirm_delivery with parameters")
+    for channel in (SimpleNamespace(_impl=object()), SimpleNamespace(_flush_output=object())):
+        assert pika_private.start_confirms(channel, lambda *_: None, lambda *_: None) is None
+
+
+def test_no_other_file_uses_these_names() -> None:
+    names = re.compile(r"\b(_impl|_flush_output|_closing_reason|_AsyncTransportBase|decode_table)\b")
+    here = Path(pika_private.__file__)
+    assert [path.name for path in here.parent.glob("*.py") if names.search(path.read_text())] == [here.name]
