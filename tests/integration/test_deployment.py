@@ -135,7 +135,7 @@ def test_a_round_that_asks_only_a_site_without_workers_turns_to_others_and_a_kil
         run.wait_until_logged(run.server_log, "round 1 of 4 is next", SOON)
         run.add_worker("here")
         run.wait_until_logged(
-            run.server_log, "round 1: 0 of 4 have learned, where 4 are needed; asking 4 more", SOON
+            run.server_log, "round 1: 0 of 4 clients have trained, the quorum is 4; asking 4 more", SOON
         )
         run.server.kill()
         run.wait(SOON)

@@ -175,7 +175,10 @@ def test_a_site_is_not_heard_for_others(
     north.publish(updates_queue(run), [answer(run, client)])
     assert inbox.next(SOON) is None
     assert inbox.take_refused() == {"not_yours": 1}
-    assert diary.notes == [f"message refused (not_yours): site-north speaks for client {client}"]
+    (note,) = diary.notes
+    assert note.startswith(
+        f"message refused (not_yours): user 'site-north' answers for client {client}, which belongs to site"
+    )
     assert reason_of_letter(server, answer(run, client)) == "not_yours"
 
 
