@@ -177,7 +177,7 @@ def test_a_site_is_not_heard_for_others(
     assert inbox.take_refused() == {"not_yours": 1}
     (note,) = diary.notes
     assert note.startswith(
-        f"message refused (not_yours): user 'site-north' answers for client {client}, which belongs to site"
+        f"message refused (not_yours): user 'site-north' answers for client {client}, which "
     )
     assert reason_of_letter(server, answer(run, client)) == "not_yours"
 
