@@ -344,7 +344,7 @@ def test_topics_are_independent(store: Store, topic: str) -> None:
 
 
 def test_withdrawing_is_idempotent(store: Store, topic: str) -> None:
-    store.withdraw(topic, "nobody")
+    store.withdraw(topic, "unknown")
     assert store.notices(topic) == {}
 
 

@@ -333,7 +333,7 @@ def test_each_message_goes_to_one_of_two_competing_consumers(
     for number in range(10):
         transport.publish(queue, [b"%d" % number])
     ours, theirs = transport, connect()
-    taken = [bytes(take(who, queue).body) for _ in range(5) for who in (ours, theirs)]
+    taken = [bytes(take(each, queue).body) for _ in range(5) for each in (ours, theirs)]
     assert sorted(taken) == [b"%d" % number for number in range(10)]
 
 
