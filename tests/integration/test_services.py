@@ -269,6 +269,7 @@ def test_a_service_from_a_root_folder_runs_in_its_own_mount_namespace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(ROOT, "/")
+    monkeypatch.delenv(STORE, raising=False)
     if subprocess.run(broker_command("true"), check=False).returncode:
         needed(lambda: raise_missing("unshare and mount are not permitted: run the tests as root"))
     with needed(lambda: private_redis(tmp_path)) as service, client_of(service.url) as client:
