@@ -1,7 +1,6 @@
-"""Max pooling over windows of 2×2. On a CPU torch's own, a quarter of LeNet-5's training, takes four to ten times
-as long without gradients, and up to three times with them.
+"""Max pooling over 2×2 windows, faster on CPUs than torch's own; CONTRIBUTING.md says by how much.
 
-B images, C channels, N = H×W pixels, of which h×w windows are left.
+Shapes: B images, C channels, H×W = N pixels, h×w windows.
 """
 
 from typing import Any
@@ -12,12 +11,12 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 _FEW = 1 << 16
-"""Numbers. Of fewer, on the way back, our dozen of small operations would cost more than they save."""
+"""Elements. For smaller inputs the backward pass of a dozen small operations is slower than torch's."""
 
 
 class MaxPool2x2(nn.Module):
-    """nn.MaxPool2d(2), with the same bits in values and gradients. Only where the largest of a window are zeros of both
-    signs may the sign differ, and where it has a NaN the pixel that gets the gradient."""
+    """nn.MaxPool2d(2) with bit-identical values and gradients, with two exceptions: the sign of a maximum of 0 where a
+    window holds zeros of both signs, and the pixel that receives the gradient where a window holds NaN."""
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         if x_BCHW.device.type != "cpu" or _is_traced():
@@ -32,7 +31,7 @@ class MaxPool2x2(nn.Module):
 
 
 def _is_traced() -> bool:
-    """Exported programs then hold the one operation that every runtime knows."""
+    """Whether torch exports or traces: exported programs contain the standard pooling operation."""
     return torch.compiler.is_compiling() or bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
 
 
@@ -55,7 +54,7 @@ class _MaxPool2x2(torch.autograd.Function):
 
 
 def _corners(x_BCHW: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of all windows: top left, top right, bottom left, bottom right. What is left over of an odd side is cut off."""
+    """Top left, top right, bottom left, bottom right of all windows; without the last row or column of an odd side."""
     height, width = x_BCHW.shape[-2] // 2 * 2, x_BCHW.shape[-1] // 2 * 2
     x = x_BCHW[..., :height, :width]
     return x[..., 0::2, 0::2], x[..., 0::2, 1::2], x[..., 1::2, 0::2], x[..., 1::2, 1::2]
@@ -67,14 +66,14 @@ def _larger_of_rows(corners: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[Ten
 
 
 def _positions(corners: tuple[Tensor, Tensor, Tensor, Tensor], at_bottom_BChw: Tensor, width: int) -> Tensor:
-    """Where in its H×W map each window's maximum is: the first of equals, as in torch."""
+    """Index of each window's maximum in its H×W map; the first of equal pixels, as in torch."""
     top_left, top_right, bottom_left, bottom_right = corners
     right_at_top, right_at_bottom = top_left < top_right, bottom_left < bottom_right
-    # One or the other; torch.where is not vectorised, and takes ten times as long.
+    # A selection by xor: torch.where is not vectorised and ten times slower.
     at_right_BChw = right_at_top ^ (at_bottom_BChw & (right_at_top ^ right_at_bottom))
     rows, columns = at_bottom_BChw.shape[-2:]
     row_starts = torch.arange(rows, dtype=torch.int32)[:, None] * (2 * width)
     first_hw = row_starts + torch.arange(columns, dtype=torch.int32) * 2
-    # Widened last: processors multiply and add narrow numbers faster.
+    # Converted last: arithmetic on narrow integers is faster.
     offset_BChw = at_bottom_BChw.to(torch.int32).mul_(width).add_(at_right_BChw.to(torch.int32))
     return offset_BChw.add_(first_hw).to(torch.int64)

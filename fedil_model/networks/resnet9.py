@@ -20,7 +20,7 @@ def conv_block(in_channels: int, channels: int, norm: NormKind, *, pool: bool = 
         nn.Conv2d(in_channels, channels, kernel_size=3, padding=1, bias=False),
         make_norm(norm, channels),
     ]
-    # ReLU is monotone, so pooling first gives the same and leaves it a quarter of the work.
+    # ReLU is monotone: pooling first gives the same result with a quarter of the work.
     pooling = [MaxPool2x2()] if pool else []
     return nn.Sequential(*layers, *pooling, nn.ReLU(inplace=True))
 

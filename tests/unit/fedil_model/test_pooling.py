@@ -12,13 +12,13 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
 
 @pytest.fixture(autouse=True)
-def _however_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small maps are torch's own to pool; here they are ours."""
+def _no_lower_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small inputs, which torch pools otherwise, take our path."""
     monkeypatch.setattr(module, "_FEW", 0)
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """A zero is then unlike its negative."""
+    """Distinguishes 0 from −0."""
     return tensor.detach().contiguous().view(torch.uint8)
 
 
@@ -39,13 +39,13 @@ def assert_like_torch(x: Tensor) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_values_and_gradients_are_torchs(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_values_and_gradients_equal_those_of_torch(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     assert_like_torch(torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_of_equal_pixels_the_first_gets_the_gradient(dtype: torch.dtype) -> None:
-    # All windows of three values: every way in which pixels can tie.
+    # All windows of three values: every possible tie.
     windows = torch.cartesian_prod(*[torch.tensor([-1.0, 0.0, 2.0])] * 4)
     assert_like_torch(windows.view(1, -1, 2, 2).to(dtype))
 
@@ -59,7 +59,7 @@ def test_of_zeros_of_both_signs_the_first_gets_the_gradient() -> None:
     assert torch.equal(bits(found), bits(expected))
 
 
-def test_infinities_are_numbers_like_others() -> None:
+def test_infinities_are_compared_like_other_numbers() -> None:
     windows = torch.cartesian_prod(*[torch.tensor([-torch.inf, 1.0, torch.inf])] * 4)
     assert_like_torch(windows.view(1, -1, 2, 2))
 
@@ -80,14 +80,14 @@ def test_without_gradients_the_values_are_the_same(shape: tuple[int, ...]) -> No
     assert torch.equal(bits(pooled), bits(nn.MaxPool2d(2)(x)))
 
 
-def test_maps_in_any_order_of_memory_are_pooled() -> None:
+def test_every_memory_layout_is_pooled() -> None:
     x = torch.randn((2, 6, 8, 4), generator=torch.Generator().manual_seed(0))
     assert_like_torch(x.to(memory_format=torch.channels_last))
     assert_like_torch(x.transpose(2, 3))
 
 
 @pytest.mark.parametrize(("few", "is_ours"), [(128, True), (129, False)])
-def test_of_few_numbers_gradients_are_torchs_own(
+def test_small_inputs_use_the_gradient_of_torch(
     few: int, is_ours: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_FEW", few)
@@ -95,7 +95,7 @@ def test_of_few_numbers_gradients_are_torchs_own(
     assert ("_MaxPool2x2" in type(pooled.grad_fn).__name__) == is_ours
 
 
-def test_what_comes_next_may_work_in_place() -> None:
+def test_the_next_layer_may_work_in_place() -> None:
     x = torch.randn((2, 3, 8, 8), generator=torch.Generator().manual_seed(0))
     ours, torchs = (
         nn.Sequential(pooling, nn.ReLU(inplace=True)) for pooling in (MaxPool2x2(), nn.MaxPool2d(2))
@@ -109,11 +109,11 @@ def test_it_has_no_state() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.trace.* is deprecated:FutureWarning")
-def test_a_traced_program_holds_torchs_own_pooling() -> None:
+def test_a_traced_program_contains_the_pooling_of_torch() -> None:
     traced = torch.jit.trace(MaxPool2x2(), torch.zeros(1, 1, 4, 4))  # type: ignore[no-untyped-call]
     assert "aten::max_pool2d" in str(traced.inlined_graph)
 
 
-def test_an_exported_program_holds_torchs_own_pooling() -> None:
+def test_an_exported_program_contains_the_pooling_of_torch() -> None:
     exported = torch.export.export(MaxPool2x2(), (torch.zeros(1, 1, 4, 4),))
     assert "aten.max_pool2d" in str(exported.graph)
