@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
             return _run(options, logs)
         except (FedILError, LearningError, OSError) as error:
             if options.log_format == "text":
-                raise  # whoever called says it as it says all errors
+                raise  # the caller reports it like all errors
             logs.end("client_worker", error)
             return exit_code(error)
         except Exception as error:

@@ -16,7 +16,6 @@ from fedil_model.methods.interface import Display
 ANSWERED, REPEATED, REFUSED = "answered", "repeated", "refused"
 RETURNED, DROPPED, REJECTED, OUT_OF_MEMORY = "returned", "dropped", "rejected", "out_of_memory"
 OUTCOMES = (ANSWERED, REPEATED, REFUSED, RETURNED, DROPPED, REJECTED, OUT_OF_MEMORY)
-FETCH, TRAIN, PUBLISH = "fetch", "train", "publish"
 
 
 class WorkerMetrics:
@@ -24,17 +23,17 @@ class WorkerMetrics:
         registry = self._registry = Registry()
         info = Info("fedil_worker", "Site, device and version of the worker.", registry=registry)
         info.info({"site": site, "device": device, "version": software_version()})
-        self._tasks = Counter("fedil_worker_tasks", "Tasks by outcome.", ["outcome"], registry=registry)
-        for outcome in OUTCOMES:
-            self._tasks.labels(outcome)
+        tasks = Counter("fedil_worker_tasks", "Tasks by outcome.", ["outcome"], registry=registry)
+        self._tasks = {outcome: tasks.labels(outcome) for outcome in OUTCOMES}
         self._busy = Gauge("fedil_worker_busy", "1 while the worker has a task.", registry=registry)
-        self._seconds = Histogram(
+        seconds = Histogram(
             "fedil_worker_task_duration_seconds",
             "Duration of tasks, by phase.",
             ["phase"],
             buckets=SECONDS,
             registry=registry,
         )
+        self._fetch, self._train, self._publish = map(seconds.labels, ("fetch", "train", "publish"))
         self._images = Counter("fedil_worker_images", "Images trained on, times epochs.", registry=registry)
         self._now, self._traffic = _Now(), Traffic()
         registry.register(self._now)
@@ -57,18 +56,18 @@ class WorkerMetrics:
         with self._registry.at_once:
             self._busy.set(0)
             if outcome is not None:
-                self._tasks.labels(outcome).inc()
+                self._tasks[outcome].inc()
 
     def trained(self, update: Update, method: str) -> None:
         numbers = update.metrics
         with self._registry.at_once:
-            self._seconds.labels(FETCH).observe(numbers["seconds_fetch"])
-            self._seconds.labels(TRAIN).observe(numbers["seconds_train"])
+            self._fetch.observe(numbers["seconds_fetch"])
+            self._train.observe(numbers["seconds_train"])
             self._images.inc(round(numbers["images_per_second"] * numbers["seconds_train"]))
             self._now.numbers, self._now.display = numbers, find_method(method).display
 
     def published(self, seconds: float) -> None:
-        self._seconds.labels(PUBLISH).observe(seconds)
+        self._publish.observe(seconds)
 
 
 class _Now(Collector):

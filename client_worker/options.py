@@ -24,7 +24,7 @@ _WRITTEN_LAST = "offsets.npy"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_address_arguments(parser)
-    parser.add_argument("--site", required=True, metavar="S", help="whose task queue to serve")
+    parser.add_argument("--site", required=True, metavar="S", help="the site to take tasks of")
     parser.add_argument(
         "--shards", required=True, type=Path, metavar="DIR", help="folder with the site's unlabelled samples"
     )
@@ -79,7 +79,7 @@ def for_children(options: argparse.Namespace) -> tuple[list[str], dict[str, str]
 
 
 def web_address(options: argparse.Namespace, slot: Slot) -> WebAddress | None:
-    """Where one of the processes serves: a port that somebody asked for is the first one's."""
+    """Where one of the processes serves: a port that was asked for is the first process's."""
     first: WebAddress | None = options.web
     if first is None or not first.port:
         return first

@@ -130,7 +130,7 @@ class Participant:
             delivery.requeue()
             return metrics.OUT_OF_MEMORY
         except BrokerUnavailable as error:
-            # The store may be gone and the broker not: whoever is next need not wait for this connection to end.
+            # The store may be gone and the broker not: another worker need not wait until this connection ends.
             _log.warning("%s; the task goes back", error)
             delivery.requeue()
             raise
@@ -143,9 +143,9 @@ class Participant:
         if answer is None:
             return metrics.DROPPED
         self._tell(state="publishing")
-        somebody_waits = self._publish(answer)
+        run_exists = self._publish(answer)
         self._tasks_done += 1
-        if not somebody_waits:
+        if not run_exists:
             return metrics.DROPPED
         if isinstance(answer, Refusal):
             return metrics.REFUSED
@@ -160,7 +160,7 @@ class Participant:
         return self._answered[1]
 
     def _publish(self, answer: Update | Refusal) -> bool:
-        """False: nobody waits for it any more."""
+        """False: the run is over, and no server reads it."""
         began = time.monotonic()
         try:
             self._transport.publish(updates_queue(answer.run), encode_message(answer))
@@ -172,7 +172,7 @@ class Participant:
         return True
 
     def _answer(self, task: TrainTask) -> Update | Refusal | None:
-        """None: another task has taken the place of this one, and nobody waits for it; a refusal would count against
+        """None: another task has replaced this one, whose answer is not awaited; a refusal would count against
         the other."""
         self._answered = None
         began = time.monotonic()

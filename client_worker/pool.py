@@ -75,7 +75,7 @@ class WorkerPool:
                     if worker.process.poll() is not None and not self._closing.is_set():
                         self._look_after(number, worker)
         except Exception as error:
-            # Unseen, it would leave whoever waits for the workers waiting for ever.
+            # An error that is not reported would leave the caller waiting for ever.
             self.failure = error
             self._gave_up()
 
@@ -163,6 +163,6 @@ class _Worker:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self._last = line if line.strip() else self._last
-            # A full disk must not leave the worker waiting for somebody to listen.
+            # After a full disk the worker's output is still read, else the worker would block.
             with suppress(OSError):
                 self._log.write(line)

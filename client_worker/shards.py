@@ -17,7 +17,7 @@ A site writes its own pictures in this form with `fedil shards --images`, any ot
 The order of a client's samples must stay: its ledger counts on it. To add samples, make a folder anew for the
 next run. The array is memory-mapped: any number of workers on a machine share one copy.
 
-Torch is loaded only for tensors: who starts workers looks at their folder without it.
+Torch is imported only for tensors: starting workers checks their folder without it.
 """
 
 import io
@@ -62,7 +62,7 @@ class ShardFolder:
             raise DataError(f"no shards in {self._directory} (it has no {name}): {self._remedy}") from error
         except OSError as error:
             raise DataError(f"cannot read {path}: {error.strerror or error}") from error
-        except (ValueError, EOFError) as error:  # numpy's words are about pickles, which nobody here writes
+        except (ValueError, EOFError) as error:  # numpy's message is about pickles, which are not used here
             raise self._damaged(f"{name} is damaged") from error
         if not isinstance(found, np.ndarray):  # numpy also reads archives
             raise self._damaged(f"{name} is damaged")

@@ -77,7 +77,7 @@ def serve(options: argparse.Namespace, stopping: Stopping) -> None:
             )
             Participant(transport, trainer, options.site, stopping, presence.update, metrics).serve()
     except BrokerUnavailable:
-        # Nobody waits for a broker once asked to stop; what was not settled it delivers again.
+        # A stopping worker does not wait for a broker, which delivers unsettled tasks again.
         if not stopping.asked():
             raise
 

@@ -94,7 +94,7 @@ def serve(
         try:
             outcome = _serve(deployment, where, run, watcher, stop, label_truth, watch)
         except (BrokerUnavailable, Stopped):
-            # Nobody waits for a broker, or for another server to go, once asked to stop.
+            # A stopping server waits neither for a broker nor for another server to end.
             if not stop.is_set():
                 raise
             outcome = _outcome(where, run, stopped=True)
@@ -183,7 +183,7 @@ def _outcome(where: RunDir, run: str, stopped: bool) -> Outcome:
 
 
 def _ledger_digest(store: Store, run: str, watcher: Watcher) -> str:
-    """The model is made, whatever somebody has done to a ledger."""
+    """The model is complete even if a ledger was damaged."""
     try:
         return ledger_digest(store, run)
     except LedgerMissing as error:
@@ -193,7 +193,7 @@ def _ledger_digest(store: Store, run: str, watcher: Watcher) -> str:
 
 def _give_memory_back() -> None:
     """glibc raises its thresholds after the first large block is freed, and then keeps models in its heap that
-    nobody uses: fixed, large blocks always go back to the system."""
+    are not used: with fixed thresholds large blocks always go back to the system."""
     with suppress(OSError, AttributeError):  # another libc
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, 16 << 20)
@@ -244,7 +244,7 @@ def _lead(
     on_waiting: Callable[[], None],
     on_lead: Callable[[], None],
 ) -> Transport:
-    """A connection of the run's only server. After the broker was gone somebody else may be that."""
+    """A connection of the run's only server. After the broker was away another server may lead."""
     transport = connect_transport(deployment.broker)
     try:
         deadline = time.monotonic() + LEAD_SECONDS
@@ -300,7 +300,7 @@ def _presence(deployment: Deployment, run: str, page: str | None) -> Presence:
 
 
 def _user(broker_url: str) -> str | None:
-    """Whom the broker takes us for; None where it knows no users."""
+    """The user name at the broker; None where it has no users."""
     parts = urlsplit(broker_url)
     if not parts.scheme.startswith("amqp"):
         return None

@@ -28,7 +28,9 @@ class ConnectionHandler:
         self._tags = count()
         self._methods: Mapping[str, Callable[..., object]] = {
             "declare": lambda queues: transport.declare(*queues),
-            "settle": self._settle,
+            "acknowledge": lambda tag: self._settle(tag).acknowledge(),
+            "requeue": lambda tag: self._settle(tag).requeue(),
+            "reject": lambda tag, reason: self._settle(tag).reject(reason),
             "depth": transport.depth,
             "acquire_leadership": transport.acquire_leadership,
             "retire": transport.retire,
@@ -109,17 +111,10 @@ class ConnectionHandler:
         except BlockingIOError:
             return False
 
-    def _settle(self, tag: int, how: str, reason: str | None) -> None:
-        delivery = self._unsettled.pop(tag, None)
-        match delivery, how:
-            case None, _:
-                raise BrokerUnavailable("this delivery was settled before: settle each exactly once")
-            case MemoryDelivery(), "acknowledge":
-                delivery.acknowledge()
-            case MemoryDelivery(), "requeue":
-                delivery.requeue()
-            case MemoryDelivery(), "reject":
-                delivery.reject(str(reason))
+    def _settle(self, tag: int) -> MemoryDelivery:
+        if tag not in self._unsettled:
+            raise BrokerUnavailable("this delivery was settled before: settle each exactly once")
+        return self._unsettled.pop(tag)
 
     def _append_model(self, arguments: dict[str, Any], body: memoryview) -> _Reply:
         return self._broker.append_model(**arguments, body=body).offset, ()

@@ -35,7 +35,7 @@ def fill_from_environment(options: argparse.Namespace, environment: Mapping[str,
         if not given:
             raise AddressMissing(f"no {name} to connect to: give --{name} URL, or set {variable}")
         setattr(options, name, given)
-    # Both before either is connected to: who waits for one would not hear that the other can never be.
+    # Both before either connection: waiting for one broker would hide that the other address is wrong.
     for name in _SCHEMES:
         check_scheme(name, getattr(options, name))
 
@@ -57,7 +57,7 @@ class WebAddress:
     port: int = 0
     """0: any that is free"""
     fixed: bool = True
-    """Somebody asked for this very port; otherwise another one will do when it is taken."""
+    """The port was asked for; otherwise another one is taken when it is in use."""
 
     def __str__(self) -> str:
         """As `parse_address` reads it"""

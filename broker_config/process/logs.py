@@ -25,7 +25,7 @@ Format = Literal["text", "json"]
 FORMATS: tuple[Format, ...] = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
 ROOMS = frozenset({"broker_config", "client_worker", "server_worker", "fedil_model", "ops"})
-"""Whose debug and info lines are ours; of other libraries only warnings are of interest."""
+"""Packages that log debug and info lines; of other libraries only warnings are logged."""
 
 _WHERE = ("run", "round", "client")
 _LONGEST_MESSAGE, _LONGEST_TRACEBACK = 4_000, 12_000
@@ -141,7 +141,7 @@ def text_line(record: logging.LogRecord, facts: Mapping[str, object]) -> str:
 
 
 def json_line(record: logging.LogRecord, facts: Mapping[str, object]) -> str:
-    """An object with time, level, logger, message, run, round and client; the last three null where nobody knows."""
+    """An object with time, level, logger, message, run, round and client; unknown ones are null."""
     fields: dict[str, object] = {
         "time": _time(record),
         "level": record.levelname,
@@ -219,7 +219,7 @@ def _is_object(line: str) -> bool:
 
 
 class _Handler(logging.Handler):
-    """A full disk or a reader who has left costs lines, never the process. Lines go past Python's buffers: those
+    """A full disk or a closed pipe costs lines, never the process. Lines go past Python's buffers: those
     would keep what could not be written, and fail once more when the process ends."""
 
     def __init__(

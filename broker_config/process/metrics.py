@@ -8,6 +8,7 @@ from typing import TypeGuard
 from prometheus_client import CollectorRegistry, Metric, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10000.0)
@@ -32,7 +33,7 @@ class Registry(CollectorRegistry):
             families = list(super().collect())
         for family in families:
             family.samples = [
-                sample._replace(labels={**self._labels, **sample.labels})
+                Sample(sample.name, {**self._labels, **sample.labels}, sample.value)
                 for sample in family.samples
                 if not sample.name.endswith("_created")
             ]

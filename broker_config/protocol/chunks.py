@@ -11,15 +11,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from broker_config.protocol.buffers import (
-    DIGEST_BYTES,
-    aligned_buffer,
-    check_size,
-    digest,
-    raw_digest,
-    resplit,
-    size,
-)
+from broker_config.protocol.buffers import DIGEST_BYTES, aligned_buffer, check_size, raw_digest, resplit, size
 from broker_config.protocol.errors import MessageRejected
 from broker_config.transports.interface import MAX_BODY_BYTES, Buffers
 
@@ -47,7 +39,7 @@ def split(buffers: Buffers, max_bytes: int, body_id: bytes | None = None) -> Ite
     count = _count(total, stride)
     if count > MAX_CHUNKS:
         raise MessageRejected("too_large", f"{total} bytes need {count} chunks, more than {MAX_CHUNKS}")
-    body_id = body_id or bytes.fromhex(digest(buffers))
+    body_id = body_id or raw_digest(buffers)
     for index, payload in enumerate(resplit(buffers, stride)):
         head = _HEAD.pack(_MAGIC, _VERSION, body_id, index, count, stride, total)
         yield b"".join([head, *payload, raw_digest([head, *payload])])

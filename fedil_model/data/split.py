@@ -1,4 +1,4 @@
-"""Who holds which training sample: the server's labelled set and the clients' unlabelled shards.
+"""Which training samples are the server's labelled set, and which are the clients' unlabelled shards.
 
 A split can be kept beside the results: all methods of one table must share it.
 """

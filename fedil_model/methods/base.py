@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,11 +18,6 @@ from fedil_model.training.flat_model import FlatModel, Weights, all_finite
 from fedil_model.training.optimiser import FlatSGD, learning_rate
 from fedil_model.training.precision import autocast, seeded
 from fedil_model.training.supervised import Supervised, train_supervised
-
-_SHARED = {"epochs": 5, "batch_size": 10, "lr_schedule": "cosine", "clip_norm": 1.0}
-SHARED_OPTIMISERS: dict[str, Any] = {"client": _SHARED, "server": _SHARED}
-"""Of the FixMatch family: SemiFL, (FL)² and the baselines beside them. What is not named here is the same by default.
-With more than 1,000 labels they use server batches of 250."""
 
 
 class MethodBase:

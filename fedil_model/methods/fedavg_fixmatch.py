@@ -15,12 +15,13 @@ from torch.nn import functional
 
 from fedil_model.data.datasets.interface import Samples
 from fedil_model.methods.averaging import AveragingFold, norm_of
-from fedil_model.methods.base import SHARED_OPTIMISERS, MethodBase, split_batch
-from fedil_model.methods.charts import (
+from fedil_model.methods.base import MethodBase, split_batch
+from fedil_model.methods.declared import (
     CLIENT_NORM,
     CONFIDENT,
     CONFIDENT_BY_CLIENT,
     SERVER_NORM,
+    SHARED_OPTIMISERS,
     loss_series,
     losses_chart,
 )

@@ -21,6 +21,7 @@ METHODS: dict[str, str] = {
     "fedil": "fedil_model.methods.fedil:spec",
     "fedavg_fixmatch": "fedil_model.methods.fedavg_fixmatch:spec",
     "semifl": "fedil_model.methods.semifl:spec",
+    "fedmatch": "fedil_model.methods.fedmatch:spec",
 }
 """Name → `module:callable` of its MethodSpec. Imported when a recipe names it, since most of them import torch."""
 DEFAULT_METHOD = "fedil"

@@ -183,7 +183,7 @@ def to_arrays(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
 
 
 def from_arrays(arrays: Mapping[str, np.ndarray], device: torch.device | None = None) -> dict[str, Tensor]:
-    """Zero-copy where the device allows; received buffers are read-only, and nobody writes into them."""
+    """Zero-copy where the device allows; received buffers are read-only, and are never written to."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}

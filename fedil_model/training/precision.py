@@ -36,7 +36,7 @@ def choose_device(name: str) -> torch.device:
 def repeatable_on(device: torch.device) -> None:
     """The same task gives the same bits. On a CPU that takes a fixed number of threads: one, since several
     processes with one thread each also beat one process with several. On a GPU it takes slower kernels; cuBLAS
-    needs CUBLAS_WORKSPACE_CONFIG in the environment too, which is for whoever starts the process."""
+    needs CUBLAS_WORKSPACE_CONFIG in the environment too, which the code that starts the process sets."""
     if device.type == "cpu":
         torch.set_num_threads(1)
     else:

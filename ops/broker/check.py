@@ -26,7 +26,7 @@ from broker_config.transports.rabbitmq.connection import Connection
 from broker_config.transports.rabbitmq.publisher import CHUNK_BYTES
 from broker_config.transports.rabbitmq.queue_admin import QueueAdmin
 from broker_config.transports.rabbitmq.transport import RabbitTransport
-from broker_config.transports.rabbitmq.url import BrokerAddress, parse_url
+from broker_config.transports.rabbitmq.url import parse_url
 from ops.broker.accounts import Addresses
 from ops.broker.differences import differences
 from ops.broker.management import Management
@@ -84,14 +84,14 @@ def _run(check: Callable[[str], Iterator[Finding]], url: str) -> Iterator[Findin
 def _check_broker(url: str) -> Iterator[Finding]:
     if urlsplit(url).scheme not in ("amqp", "amqps"):
         raise FedILError("only RabbitMQ can be checked: write amqp://user:password@host, or amqps:// for TLS")
-    account = parse_url(url)
-    with closing(Connection(account, "checking", reconnects=True)) as connection:
+    address = parse_url(url)
+    with closing(Connection(address, "checking", reconnects=True)) as connection:
         version = connection.broker_version
-        where = f"RabbitMQ {'.'.join(map(str, version))} at {account.endpoint}"
+        where = f"RabbitMQ {'.'.join(map(str, version))} at {address.endpoint}"
         if version < _OLDEST_RABBITMQ:
             yield Finding("wrong", f"{where} is too old: use 3.10 or later")
             return
-        site = _site_of(account.user)
+        site = _site_of(address.user)
         if site is not None and not QueueAdmin(connection).exists(tasks_queue(site)):
             yield Finding("wrong", f"{where} has no queue for site {site!r}: run fedil broker init")
     with closing(RabbitTransport(url, blocked_seconds=_BLOCKED_SECONDS)) as transport:
@@ -99,9 +99,9 @@ def _check_broker(url: str) -> Iterator[Finding]:
     yield from (Finding("wrong", f"{where}: {problem}") for problem in problems)
     if not problems:
         yield Finding(
-            "ok", f"{where} gives {account.user!r} the rights of {'a site' if site else 'a server'}"
+            "ok", f"{where} gives {address.user!r} the rights of {'a site' if site else 'a server'}"
         )
-    if _accepts_guest(url, account):
+    if address.user == "guest" or _accepts_guest(url):
         yield Finding(
             "wrong", f"{where} accepts guest with its default password: rabbitmqctl delete_user guest"
         )
@@ -137,9 +137,7 @@ def _refusal(attempt: Callable[[], object]) -> str | None:
     return None
 
 
-def _accepts_guest(url: str, account: BrokerAddress) -> bool:
-    if account.user == "guest":
-        return True
+def _accepts_guest(url: str) -> bool:
     parts = urlsplit(url)
     guest = parts._replace(netloc=f"guest:guest@{parts.netloc.rpartition('@')[2]}").geturl()
     with closing(Connection(parse_url(guest), "checking", reconnects=True)) as connection:

@@ -1,6 +1,6 @@
 """The runs that have queues or ledgers at the brokers, with their leader and last activity; and their removal."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, astuple, dataclass
 from typing import Any
@@ -29,7 +29,7 @@ _COLUMNS = "name,consumers,messages,idle_since"
 
 @dataclass(frozen=True)
 class KnownRun:
-    """A field of None is unknown: its broker was not asked or does not tell."""
+    """A field of None is unknown: its broker was not asked or does not report it."""
 
     run: str
     led: bool | None = None
@@ -44,66 +44,48 @@ class KnownRun:
     """Last use of its queues by the broker's clock; "now" while it has a leader"""
 
 
+Queues = Mapping[str, Mapping[str, Any]]
+"""Name → properties"""
+
+
 def known_runs(management_url: str | None, vhost: str, store_url: str | None) -> list[KnownRun]:
     """The runs that RabbitMQ or Redis knows; a broker without a URL is not asked."""
-    queues = _queues_by_run(management_url, vhost) if management_url else None
+    queues = _queues(management_url, vhost) if management_url else None
     notices: Mapping[str, Mapping[str, Any]] = {}
     ledgers: Mapping[str, int] | None = None
     if store_url:
         with closing(RedisStore(store_url, retry=_PATIENCE)) as store, open_runs(store_url) as runs:
             notices, ledgers = store.notices(RUNS_TOPIC), runs.ledgers()
-    names = {*(queues or ()), *notices, *(ledgers or ())}
+    names = {*filter(None, map(run_of, queues or ())), *notices, *(ledgers or ())}
     return [_describe(name, queues, notices.get(name), ledgers) for name in sorted(names)]
 
 
-Queues = Mapping[str, Mapping[str, Any]]
-
-
-def _queues_by_run(management_url: str, vhost: str) -> dict[str, dict[str, dict[str, Any]]]:
-    """Run → name of a queue → its properties"""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
+def _queues(management_url: str, vhost: str) -> Queues:
     path = f"queues/{quote(vhost, safe='')}?columns={_COLUMNS}"
-    for queue in Management(management_url).get(path):
-        run = run_of(queue["name"])
-        if run is not None:
-            found.setdefault(run, {})[queue["name"]] = queue
-    return found
+    return {queue["name"]: queue for queue in Management(management_url).get(path)}
 
 
 def _describe(
-    run: str,
-    by_run: Mapping[str, Queues] | None,
-    notice: Mapping[str, Any] | None,
-    ledgers: Mapping[str, int] | None,
+    run: str, queues: Queues | None, notice: Mapping[str, Any] | None, ledgers: Mapping[str, int] | None
 ) -> KnownRun:
-    queues = None if by_run is None else by_run.get(run, {})
-    led = _is_led(run, queues, notice)
-    updates = (queues or {}).get(updates_queue(run), {}).get("messages")
+    lead, updates = ((queues or {}).get(name, {}) for name in (lead_queue(run), updates_queue(run)))
+    led: bool | None = None
+    if notice is not None:
+        led = True  # a notice expires soon after its server has died
+    elif queues is not None and (consumers := lead.get("consumers", None if lead else 0)) is not None:
+        led = consumers > 0
+    # RabbitMQ reports this for classic queues only.
+    signs = [str(queue["idle_since"]) for queue in (lead, updates) if queue.get("idle_since")]
     return KnownRun(
         run,
         led=led,
         leader=None if notice is None else str(notice.get("host", ""))[:100] or None,
         state=None if notice is None else str(notice.get("state", ""))[:100] or None,
-        updates=updates,
+        updates=updates.get("messages"),
         has_models=None if queues is None else models_queue(run) in queues,
         ledgers=None if ledgers is None else ledgers.get(run, 0),
-        last_sign="now" if led else _last_sign((queues or {}).values()),
+        last_sign="now" if led else max(signs, default=None),
     )
-
-
-def _is_led(run: str, queues: Queues | None, notice: Mapping[str, Any] | None) -> bool | None:
-    if notice is not None:
-        return True  # a notice expires soon after its server has died
-    if queues is None:
-        return None
-    lead = queues.get(lead_queue(run))
-    consumers = 0 if lead is None else lead.get("consumers")
-    return None if consumers is None else consumers > 0
-
-
-def _last_sign(queues: Iterable[Mapping[str, Any]]) -> str | None:
-    """RabbitMQ reports it for classic queues only: the lead and the updates, which a server uses."""
-    return max((str(queue["idle_since"]) for queue in queues if queue.get("idle_since")), default=None)
 
 
 def retire(

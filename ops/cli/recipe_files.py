@@ -40,7 +40,7 @@ def read_recipe(name: str, overrides: Sequence[str]) -> "Recipe":
 
 
 def with_data_root(data: "DataSettings") -> "DataSettings":
-    """FEDIL_DATA stands in for a root that nobody has set, or that was set on another machine."""
+    """FEDIL_DATA replaces a root that is not set, or that was set on another machine."""
     default = os.environ.get("FEDIL_DATA")
     if not default or (data.root is not None and data.root.exists()):
         return data

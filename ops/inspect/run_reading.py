@@ -65,9 +65,10 @@ def load_weights(
     import torch
 
     from fedil_model.data.datasets import open_dataset
+    from fedil_model.data.split import Split
     from fedil_model.training.flat_model import FlatModel, Weights, from_arrays
     from server_worker.run.checkpoint import CheckpointFolder
-    from server_worker.run.inputs import network_of
+    from server_worker.run.inputs import chosen_samples, make_fit, network_of
 
     checkpoint = CheckpointFolder(RunDir(run_dir).checkpoints).latest()
     models = checkpoint.meta.get("models", {}) if checkpoint else {}
@@ -77,8 +78,14 @@ def load_weights(
         declared = find_method(recipe.method.name).display.models
         known = "; ".join(f"{model.name} ({model.help})" for model in declared if model.name in models)
         raise SettingError(f"{run_dir} has no model {which!r}; it has {known}")
-    module = network_of(recipe, dataset or open_dataset(with_data_root(recipe.data)))
+    dataset = dataset or open_dataset(with_data_root(recipe.data))
+    model = FlatModel(network_of(recipe, dataset), torch.device("cpu"))
     tensors = from_arrays(checkpoint.arrays)
     params, buffers = (tensors[key] for key in models[which])
-    FlatModel(module, torch.device("cpu")).load(Weights(params, buffers))
-    return module.eval()
+    weights = Weights(params, buffers)
+    (fit,) = (one.fit for one in find_method(recipe.method.name).display.models if one.name == which)
+    if fit:
+        labelled = chosen_samples(dataset.load_train(), Split.load(RunDir(run_dir).split).labelled)
+        weights = make_fit(fit, labelled, dataset, recipe)(model, weights)
+    model.load(weights)
+    return model.module.eval()

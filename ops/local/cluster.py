@@ -16,7 +16,7 @@ from broker_config.process.addresses import WebAddress
 from broker_config.process.http import check_free
 from broker_config.protocol.errors import FedILError
 from client_worker.pool import WorkerPool
-from fedil_model.plugins import is_plugin
+from fedil_model.methods import plugins_named
 from ops.cli.invocation import STARTED_AS
 from ops.local.services import RabbitMQ, ServiceMissing, private_prometheus, private_rabbitmq, private_redis
 from ops.local.services.process import LOOPBACK, Guard, PrivateService, free_ports
@@ -108,7 +108,7 @@ def gently(service: PrivateService) -> Iterator[PrivateService]:
 
 @contextmanager
 def kept_running(service: PrivateService, say: Callable[[str], None]) -> Iterator[None]:
-    """Everybody waits for a broker that has died, so it is started again: in a thread, since that takes a while."""
+    """Starts a broker that has died again, since all processes wait for it; in a thread, because it takes a while."""
     closing = threading.Event()
 
     def watch() -> None:
@@ -186,7 +186,7 @@ def shards_of(cluster: Cluster, site: str) -> Path:
 
 
 def shares(workers: int, sites: Sequence[str]) -> dict[str, int]:
-    """Every site has at least one worker: nobody else may train its clients."""
+    """Every site has at least one worker: no other site may train its clients."""
     each, rest = divmod(workers, len(sites))
     return {site: max(1, each + (number < rest)) for number, site in enumerate(sites)}
 
@@ -202,7 +202,7 @@ def start_workers(
     logs = RunDir(cluster.run_dir).logs
     logs.mkdir(parents=True, exist_ok=True)
     arguments = [*connection, "--site", site, "--shards", str(shards_of(cluster, site))]
-    for name in filter(is_plugin, (cluster.recipe.data.name, cluster.recipe.network.name)):
+    for name in plugins_named(cluster.recipe.model_dump()):
         arguments += ["--plugin", name]
     return WorkerPool(
         arguments,

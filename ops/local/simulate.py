@@ -106,8 +106,8 @@ def simulate(
             label_truth=LabelSetTruth(store, run, spec, inputs.train.labels.numpy(), split.clients).shares,
             shard_sizes=split.held,
         )
-        everybody = {_SITE: range(recipe.split.clients)}
-        stack.enter_context(Surveyor(run, everybody, lambda: (MemoryTransport(broker), store), watch.survey))
+        sites = {_SITE: range(recipe.split.clients)}
+        stack.enter_context(Surveyor(run, sites, lambda: (MemoryTransport(broker), store), watch.survey))
         watch.leading(inputs.dataset.class_names, lambda: (transport.bytes_sent, transport.bytes_received))
         method = make_method(recipe.learning(), inputs.dataset, chosen)
         progress = _run(Coordinator(run, recipe, method, inputs.labelled, context))

@@ -9,7 +9,7 @@ from broker_config.stores.memory.store import MemoryStore
 
 class StoreOnDisk(MemoryStore):
     """Workers wait for a store that is away. One that cannot write because the disk is full will not come back while
-    the run goes on, and nobody would say so: `failure` is set, and the run is asked to stop."""
+    the run would go on silently: `failure` is set, and the run is asked to stop."""
 
     def __init__(self, directory: Path, stop: threading.Event) -> None:
         super().__init__(directory)

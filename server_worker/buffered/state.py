@@ -1,5 +1,5 @@
-"""Buffered mode as a value: who is at work, what has arrived since the last aggregation, may it aggregate, who is
-asked next. No clock, no broker."""
+"""Buffered mode as a value: tasks in flight, answers since the last aggregation, whether to aggregate, which clients to
+ask next. No clock, no broker."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -89,7 +89,7 @@ class OpenBuffer:
         return float((1 + self.staleness(client)) ** -0.5)
 
     def record(self, outcome: ClientOutcome) -> "OpenBuffer":
-        """A task has one outcome; a stranger or a repeat changes nothing. Who was given up may still answer."""
+        """A task has one outcome; unknown clients and repeats change nothing. One given up may still answer."""
         if outcome.client not in self.flights or not self._may_answer(outcome.client):
             return self
         return replace(self, arrived={**self.arrived, outcome.client: outcome})
@@ -98,7 +98,7 @@ class OpenBuffer:
         return client not in self.arrived or self.arrived[client].outcome == MISSING
 
     def overdue(self, now: float) -> tuple[ClientOutcome, ...]:
-        """Who has had its time. Its slot is free then; its next activation fences off what it may still do."""
+        """Clients whose deadline has passed. Their slots are free; a next activation fences off the old one."""
         limit = self.rules.deadline_seconds
         late = [client for client in self.awaited if now - self.flights[client].since >= limit]
         return tuple(ClientOutcome(client, MISSING, f"no answer within {limit:g} s") for client in late)
@@ -107,7 +107,7 @@ class OpenBuffer:
 
     @property
     def awaited(self) -> tuple[int, ...]:
-        """Who is in flight"""
+        """Clients in flight"""
         return tuple(sorted(self.flights.keys() - self.arrived.keys()))
 
     @property
@@ -121,20 +121,20 @@ class OpenBuffer:
         return self.rules.size
 
     def may_aggregate(self, candidates: Iterable[int]) -> bool:
-        """Enough have learned, or those who have are all that there are."""
+        """Enough clients have learned, or no other client is left."""
         if self._count(NOT_LEARNED) == 0:
             return False
-        return self.answered >= self.rules.size or self._nobody_is_left(candidates)
+        return self.answered >= self.rules.size or self._none_is_left(candidates)
 
-    def _nobody_is_left(self, candidates: Iterable[int]) -> bool:
+    def _none_is_left(self, candidates: Iterable[int]) -> bool:
         return not self.awaited and not self.replacements(candidates)
 
     def _count(self, without: frozenset[str]) -> int:
         return sum(outcome.outcome not in without for outcome in self.arrived.values())
 
     def replacements(self, candidates: Iterable[int]) -> tuple[int, ...]:
-        """Whom of the candidates to ask now, so that enough are in flight. The n-th task of a run goes to whom its
-        seed and n decide, among those who are free."""
+        """Candidates to ask now, so that enough are in flight. The seed and n decide which free client gets the n-th
+        task of a run."""
         free = sorted(set(candidates) - self.flights.keys())
         chosen: list[int] = []
         for _ in range(min(self.rules.in_flight - len(self.awaited), len(free))):
@@ -182,7 +182,7 @@ class OpenBuffer:
         return tuple(sorted({self.version, *started}))
 
     def _without_the_stale(self) -> "OpenBuffer":
-        """Who started from a version that is kept no more is not waited for: its worker may not even find it."""
+        """Tasks of versions that are not kept are not waited for: a worker may not even find the version."""
         stale = {c: flight for c, flight in self.flights.items() if self._too_old(flight.base_version)}
         left = {c: flight for c, flight in self.flights.items() if c not in stale}
         return replace(self, flights=left, stale={**self.stale, **stale})
@@ -207,7 +207,7 @@ class OpenBuffer:
         fields: Mapping[str, Any], rules: Rules, activations: Sequence[int], now: float
     ) -> "OpenBuffer":
         """`activations`: how often each client had been asked at the last aggregation, or later. Clocks start
-        anew, so everybody gets a whole deadline again."""
+        anew, so every client gets a whole deadline again."""
         flights, stale = (_flights_from_fields(fields[name], now) for name in ("flights", "stale"))
         asked = [
             max(before, flights[client].activation) if client in flights else before

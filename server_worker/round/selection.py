@@ -1,4 +1,4 @@
-"""Who trains in which round: a function of the run's seed, so that a restarted server asks the same clients."""
+"""Clients of a round: a function of the run's seed, so that a restarted server asks the same ones."""
 
 from collections.abc import Sequence
 

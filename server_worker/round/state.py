@@ -1,4 +1,4 @@
-"""An open round as a value: what has arrived, may it close, who is missing. No clock, no broker."""
+"""An open round as a value: what has arrived, whether it may close, which clients are missing. No clock, no broker."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +21,7 @@ class OpenRound:
     deadline: float
     arrived: Mapping[int, ClientOutcome] = field(default_factory=dict)
     over: Sequence[int] = ()
-    """By client: the last of its activations that nobody waits for any more"""
+    """By client: the last of its activations that is not awaited any more"""
 
     def objection(self, answer: Update | Refusal) -> str | None:
         """Why an answer does not belong here, in one word for logs and counters; None if it does."""
@@ -40,7 +40,7 @@ class OpenRound:
         return answer.client < len(self.over) and 1 <= answer.activation <= self.over[answer.client]
 
     def record(self, outcome: ClientOutcome) -> "OpenRound":
-        """A client counts once; a stranger or a repeat changes nothing. Who was given up may still answer."""
+        """A client counts once; unknown clients and repeats change nothing. One that was given up may still answer."""
         if outcome.client not in self.activations or not self._may_answer(outcome.client):
             return self
         return replace(self, arrived={**self.arrived, outcome.client: outcome})
@@ -78,12 +78,12 @@ class OpenRound:
 
     @property
     def fitting(self) -> int:
-        """Those of them that are updates indeed: what is invalid must not close a round over others who still learn."""
+        """Valid updates: invalid ones must not close a round while other clients still train."""
         return self.learned - sum(outcome.outcome == INVALID for outcome in self.arrived.values())
 
     @property
     def is_settled(self) -> bool:
-        """Nobody is waited for, though who was given up may still answer."""
+        """No client is waited for, though one that was given up may still answer."""
         return self.answered == len(self.activations)
 
     def may_close(self, now: float) -> bool:

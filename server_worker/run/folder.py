@@ -14,7 +14,7 @@ class RunDir:
 
     @property
     def identity(self) -> Path:
-        """The name of the run, for brokers and those who watch"""
+        """The name of the run at the brokers and for watchers"""
         return self.root / "run.json"
 
     @property

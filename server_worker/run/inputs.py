@@ -15,6 +15,7 @@ from fedil_model.errors import DataError
 from fedil_model.methods import find_method
 from fedil_model.networks import build_network
 from fedil_model.seeding import derive_seed
+from fedil_model.training.fitting import FitKind, fit_model
 from fedil_model.training.flat_model import FlatModel, Weights
 from server_worker.round.evaluation import BackgroundEvaluator, Fit
 from server_worker.run.folder import RunDir
@@ -34,18 +35,22 @@ class RunInputs:
     def evaluator(self, recipe: Recipe) -> BackgroundEvaluator:
         model = FlatModel(network_of(recipe, self.dataset), self.device)
         display, views = find_method(recipe.method.name).display, self.dataset.views
-        fits = {model.name: self._fit(model.fit, recipe) for model in display.models if model.fit}
+        fits = {
+            one.name: make_fit(one.fit, self.labelled, self.dataset, recipe)
+            for one in display.models
+            if one.fit
+        }
         return BackgroundEvaluator(model, self.test, views, len(self.dataset.class_names), fits)
 
-    def _fit(self, kind: str, recipe: Recipe) -> Fit:
-        from fedil_model.training.fitting import fit_model
 
-        seed = derive_seed(recipe.seed, "fit", kind)
+def make_fit(kind: FitKind, labelled: Samples, dataset: Dataset, recipe: Recipe) -> Fit:
+    """What a run does to a model whose declaration names a fit before its predictions count"""
+    seed = derive_seed(recipe.seed, "fit", kind)
 
-        def fit(model: FlatModel, weights: Weights) -> Weights:
-            return fit_model(kind, model.module, weights, self.labelled, self.dataset.views, recipe, seed)
+    def fit(model: FlatModel, weights: Weights) -> Weights:
+        return fit_model(kind, model, weights, labelled, dataset.views, recipe, seed)
 
-        return fit
+    return fit
 
 
 def read_inputs(where: RunDir, recipe: Recipe, device: torch.device, *, resume: bool) -> RunInputs:
@@ -55,7 +60,7 @@ def read_inputs(where: RunDir, recipe: Recipe, device: torch.device, *, resume: 
     check_views(recipe.data.name, dataset, train, test, device)
     network_of(recipe, dataset)  # one that does not fit is told before anything is written
     split = _split(where, recipe, dataset, train, resume)
-    labelled = _on_device(_chosen(train, split.labelled), device)
+    labelled = _on_device(chosen_samples(train, split.labelled), device)
     return RunInputs(dataset, train, test, split, labelled, device)
 
 
@@ -78,7 +83,7 @@ def _saved(where: RunDir) -> Split:
         raise DataError(f"{error}: delete it, and it is made anew") from error
 
 
-def _chosen(samples: Samples, positions: np.ndarray) -> Samples:
+def chosen_samples(samples: Samples, positions: np.ndarray) -> Samples:
     rows = torch.from_numpy(positions)
     return Samples(samples.inputs[rows], samples.labels[rows])
 

@@ -24,7 +24,7 @@ def sole_use(run_dir: Path) -> Iterator[None]:
         try:
             lock(descriptor, run_dir)
             if not is_at(descriptor, path):
-                continue  # whoever had it has deleted it meanwhile: it locks nothing any more
+                continue  # its holder deleted the file meanwhile: it locks nothing any more
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, str(os.getpid()).encode(), 0)
             try:

@@ -1,4 +1,4 @@
-"""The name of a run, kept in its folder. Brokers keep runs apart by it, and so does who watches them."""
+"""The name of a run, kept in its folder. Brokers and watchers tell runs apart by it."""
 
 import json
 import os

@@ -30,26 +30,26 @@ SiteName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{
 class FederationSettings(Settings):
     mode: Literal["rounds", "buffered"] = "rounds"
     """"rounds": ask some clients, wait for them, aggregate (the paper). "buffered": always have some clients at
-    work, and aggregate whenever enough have answered; nobody waits for the slowest, and `rounds` counts the
+    work, and aggregate whenever enough have answered; the slowest delay no others, and `rounds` counts the
     aggregations."""
     clients_per_round: PositiveInt = 5
     over_select: int = Field(default=0, ge=0)
     """Ask so many clients more than needed; the round closes when `clients_per_round` have answered."""
     quorum: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Share of `clients_per_round` that suffices once the deadline has passed, or once nobody else is awaited. If those
-    who were asked have failed, others are asked as well, and below its quorum a round closes only if nobody is left;
+    """Share of `clients_per_round` that suffices once the deadline has passed, or once no other client is awaited. If
+    clients that were asked fail, others are asked as well, and below its quorum a round closes only if none is left;
     if some are silent until the deadline, the run stops, says so, and can be resumed."""
     in_flight: PositiveInt = 10
     """Buffered: so many clients at work at a time."""
     buffer_size: PositiveInt = 5
-    """Buffered: aggregate after so many updates; who refuses, fails or sends nonsense does not fill it."""
+    """Buffered: aggregate after so many updates; refusals, failures and invalid updates do not count."""
     max_staleness: int = Field(default=4, ge=0)
-    """Buffered: who started from a model more versions old than this does not count. So many are kept, and the
+    """Buffered: an update from a model more versions old than this does not count. So many are kept, and the
     newest."""
     deadline_seconds: PositiveFloat = 1800.0
     """A round, or in buffered mode a client, is given up after so long."""
     sites: dict[SiteName, PositiveInt] = Field(default={})
-    """Who owns the clients: site → how many of them, in order. Empty: one site, "default", owns all."""
+    """Owners of the clients: site → how many of them, in order. Empty: one site, "default", owns all."""
     site_timeout_seconds: PositiveFloat = 60.0
     """A site without a worker for so long is not asked until it has one again."""
 
@@ -176,7 +176,7 @@ def make_recipe(values: Mapping[str, Any], source: str = "recipe", overrides: It
 
 def _without_the_other_way(values: Mapping[str, Any], overrides: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """A split says how many labels there are in one of two ways. TOML has no null with which an override could take
-    back the recipe's, so whoever gives one means it instead of the other."""
+    back the recipe's, so the override replaces the other one."""
     split = values.get("split")
     given = {
         key for override in overrides if isinstance(override.get("split"), dict) for key in override["split"]
@@ -188,7 +188,7 @@ def _without_the_other_way(values: Mapping[str, Any], overrides: Iterable[dict[s
 
 
 def _blamed(path: list[str], values: Mapping[str, Any], source: str, overrides: Iterable[str]) -> str:
-    """Who wrote this key; where it is a table that contradicts itself, who wrote parts of it."""
+    """The file or options that a key comes from; for a table that contradicts itself, those of its parts."""
     parts: list[str] = []
     for override in overrides:
         key = _key_of(override)

@@ -187,7 +187,7 @@ class _Rounds:
             "fedil_phase_duration_seconds",
             "Duration of the phases of rounds; evaluate runs beside the next round.",
             ["phase"],
-            buckets=SECONDS,
+            buckets=SECONDS[2::2],  # decades: most of a scrape's time goes into writing buckets
             registry=registry,
         )
         self._phases = {phase: phases.labels(phase) for phase in PHASES}
@@ -213,13 +213,13 @@ class _Answers:
     def __init__(self, registry: Registry, display: Display, buffered: bool, epochs: int) -> None:
         self._buffered, self._epochs = buffered, epochs
         self._counted: dict[int, set[int]] = {}
-        self._updates = Counter(
+        updates = Counter(
             "fedil_updates",
             "Outcomes of the clients that were asked, and late and duplicate answers.",
             ["outcome"],
             registry=registry,
         )
-        self._refused = Counter(
+        refused = Counter(
             "fedil_messages_refused",
             "Messages that arrived and did not count, by reason.",
             ["reason"],
@@ -230,7 +230,7 @@ class _Answers:
             "fedil_update_staleness",
             "By how many versions the model is older that an update started from.",
             buckets=_VERSIONS,
-            registry=registry,
+            registry=registry if buffered else None,
         )
         self._images = Counter(
             "fedil_images", "Images that clients trained on, times epochs.", registry=registry
@@ -239,16 +239,14 @@ class _Answers:
             "fedil_updates_used", "Updates that became part of a new model.", registry=registry
         )
         self._trained = {ACCEPTED, *(outcome.name for outcome in display.outcomes)}
-        for outcome in all_outcomes(display):
-            self._updates.labels(outcome.name)
-        for name in (LATE, DUPLICATE):
-            self._updates.labels(name)
-        for reason in (*REASONS, OTHER_REASON):
-            self._refused.labels(reason)
+        outcomes = (*(outcome.name for outcome in all_outcomes(display)), LATE, DUPLICATE)
+        self._updates = {outcome: updates.labels(outcome) for outcome in outcomes}
+        self._refused = {reason: refused.labels(reason) for reason in (*REASONS, OTHER_REASON)}
 
     def count(self, round_number: int, outcome: ClientOutcome) -> None:
         self._counted.setdefault(round_number, set()).add(outcome.client)
-        self._updates.labels(outcome.outcome).inc()
+        if outcome.outcome in self._updates:
+            self._updates[outcome.outcome].inc()
         for name, number in outcome.values.items():
             if name in self._values and is_known(number):
                 self._values[name].observe(number)
@@ -266,10 +264,10 @@ class _Answers:
                 self.count(record.round, outcome)
         self._counted = {number: some for number, some in self._counted.items() if number > record.round}
         for reason, count in record.refused.items():
-            self._refused.labels(reason if reason in REASONS else OTHER_REASON).inc(count)
+            self._refused.get(reason, self._refused[OTHER_REASON]).inc(count)
         # In buffered mode stale is the outcome of a client before its late answer comes, and counts once.
         for name in (LATE, DUPLICATE) if self._buffered else (LATE, DUPLICATE, STALE):
-            self._updates.labels(name).inc(record.refused.get(name, 0))
+            self._updates[name].inc(record.refused.get(name, 0))
 
 
 class _Fleet(Collector):

@@ -205,7 +205,7 @@ def test_a_node_of_a_redis_cluster_is_wrong(lines: Check, tmp_path: Path) -> Non
         code, found = lines("--store", redis.url)
     assert (code, found["ok"]) == (1, [])
     assert found["wrong"][0].endswith(
-        "it is one node of a cluster: FedIL needs a single primary (cluster-enabled no)"
+        "it is a node of a cluster: FedIL needs a single primary (cluster-enabled no)"
     )
 
 

@@ -1,17 +1,13 @@
-"""Which room may import which, and where each vendor is known; read from the source, without importing it."""
+"""Which room may import which, and which modules may import each vendor; read from the source, without importing it."""
 
-import ast
-import io
-import tokenize
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import subprocess
+from collections.abc import Callable
 from fnmatch import fnmatch
-from functools import cache
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from ops.scripts.source_map import ROOT, code_lines, imports_of, sources
 
 MAY_IMPORT: dict[str, set[str]] = {
     "fedil_model": set(),
@@ -31,57 +27,6 @@ KNOWN_ONLY_IN = {
 BYTES_THAT_RUN_CODE = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve"}
 LONGEST_FILE = 350
 UNTELLING_NAMES = {"utils.py", "util.py", "helpers.py", "common.py", "misc.py"}
-
-
-@dataclass(frozen=True)
-class Import:
-    name: str
-    """Dotted, as absolute as the source says it."""
-    line: int
-    at_module_level: bool
-
-    @property
-    def top(self) -> str:
-        return self.name.partition(".")[0]
-
-
-@cache
-def imports_of(source: str, path: str) -> tuple[Import, ...]:
-    return tuple(walk_imports(ast.parse(source), path))
-
-
-def walk_imports(tree: ast.Module, path: str) -> Iterator[Import]:
-    typing_only = {id(node) for block in type_checking_blocks(tree) for node in ast.walk(block)}
-    inside_functions = {
-        id(node)
-        for function in ast.walk(tree)
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        for node in ast.walk(function)
-    }
-    for node in ast.walk(tree):
-        for name in imported_names(node, path):
-            runs_on_import = id(node) not in inside_functions and id(node) not in typing_only
-            yield Import(name, getattr(node, "lineno", 0), runs_on_import)
-
-
-def type_checking_blocks(tree: ast.AST) -> Iterator[ast.stmt]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}:
-            yield from node.body
-
-
-def imported_names(node: ast.AST, path: str) -> list[str]:
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    if isinstance(node, ast.ImportFrom):
-        package = path.split("/")[: -node.level] if node.level else []
-        return [".".join([*package, *([node.module] if node.module else [])])]
-    called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-    if called in {"importlib.import_module", "import_module", "__import__"} and isinstance(node, ast.Call):
-        return [
-            arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant) and isinstance(arg.value, str)
-        ]
-    return []
 
 
 def undrawn_arrows(source: str, path: str) -> list[str]:
@@ -127,22 +72,8 @@ def pickles(source: str, path: str) -> list[str]:
 
 
 def too_long(source: str, path: str) -> list[str]:
-    blank = {
-        tokenize.COMMENT,
-        tokenize.NL,
-        tokenize.NEWLINE,
-        tokenize.INDENT,
-        tokenize.DEDENT,
-        tokenize.ENDMARKER,
-    }
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    lines = {
-        line
-        for token in tokens
-        if token.type not in blank
-        for line in range(token.start[0], token.end[0] + 1)
-    }
-    return [f"{path} has {len(lines)} lines of code"] if len(lines) > LONGEST_FILE else []
+    lines = code_lines(source)
+    return [f"{path} has {lines} lines of code"] if lines > LONGEST_FILE else []
 
 
 def untelling_name(source: str, path: str) -> list[str]:
@@ -151,7 +82,7 @@ def untelling_name(source: str, path: str) -> list[str]:
 
 Rule = Callable[[str, str], list[str]]
 
-# Every rule beside sources that it must catch: one that finds nothing because it looks nowhere misleads.
+# Sources that each rule must report: proves that the rule finds something at all.
 VIOLATIONS: list[tuple[Rule, str, str]] = [
     (undrawn_arrows, "fedil_model/a.py", "import broker_config.protocol.wire"),
     (undrawn_arrows, "fedil_model/a.py", "from server_worker import round"),
@@ -237,6 +168,18 @@ def test_tests_too_have_telling_names_and_a_readable_length() -> None:
     ] == []
 
 
-def sources() -> list[tuple[str, str]]:
-    files = [path for room in MAY_IMPORT for path in sorted((ROOT / room).rglob("*.py"))]
-    return [(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")) for path in files]
+def test_the_map_lists_rooms_and_folders_with_sizes_and_imports() -> None:
+    done = subprocess.run([ROOT / "ops/scripts/map"], capture_output=True, encoding="utf-8", check=True)
+    shown = {name: (size, to) for name, size, to in map(map_line, done.stdout.splitlines())}
+    for room, allowed in MAY_IMPORT.items():
+        assert shown[room] == (
+            sum(code_lines(text) for path, text in sources() if path.startswith(f"{room}/")),
+            allowed,
+        )
+    assert "transports" in shown["  stores"][1] | shown["  brokers"][1]
+
+
+def map_line(line: str) -> tuple[str, int, set[str]]:
+    part, _, to = line.partition("→")
+    name, size = part.rstrip().rsplit(maxsplit=1)
+    return name.rstrip(), int(size.replace(",", "")), set(to.replace(",", " ").split())

@@ -5,7 +5,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from redis.exceptions import NoPermissionError, ResponseError
+from redis.exceptions import ResponseError
 
 from broker_config.process.retry import RetryPolicy
 from broker_config.protocol.errors import BrokerRefused, FedILError
@@ -122,20 +122,15 @@ def _forgotten_users(connection: RedisConnection, info: Mapping[str, Any]) -> tu
 
 
 def _wrong_permissions(connection: RedisConnection, own_key: str, foreign_key: str | None) -> Iterator[str]:
-    try:
-        connection.call(lambda redis: redis.hmget(own_key, "opened"))
-    except BrokerRefused as error:
-        yield str(error)
-    if foreign_key is not None and _may_read(connection, foreign_key):
+    if (refusal := _refusal_to_read(connection, own_key)) is not None:
+        yield refusal
+    if foreign_key is not None and _refusal_to_read(connection, foreign_key) is None:
         yield "this user may read the ledgers of other sites: run fedil broker init for its site"
 
 
-def _may_read(connection: RedisConnection, key: str) -> bool:
-    def read(redis: Client) -> bool:
-        try:
-            redis.hmget(key, "opened")
-        except NoPermissionError:
-            return False
-        return True
-
-    return connection.call(read)
+def _refusal_to_read(connection: RedisConnection, key: str) -> str | None:
+    try:
+        connection.call(lambda redis: redis.hmget(key, "opened"))
+    except BrokerRefused as error:
+        return str(error)
+    return None

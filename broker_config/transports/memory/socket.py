@@ -38,16 +38,13 @@ class SocketDelivery:
         self._body = memoryview(b"")
 
     def acknowledge(self) -> None:
-        self._settle("acknowledge")
+        self._client.call("acknowledge", {"tag": self._tag})
 
     def requeue(self) -> None:
-        self._settle("requeue")
+        self._client.call("requeue", {"tag": self._tag})
 
     def reject(self, reason: str) -> None:
-        self._settle("reject", reason)
-
-    def _settle(self, how: str, reason: str | None = None) -> None:
-        self._client.call("settle", {"tag": self._tag, "how": how, "reason": reason})
+        self._client.call("reject", {"tag": self._tag, "reason": reason})
 
 
 class SocketTransport:
@@ -86,7 +83,7 @@ class SocketTransport:
         body: Buffers,
         kept: int = 2,
         entry: str = "",
-        entries: int = 1,  # noqa: ARG002 - nothing is reserved
+        entries: int = 1,  # noqa: ARG002
     ) -> ModelAddress:
         arguments = {"run": run, "version": version, "kept": kept, "entry": entry}
         offset = self._client.call("append_model", arguments, body)

@@ -74,7 +74,7 @@ class MemoryTransport:
         body: Buffers,
         kept: int = 2,
         entry: str = "",
-        entries: int = 1,  # noqa: ARG002 - nothing is reserved
+        entries: int = 1,  # noqa: ARG002
     ) -> ModelAddress:
         self._session.check_open()
         copied = b"".join(body)

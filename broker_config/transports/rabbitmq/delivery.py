@@ -125,7 +125,7 @@ class RabbitDelivery:
                 publisher.publish(queue, body, headers)
             except (BrokerRefused, QueueMissing) as error:
                 raise BrokerUnavailable(
-                    f"{queue} does not exist and this user cannot declare it ({error}): a running server declares it "
+                    f"{queue} is not there and this user cannot declare it ({error}): a running server declares it "
                     "again, and so does fedil broker init"
                 ) from error
 

@@ -1,4 +1,4 @@
-"""What a dataset gives is checked before anybody learns from it: a user's own may return anything."""
+"""Checks what a dataset returns before training: a user's own may return anything."""
 
 from typing import Literal
 

@@ -81,7 +81,7 @@ def _checked(classes: Sequence[str]) -> tuple[str, ...]:
 
 
 def _compare(classes: tuple[str, ...], folder: Path) -> None:
-    """A folder that nobody names would be left out in silence, one that is missing would be learned from nothing."""
+    """A folder that is not named would be left out silently, and a missing one would be a class without samples."""
     different = sorted(set(classes) ^ set(_class_names(folder)))
     if different:
         raise DataError(
@@ -128,7 +128,7 @@ def _part_of(files: Labelled, part: str, test_share: float) -> Labelled:
 
 def _read(files: Labelled, shape: tuple[int, int, int]) -> Samples:
     from fedil_model.data.datasets.pictures import (
-        read_pictures,  # loads Pillow: only whoever reads the files needs it
+        read_pictures,  # imports Pillow, which only reading files needs
     )
 
     images = read_pictures([path for path, _ in files], shape)

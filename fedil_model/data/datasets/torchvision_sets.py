@@ -67,7 +67,7 @@ def _dataset(
 def _open(name: str, root: Path | None, part: Part, download: bool) -> Any:
     if root is None:
         raise DataError(f"{name}: say where its files are (or shall be) with --set data.root=FOLDER")
-    import torchvision.datasets  # two seconds: only whoever reads the files pays them
+    import torchvision.datasets  # takes two seconds, so only where files are read
 
     opened: Callable[..., Any] = getattr(torchvision.datasets, name)
     which = {"split": part} if name == "SVHN" else {"train": part == "train"}

@@ -1,7 +1,7 @@
 """Label skew by a Dirichlet draw per class, as EasyFL and SemiFL do it.
 
 A client that already holds its fair share N/K gets nothing of further classes; the whole draw is repeated
-until nobody has too little.
+until no client has too few.
 """
 
 import numpy as np

@@ -29,7 +29,7 @@ from fedil_model.training.flat_model import ALIGNMENT, Weights
 
 TINY_NORM = 1e-12
 FADED_REFERENCE = 1e-6
-"""Below this share of ‖θ′‖ the server's step is noise, and no reason to turn anybody away."""
+"""Below this share of ‖θ′‖ the server's step is noise, and no reason to reject an update."""
 RESOLUTION = 1e-3
 """Movement below this share of the decay that was taken out of it is rounding."""
 MIN_COSINE = 1e-3
@@ -82,7 +82,7 @@ class Gauge:
         self.step_norm = math.sqrt(self._multiply(partial(self._step, row=_ROW_OF_X))[1])
         """‖θ₀ − θ′‖"""
         self.faded = self.reference_norm <= max(TINY_NORM, FADED_REFERENCE * model_norm)
-        """The server's step is no direction any more: everybody is accepted."""
+        """The server's step is too small to be a direction: every update is accepted."""
         self.max_norm = MAX_NORM_RATIO * max(model_norm, self.step_norm, 1.0)
 
     def reference(self, start: int, stop: int) -> Tensor:
@@ -215,7 +215,7 @@ class IncrementalFold:
         return verdict
 
     def mean(self) -> Weights | None:
-        """Δθ; None if nobody was accepted (eq. 25 would be 0/0: θ′ stays as it is)."""
+        """Δθ; None without an accepted update (eq. 25 would be 0/0: θ′ stays as it is)."""
         if self.num_accepted == 0:
             return None
         return self._sum.mean(sum(self._weights.values()))

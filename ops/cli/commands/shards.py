@@ -109,7 +109,7 @@ def clients_of(recipe: "Recipe", site: str) -> range:
 
 
 def tell_now_and_then(total: int, clock: Callable[[], float] = time.monotonic) -> Callable[[int], None]:
-    """Nothing, when it is done before anybody wonders."""
+    """Shows nothing when it is done within a moment."""
     last = clock()
 
     def tell(done: int) -> None:

@@ -45,7 +45,7 @@ def per_class_plot(run: Run, evidence: Evidence) -> Plot:
 def split_plot(run: Run, evidence: Evidence) -> Plot:
     return Plot(
         "split",
-        "Who holds what",
+        "Classes by holder",
         partial(draw_split, run=run, evidence=evidence),
         "Samples of each client above; below, which share of them is of which class.",
         size=(5.6, 3.2),

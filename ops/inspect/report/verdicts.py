@@ -31,7 +31,8 @@ MEANINGS = {
     ),
     "stalled": Meaning(
         "Stalled",
-        "In more than half of the last ten rounds θ′ did not move: nobody was accepted, or every step was zero. "
+        "In more than half of the last ten rounds the global model did not move: no update was accepted, or every step "
+        "was zero. "
         "From outside this looks like convergence. It is not.",
         "bad",
     ),

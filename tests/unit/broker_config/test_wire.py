@@ -1,3 +1,5 @@
+import re
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,8 @@ from broker_config.protocol.messages import ModelEntry, Refusal, TrainTask, Upda
 from broker_config.transports.interface import ModelAddress
 
 TASK = TrainTask("run-1", 3, 7, 2, ModelEntry(ModelAddress("run-1", 3, 40), "0123456789abcdef" * 2), "{}")
-TASK_FIELDS = {**vars(TASK), "model": vars(TASK.model)}
+TASK_FIELDS = asdict(TASK)
+ADDRESS_FIELDS = TASK_FIELDS["model"]["address"]
 UPDATE = Update("run-1", 3, 7, 2, 3, 600, 12, {"w": np.ones(3, np.float32)}, {"loss": 0.5})
 
 
@@ -115,8 +118,7 @@ def test_an_unknown_field_is_named() -> None:
         ("client", True),
         ("activation", None),
         ("model", []),
-        ("model_digest", "0" * 31),
-        ("model_digest", "G" * 32),
+        ("extras", {str(number): TASK_FIELDS["model"] for number in range(65)}),
         ("learning", b"{}"),
         ("learning", "x" * 70_000),
     ],
@@ -126,10 +128,21 @@ def test_a_field_out_of_bounds_is_named(field: str, value: object) -> None:
         wire.decode_message(encoded("TrainTask", {**TASK_FIELDS, field: value}))
 
 
-def test_a_field_inside_a_field_is_named() -> None:
-    fields = {**TASK_FIELDS, "model": {"run": "run-1", "version": -1, "offset": 0}}
-    with pytest.raises(MessageRejected, match=r"'model\.version'"):
-        wire.decode_message(encoded("TrainTask", fields))
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"model": {**TASK_FIELDS["model"], "digest": "0" * 31}}, "model.digest"),
+        ({"model": {**TASK_FIELDS["model"], "digest": "G" * 32}}, "model.digest"),
+        (
+            {"model": {"address": {**ADDRESS_FIELDS, "version": -1}, "digest": "0" * 32}},
+            "model.address.version",
+        ),
+        ({"extras": {"helper": {"address": ADDRESS_FIELDS, "digest": 7}}}, "extras.helper.digest"),
+    ],
+)
+def test_a_field_inside_a_field_is_named(fields: dict[str, Any], name: str) -> None:
+    with pytest.raises(MessageRejected, match=f"'{re.escape(name)}'"):
+        wire.decode_message(encoded("TrainTask", TASK_FIELDS | fields))
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ def make_record(number: int, rounds: int = 30, **changes: Any) -> RoundRecord:
             "credible": max(0, 25 * (number - 7)),
             "purity_pseudo_labels": 0.981,
             "purity_credible": None,
+            "sure_share": 0.6,
         },
         seconds={"total": 1.9, "server_step": 0.4},
     )

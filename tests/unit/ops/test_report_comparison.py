@@ -167,7 +167,7 @@ def test_bands_go_from_the_lowest_to_the_highest_and_the_line_is_the_mean(tmp_pa
 def test_no_axis_goes_beyond_what_there_can_be(tmp_path: Path) -> None:
     from matplotlib.figure import Figure
 
-    records = [make_record(number, selected=2, accepted=2, credible=0) for number in (1, 2)]
+    records = [make_record(number, selected=2, accepted=2, series={"credible": 0.0}) for number in (1, 2)]
     runs = [make_run(tmp_path / str(seed), records, seed=seed) for seed in range(2)]
     for name, highest in (("accepted", 1.01), ("credible", 1.0)):
         figure: Any = Figure()

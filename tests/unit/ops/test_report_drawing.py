@@ -191,8 +191,8 @@ def test_the_accuracy_curve_shows_what_was_measured_and_the_baseline(tmp_path: P
     run = make_run(tmp_path / "r", records)
     axes = drawn(draw_accuracy, run)
     lines = {str(line.get_label()): line for line in axes.lines}
-    assert list(lines["θ′ global"].get_xdata()) == [1, 3, 5]
-    assert list(lines["θ′ global"].get_ydata()) == [0.1, 0.3, 0.5]
+    assert list(lines["θ′"].get_xdata()) == [1, 3, 5]
+    assert list(lines["θ′"].get_ydata()) == [0.1, 0.3, 0.5]
     assert "server-only" not in lines
 
 

@@ -105,7 +105,7 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path, line: str) -> Non
         {"accuracy": {"global": None}},
         {"accuracy": 3},
         {"outcomes": [{"client": 1, "outcome": 5}]},
-        {"outcomes": [{"client": 1, "outcome": "accepted", "cosine": "x"}]},
+        {"outcomes": [{"client": 1, "outcome": "accepted", "values": {"cosine": "x"}}]},
         {"outcomes": [7]},
     ],
 )

@@ -24,7 +24,7 @@ from ops.local.simulate import simulate
 from ops.local.workers import WorkerPool
 from server_worker.run.folder import RunDir
 from server_worker.run.name import known_run
-from server_worker.run.recipe import Recipe
+from server_worker.run.recipe import Recipe, make_recipe
 from server_worker.watch.notices import Notice
 
 test_set_read_in: list[threading.Thread] = []
@@ -53,7 +53,7 @@ def tiny(data: str = "digits", **more: Any) -> Recipe:
         "split": {"labelled": 20, "clients": 5},
         "server": {"epochs": 1, "pretrain_epochs": 0},
     }
-    return Recipe.model_validate(fields | more)
+    return make_recipe(fields | more)
 
 
 def run(recipe: Recipe, run_dir: Path, watcher: QuietView | None = None, *, resume: bool = False) -> Summary:

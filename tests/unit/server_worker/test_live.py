@@ -386,7 +386,7 @@ def test_a_round_is_kept_in_little_memory(tmp_path: Path) -> None:
 
 def test_what_the_method_declares_is_sent_once(tmp_path: Path) -> None:
     display = live_run(tmp_path).state({})["about"]["display"]
-    assert [model["title"] for model in display["models"]] == ["θ′", "θ₀", "average of θ′"]
+    assert [model["title"] for model in display["models"]] == [model.title for model in FEDIL.models]
     declared = [series["name"] for chart in display["charts"] for series in chart["series"]]
     assert declared == [series.name for series in FEDIL.series()]
     (cosine,) = display["client_values"]

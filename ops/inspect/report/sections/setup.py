@@ -12,7 +12,7 @@ from ops.inspect.report.drawing import panel
 from ops.inspect.report.evidence import Evidence, Missing
 from ops.inspect.report.evidence_plots import split_plot
 from ops.inspect.report.reading import Run
-from server_worker.run.recipe import Recipe
+from server_worker.run.recipe import make_recipe
 
 NAMES = {
     "fedil": "FedIL",
@@ -75,7 +75,8 @@ def _by_class(counts: np.ndarray, names: Sequence[str]) -> Iterator[tuple[str, .
 
 def settings(run: Run) -> dict[str, list[tuple[str, str, str]]]:
     """Rows of name, value and the profile's default where that differs."""
-    defaults = flatten(Recipe.model_validate({"profile": run.recipe.profile}).model_dump(mode="json"))
+    chosen = {"profile": run.recipe.profile, "method": {"name": run.recipe.method.name}}
+    defaults = flatten(make_recipe(chosen).model_dump(mode="json"))
     rows, changed = [], []
     for key, value in run.settings.items():
         differs = key not in NOT_COMPARED and (key not in defaults or defaults[key] != value)
