@@ -35,6 +35,8 @@ def load_run(run_dir: Path, plugins: Collection[str] = (), remedy: str = ALLOW_B
 def recipe_values(run_dir: Path) -> dict[str, Any]:
     """As recipe.json has them: nothing is validated or imported."""
     path = RunDir(run_dir).recipe
+    if not run_dir.exists():
+        raise SettingError(f"there is no folder {run_dir}")
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError) as error:

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
 
     about = {
         "recipe": trained.recipe.name,
-        "model": trained.which,
+        "model": args.model,
         "model_digest": digest_of(trained.network),
         "network": trained.recipe.network.model_dump(mode="json"),
     }

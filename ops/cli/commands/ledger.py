@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from broker_config.process.addresses import STORE_URL
 from fedil_model.errors import SettingError
-from ops.cli.commands.model_choice import check_run
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -52,20 +51,18 @@ def run(args: argparse.Namespace) -> int:
     from fedil_model.methods import find_method
     from ops.inspect.ledgers import all_states, as_json, print_all, print_one, state_of
 
-    spec = find_method(method)
+    spec, is_one = find_method(method), args.action == "show"
     with opening as shelves:
-        if args.action == "show":
-            one = state_of(shelves, run_id, args.client, spec)
-            if args.json:
-                print(json.dumps(as_json(run_id, one)))
-            else:
-                print_one(run_id, one, spec)
-        else:
-            states = all_states(shelves, run_id, spec)
-            if args.json:
-                print(json.dumps([as_json(run_id, one) for one in states]))
-            else:
-                print_all(run_id, states, spec)
+        found = (
+            [state_of(shelves, run_id, args.client, spec)] if is_one else all_states(shelves, run_id, spec)
+        )
+    if args.json:
+        shown = [as_json(run_id, one) for one in found]
+        print(json.dumps(shown[0] if is_one else shown))
+    elif is_one:
+        print_one(run_id, found[0], spec)
+    else:
+        print_all(run_id, found, spec)
     return 0
 
 
@@ -74,15 +71,14 @@ def find_ledgers(args: argparse.Namespace) -> "tuple[str, str, AbstractContextMa
     if args.run_dir is not None:
         if args.store or args.site:
             raise SettingError("--run-dir reads a folder: leave out --store and --site")
-        check_run(args.run_dir)
-        from broker_config.protocol.schema import check_run as check_name
+        from broker_config.protocol.schema import check_run
         from ops.inspect.ledgers import shelves_in_folder
         from ops.inspect.run_reading import recipe_values
         from server_worker.run.folder import RunDir
         from server_worker.run.name import known_run
 
         where, values = RunDir(args.run_dir), recipe_values(args.run_dir)
-        run_id = args.run_id or known_run(where) or check_name("name", values.get("name"))
+        run_id = args.run_id or known_run(where) or check_run("name", values.get("name"))
         return run_id, args.method or own_method(values), shelves_in_folder(where.ledgers)
     url = args.store or os.environ.get(STORE_URL, "")
     if not url:

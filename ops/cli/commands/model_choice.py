@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedil_model.errors import SettingError
 from ops.cli.recipe_files import with_data_root
-from ops.inspect.run_place import is_run
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,7 +20,6 @@ class TrainedModel:
     dataset: "Dataset"
     network: "nn.Module"
     """In eval mode"""
-    which: str
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,20 +43,11 @@ def add_plugin_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def check_run(folder: Path) -> None:
-    """Before anything heavy is loaded"""
-    if not folder.is_dir():
-        raise SettingError(f"there is no folder {folder}")
-    if not is_run(folder):
-        raise SettingError(f"{folder} is not the folder of a run (it has no recipe.json)")
-
-
 def load_trained(args: argparse.Namespace) -> TrainedModel:
-    check_run(args.run_dir)
     from ops.inspect.run_reading import load_run, load_weights
 
     recipe = load_run(args.run_dir, args.plugin)
     from fedil_model.data.datasets import open_dataset
 
     dataset = open_dataset(with_data_root(recipe.data))
-    return TrainedModel(recipe, dataset, load_weights(args.run_dir, recipe, args.model, dataset), args.model)
+    return TrainedModel(recipe, dataset, load_weights(args.run_dir, recipe, args.model, dataset))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedil_model.errors import SettingError
-from ops.cli.commands.model_choice import add_plugin_argument, check_run
+from ops.cli.commands.model_choice import add_plugin_argument
 from ops.inspect.run_place import is_run
 
 if TYPE_CHECKING:
@@ -69,9 +69,11 @@ def run(args: argparse.Namespace) -> int:
 
 def checked(args: argparse.Namespace) -> list[Path]:
     """Before anything heavy is loaded. A run that is named twice is one run."""
+    from ops.inspect.run_reading import recipe_values
+
     folders = list({folder.resolve(): folder for folder in args.runs}.values())
     for folder in folders:
-        check_run(folder)
+        recipe_values(folder)
     if args.png is not None and args.png != BESIDE_THE_REPORT and is_run(args.png):
         raise SettingError(f"--png {args.png} is a run, not a folder for plots: put --png after the runs")
     if args.store and not args.store.startswith(("redis://", "rediss://")):

@@ -1,6 +1,5 @@
 """A view is a Watcher with a beginning, an end, and an answer to Ctrl-C."""
 
-from types import TracebackType
 from typing import Protocol, Self
 
 from ops.inspect.summary import Summary
@@ -18,9 +17,7 @@ STOPPING = "stopping once what is under way is safe; press Ctrl-C again to stop 
 class View(Watcher, Protocol):
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
 
     def stopping(self) -> None:
         """The person has asked to stop. Called by a signal handler, in the middle of anything: it must not print

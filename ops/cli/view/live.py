@@ -1,7 +1,6 @@
 """The view for a terminal: a table of the last rounds, two progress bars, a sparkline."""
 
 from collections import deque
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console, Group, RenderableType
@@ -71,9 +70,7 @@ class LiveView:
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._ended = True
         self._live.stop()
 
@@ -90,13 +87,8 @@ class LiveView:
     def _new_bar(self, description: str, total: int | None) -> TaskID:
         return self._progress.add_task(description, total=total, unit=" answered")
 
-    def update_arrived(  # exclusions are shown when the round closes, together with the clients that never answered
-        self,
-        round_number: int,  # noqa: ARG002
-        outcome: ClientOutcome,  # noqa: ARG002
-        answered: int,
-        selected: int,
-    ) -> None:
+    def update_arrived(self, _round: int, _outcome: ClientOutcome, answered: int, selected: int) -> None:
+        """Exclusions are shown when the round closes, together with the clients that never answered."""
         self._progress.update(self._round, completed=answered, total=selected)
 
     def round_closed(self, record: RoundRecord) -> None:

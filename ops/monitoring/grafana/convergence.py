@@ -68,7 +68,6 @@ def now() -> list[Panel]:
             "Alerts firing",
             "Of all runs. What each means and what to do: last row.",
             Query(firing, "alerts"),
-            unit=units.Short,
             steps={None: GREEN, 1: RED},
         ),
         number(
@@ -76,7 +75,6 @@ def now() -> list[Panel]:
             "Of those that are planned. In buffered mode: aggregations.",
             Query(of_run("fedil_round"), "{{run}}"),
             Query(of_run("fedil_rounds_planned"), "planned {{run}}"),
-            unit=units.Short,
         ),
         number(
             "Time left",
@@ -119,7 +117,6 @@ def now() -> list[Panel]:
                 f"max by (run, verdict) (last_over_time(fedil_convergence_verdict{{{RUN}}}[$__range])) == 1",
                 "{{verdict}} {{run}}",
             ),
-            unit=units.Short,
             names_only=True,
         ),
     ]
@@ -132,14 +129,12 @@ def increments() -> list[Panel]:
             "Falling means settling.",
             Query(of_run("fedil_delta_theta_norm"), "‖Δθ‖ {{run}}"),
             Query(of_run("fedil_delta_theta_moving_average"), "moving average {{run}}"),
-            unit=units.Short,
             logarithmic=True,
         ),
         lines(
             "Ratio to the round before",
             "The paper's criterion: mostly below 1 in a run that converges.",
             Query(of_run("fedil_delta_theta_ratio")),
-            unit=units.Short,
             marks={None: "transparent", 1: RED},
         ),
         lines(
@@ -148,7 +143,6 @@ def increments() -> list[Panel]:
             "learning rate makes everything small.",
             Query(of_run("fedil_delta_theta_relative"), "relative {{run}}"),
             Query(of_run("fedil_delta_theta_lr_normalized"), "by learning rate {{run}}"),
-            unit=units.Short,
             logarithmic=True,
         ),
         lines(
@@ -156,7 +150,7 @@ def increments() -> list[Panel]:
             "‖Δθ‖ ~ t^−p̂ over the later half of the run. Above 1 their sum is finite; below 0 they grow. "
             "Known from round 8 on.",
             Query(of_run("fedil_convergence_exponent")),
-            unit=units.Short,
+            lowest=None,
             marks={None: RED, 0: YELLOW, 1: GREEN},
         ),
         states(
@@ -175,6 +169,7 @@ def accuracy() -> Panel:
         f"On the test data, by model. {models_text()}",
         Query(f"max by (run, model) (fedil_accuracy{{{RUN}}})", "{{model}} {{run}}"),
         unit=units.PercentUnit,
+        lowest=None,
         width=24,
     )
 
@@ -187,7 +182,6 @@ def updates() -> list[Panel]:
             Query(
                 f"sum by (outcome) (increase(fedil_updates_total{{{RUN}}}[$__rate_interval]))", "{{outcome}}"
             ),
-            unit=units.Short,
             colors=OUTCOMES | outcome_colors(),
             width=8,
         ),
@@ -196,7 +190,6 @@ def updates() -> list[Panel]:
             "Of the last hour.",
             Query(f"run:fedil_acceptance:ratio1h{{{RUN}}}"),
             unit=units.PercentUnit,
-            lowest=0,
             highest=1,
             width=8,
         ),
@@ -207,7 +200,6 @@ def updates() -> list[Panel]:
                 f"sum by (reason) (increase(fedil_messages_refused_total{{{RUN}}}[$__rate_interval]))",
                 "{{reason}}",
             ),
-            unit=units.Short,
             width=8,
         ),
     ]
@@ -224,14 +216,11 @@ def rounds() -> list[Panel]:
             "runs beside the next round.",
             Query(f"{rate('sum')} / ({rate('count')} > 0)", "{{phase}}"),
             unit=units.Seconds,
-            lowest=0,
         ),
         lines(
             "Rounds per hour",
             "From the mean duration of those of the last hour.",
             Query(f"3600 * run:fedil_rounds:rate1h{{{RUN}}}"),
-            unit=units.Short,
-            lowest=0,
         ),
         rows("Runs", "The address leads to the live page.", f"fedil_run_info{{{RUN}}}"),
     ]
@@ -243,7 +232,6 @@ def staleness() -> Panel:
         "How many versions old the model was that an update started from. The older, the less it weighs; beyond "
         "federation.max_staleness it does not count.",
         f"sum by (le) (increase(fedil_update_staleness_bucket{{{RUN}}}[$__rate_interval]))",
-        unit=units.Short,
         width=24,
     )
 

@@ -38,7 +38,7 @@ def fleet() -> Dashboard:
         "FedIL / Fleet",
         "Workers and clients: which are there, what they do, how fast.",
         {"Now": now(), "Workers": workers(), "Tasks": tasks(), "Machines": machines()},
-        {"What clients report": worker_row()},
+        {"What clients report, mean by site of each worker's last task": worker_row()},
         sites=True,
     )
 
@@ -49,7 +49,6 @@ def now() -> list[Panel]:
             "Workers alive",
             "That have told the board of themselves within 15 s.",
             Query(of_run("fedil_workers_alive")),
-            unit=units.Short,
             steps={None: RED, 1: GREEN},
             width=4,
         ),
@@ -57,7 +56,6 @@ def now() -> list[Panel]:
             "Clients without a worker",
             "Their site has none; they are not asked.",
             Query(f"{of_run('fedil_clients')} - {of_run('fedil_clients_alive')}"),
-            unit=units.Short,
             steps={None: GREEN, 1: YELLOW},
             width=4,
         ),
@@ -72,21 +70,18 @@ def now() -> list[Panel]:
             "Images per second",
             "Of all workers, over 5 minutes.",
             Query(f"sum(site:fedil_worker_images:rate5m{{{SITE}}})", "images/s"),
-            unit=units.Short,
             width=4,
         ),
         number(
             "Tasks waiting",
             "At the broker, for all sites of the run. Long: more workers would help.",
             Query(of_run("fedil_queue_messages", 'queue="tasks"')),
-            unit=units.Short,
             width=4,
         ),
         number(
             "Out of memory in 1 h",
             "Tasks that did not fit the device. They went back, and the micro-batch was halved.",
             Query(f'sum(increase(fedil_worker_tasks_total{{{SITE},outcome="out_of_memory"}}[1h]))', "tasks"),
-            unit=units.Short,
             steps={None: GREEN, 1: YELLOW},
             width=4,
         ),
@@ -101,31 +96,23 @@ def workers() -> list[Panel]:
             "reached than alive: see FedilWorkerNotScraped.",
             Query(of_run("fedil_workers_alive"), "alive, {{run}}"),
             Query(f'sum by (site) (up{{job="fedil-worker",{SITE}}})', "reached, {{site}}"),
-            unit=units.Short,
-            lowest=0,
         ),
         lines(
             "Clients",
             "alive: their site has a worker.",
             Query(of_run("fedil_clients"), "all of {{run}}"),
             Query(of_run("fedil_clients_alive"), "alive of {{run}}"),
-            unit=units.Short,
-            lowest=0,
         ),
         lines(
             "Images per second, by site",
             "Trained by workers, over 5 minutes; and as updates tell it, by run.",
             Query(f"site:fedil_worker_images:rate5m{{{SITE}}}", "site {{site}}"),
             Query(f"run:fedil_images:rate5m{{{RUN}}}", "run {{run}}"),
-            unit=units.Short,
-            lowest=0,
         ),
         lines(
             "Images per second, by worker",
             "Of its last task. One that is much slower than its neighbours holds up rounds.",
             Query(f"fedil_worker_images_per_second{{{SITE}}}", "{{site}} {{instance}}"),
-            unit=units.Short,
-            lowest=0,
         ),
         states(
             "At work",
@@ -154,7 +141,6 @@ def tasks() -> list[Panel]:
             "repeated: done before, the kept answer was sent again. refused: the worker says why, e.g. a ledger "
             "that was fenced off. returned: given back at a stop. rejected: not to be understood, dead-lettered.",
             Query(outcomes, "{{outcome}}"),
-            unit=units.Short,
             colors=OUTCOMES,
             width=8,
         ),
@@ -165,7 +151,6 @@ def tasks() -> list[Panel]:
                 f"{rate('sum', 'site, phase')} / ({rate('count', 'site, phase')} > 0)", "{{phase}} {{site}}"
             ),
             unit=units.Seconds,
-            lowest=0,
             width=8,
         ),
         buckets("Seconds of training", "All workers chosen above.", training, unit=units.Seconds, width=8),
@@ -180,8 +165,6 @@ def machines() -> list[Panel]:
             Query(
                 f"rate(process_cpu_seconds_total{{{PROCESSES}}}[$__rate_interval])", "{{job}} {{instance}}"
             ),
-            unit=units.Short,
-            lowest=0,
             width=8,
         ),
         lines(
@@ -190,15 +173,12 @@ def machines() -> list[Panel]:
             Query(f"process_resident_memory_bytes{{{PROCESSES}}}", "{{job}} {{instance}}"),
             Query(f"fedil_worker_device_memory_bytes{{{SITE}}}", "GPU {{site}} {{instance}}"),
             unit=units.BytesIEC,
-            lowest=0,
             width=8,
         ),
         lines(
             "Micro-batch",
             "Samples at a time, halved whenever the device's memory did not suffice. Empty where whole batches fit.",
             Query(f"min by (site, instance) (fedil_worker_micro_batch{{{SITE}}})", "{{site}} {{instance}}"),
-            unit=units.Short,
-            lowest=0,
             width=8,
         ),
     ]

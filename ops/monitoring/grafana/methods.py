@@ -49,12 +49,14 @@ def method_rows() -> tuple[dict[str, list[Panel]], list[Panel]]:
 
 def worker_row() -> list[Panel]:
     """Means over clients, as the workers export them"""
-    by_metric: dict[str, tuple[Chart, Series]] = {}
+    drawn: set[str] = set()
+    panels: list[MakePanel] = []
     for chart in (chart for spec in registered() for chart in spec.display.charts):
-        for series in chart.series:
-            if series.source == "client_mean":
-                by_metric.setdefault(_at_worker(series), (chart, series))
-    return _spread([partial(_by_site, metric, *declared) for metric, declared in by_metric.items()])
+        means = {_at_worker(series): series for series in chart.series if series.source == "client_mean"}
+        new = [_query_by_site(metric, series) for metric, series in means.items() if metric not in drawn]
+        panels += [partial(_chart, chart, new)] if new else []
+        drawn |= means.keys()
+    return _spread(panels)
 
 
 def metrics_of(spec: MethodSpec) -> set[str]:
@@ -95,6 +97,14 @@ def _query(metric: str, series: Series) -> Query:
     return Query(of_run(metric), legend)
 
 
+def _query_by_site(metric: str, series: Series) -> Query:
+    """Of each worker's last task: a site that stands apart has other data, or bad data."""
+    label = series.metric_label[0] if series.metric_label else None
+    if label is None:
+        return Query(f"avg by (site) ({metric}{{{SITE}}})", f"{series.title} {{{{site}}}}")
+    return Query(f"avg by (site, {label}) ({metric}{{{SITE}}})", f"{{{{{label}}}}} {{{{site}}}}")
+
+
 def _chart(chart: Chart, queries: list[Query], width: int) -> Panel:
     kinds = {series.unit for series in chart.series}
     return lines(
@@ -102,7 +112,7 @@ def _chart(chart: Chart, queries: list[Query], width: int) -> Panel:
         chart.help,
         *queries,
         unit=units.PercentUnit if kinds == {"share"} else units.Short,
-        lowest=0 if "" not in kinds and not chart.log else None,
+        lowest=None if "" in kinds else 0,
         highest=1 if kinds == {"share"} else None,
         logarithmic=chart.log,
         width=width,
@@ -111,25 +121,11 @@ def _chart(chart: Chart, queries: list[Query], width: int) -> Panel:
 
 def _heatmap(value: ClientValue, width: int) -> Panel:
     increase = f"sum by (le) (increase({_histogram(value)}_bucket{{{RUN}}}[$__rate_interval]))"
-    return buckets(f"Updates by {value.title}", value.help, increase, unit=units.Short, width=width)
+    return buckets(f"Updates by {value.title}", value.help, increase, width=width)
 
 
 def _histogram(value: ClientValue) -> str:
     return f"fedil_update_{value.name}"
-
-
-def _by_site(metric: str, chart: Chart, series: Series, width: int) -> Panel:
-    labels = ["site", *(series.metric_label or ())[:1]]
-    return lines(
-        chart.title,
-        f"{chart.help} Of each worker's last task, mean by site. A site that stands apart has other data, or bad data.",
-        Query(
-            f"avg by ({', '.join(labels)}) ({metric}{{{SITE}}})",
-            " ".join(f"{{{{{label}}}}}" for label in labels),
-        ),
-        unit=units.PercentUnit if series.unit == "share" else units.Short,
-        width=width,
-    )
 
 
 def _at_worker(series: Series) -> str:

@@ -9,7 +9,7 @@ from grafana_foundation_sdk.builders import dashboard as build_dashboard
 from grafana_foundation_sdk.builders import heatmap, prometheus, stat, statetimeline, table, text, timeseries
 from grafana_foundation_sdk.cog.builder import Builder
 from grafana_foundation_sdk.cog.variants import Dataquery
-from grafana_foundation_sdk.models import common, dashboard
+from grafana_foundation_sdk.models import common, dashboard, units
 from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 from grafana_foundation_sdk.models.text import TextMode
@@ -66,7 +66,7 @@ def number(
     title: str,
     about: str,
     *queries: Query,
-    unit: str,
+    unit: str = units.Short,
     steps: Steps | None = None,
     words: Mapping[str, tuple[str, str]] | None = None,
     names_only: bool = False,
@@ -98,8 +98,8 @@ def lines(
     title: str,
     about: str,
     *queries: Query,
-    unit: str,
-    lowest: float | None = None,
+    unit: str = units.Short,
+    lowest: float | None = 0,
     highest: float | None = None,
     logarithmic: bool = False,
     marks: Steps | None = None,
@@ -108,7 +108,7 @@ def lines(
     """`marks`: lines across the panel, where something begins to be good or bad."""
     panel = _graph(title, about, unit, width, *queries)
     panel.fill_opacity(0).line_width(2).show_points(common.VisibilityMode.AUTO)
-    if lowest is not None:
+    if lowest is not None and not logarithmic:
         panel.min(lowest)
     if highest is not None:
         panel.max(highest)
@@ -126,7 +126,7 @@ def bars(
     title: str,
     about: str,
     *queries: Query,
-    unit: str,
+    unit: str = units.Short,
     colors: Mapping[str, str] | None = None,
     width: int = 12,
 ) -> Panel:
@@ -150,7 +150,7 @@ def _graph(title: str, about: str, unit: str, width: int, *queries: Query) -> ti
     return panel.tooltip(shown.sort(common.SortOrder.DESCENDING))
 
 
-def buckets(title: str, about: str, expr: str, *, unit: str, width: int = 12) -> Panel:
+def buckets(title: str, about: str, expr: str, *, unit: str = units.Short, width: int = 12) -> Panel:
     """A histogram over time; `expr` gives the increase by `le`."""
     panel = heatmap.Panel()
     _begin(panel, title, about, width, 8)

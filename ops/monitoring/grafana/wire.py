@@ -25,7 +25,6 @@ def now() -> list[Panel]:
             "Brokers",
             "Whether RabbitMQ and Redis answered the server when it last looked.",
             Query(of_run("fedil_brokers_reachable")),
-            unit=units.Short,
             words={"0": ("unreachable", RED), "1": ("reachable", GREEN)},
             width=4,
         ),
@@ -33,7 +32,6 @@ def now() -> list[Panel]:
             "RabbitMQ memory alarm",
             "While it is on, RabbitMQ blocks publishers. FedilBrokerMemoryAlarm says what to do.",
             Query("max(rabbitmq_alarms_memory_used_watermark)", "memory"),
-            unit=units.Short,
             words=ALARM,
             width=4,
         ),
@@ -41,7 +39,6 @@ def now() -> list[Panel]:
             "RabbitMQ disk alarm",
             "While it is on, RabbitMQ blocks publishers.",
             Query("max(rabbitmq_alarms_free_disk_space_watermark)", "disk"),
-            unit=units.Short,
             words=ALARM,
             width=4,
         ),
@@ -49,7 +46,6 @@ def now() -> list[Panel]:
             "Dead letters",
             "Messages in the queue fedil.dead, kept for a week. Growing: see FedilDeadLettersGrowing.",
             Query(of_run("fedil_queue_messages", 'queue="dead_letters"')),
-            unit=units.Short,
             steps={None: GREEN, 1: YELLOW},
             width=4,
         ),
@@ -57,7 +53,6 @@ def now() -> list[Panel]:
             "Keys evicted by Redis",
             "Must be 0: they may be clients' ledgers. FedilStoreEvicting says what to do.",
             Query(of_run("fedil_store_evicted_keys_total")),
-            unit=units.Short,
             steps={None: GREEN, 1: RED},
             width=4,
         ),
@@ -81,7 +76,6 @@ def traffic() -> list[Panel]:
             "Of message bodies, by direction and kind.",
             Query(bytes_of(f'{RUN},job="fedil-server"'), "{{direction}} {{kind}}"),
             unit=units.BytesPerSecondIEC,
-            lowest=0,
             width=8,
         ),
         lines(
@@ -89,7 +83,6 @@ def traffic() -> list[Panel]:
             "All workers together. A model is received once a version by each worker that has a task for it.",
             Query(bytes_of('job="fedil-worker"'), "{{direction}} {{kind}}"),
             unit=units.BytesPerSecondIEC,
-            lowest=0,
             width=8,
         ),
         lines(
@@ -97,7 +90,6 @@ def traffic() -> list[Panel]:
             "Mean over the last hour. What is received grows with the clients that answer, what is sent does not.",
             Query(f"run:fedil_transport_bytes_per_round:mean1h{{{RUN}}}", "{{direction}} {{run}}"),
             unit=units.BytesIEC,
-            lowest=0,
             width=8,
         ),
     ]
@@ -112,29 +104,21 @@ def queues() -> list[Panel]:
             "Messages waiting, as the server sees them",
             "tasks: of all sites. updates: that the server has not taken yet.",
             Query(f"max by (run, queue) (fedil_queue_messages{{{RUN}}})", "{{queue}} {{run}}"),
-            unit=units.Short,
-            lowest=0,
         ),
         lines(
             "Ready, by queue",
             "fedil.models.RUN is a log: its messages stay until newer versions push them out.",
             of_queue("messages_ready"),
-            unit=units.Short,
-            lowest=0,
         ),
         lines(
             "Unacknowledged, by queue",
             "Tasks that workers have at hand, updates that the server has not made durable yet.",
             of_queue("messages_unacked"),
-            unit=units.Short,
-            lowest=0,
         ),
         lines(
             "Consumers, by queue",
             "A task queue without consumers: a site without workers. fedil.updates.RUN: its server is gone.",
             of_queue("consumers"),
-            unit=units.Short,
-            lowest=0,
         ),
     ]
 
@@ -154,7 +138,6 @@ def rabbitmq() -> list[Panel]:
             Query("rabbitmq_process_resident_memory_bytes", "used {{instance}}"),
             Query("rabbitmq_resident_memory_limit_bytes", "limit {{instance}}"),
             unit=units.BytesIEC,
-            lowest=0,
             width=8,
         ),
         lines(
@@ -171,8 +154,6 @@ def rabbitmq() -> list[Panel]:
             "A sawtooth: a client connects again and again. See RabbitMQ's log for the reason.",
             Query("rabbitmq_connections", "connections {{instance}}"),
             Query("rabbitmq_channels", "channels {{instance}}"),
-            unit=units.Short,
-            lowest=0,
             width=8,
         ),
         lines(
@@ -182,15 +163,12 @@ def rabbitmq() -> list[Panel]:
             Query(rate("delivered"), "delivered"),
             Query(rate("acknowledged"), "acknowledged"),
             Query(rate("redelivered"), "redelivered"),
-            unit=units.Short,
-            lowest=0,
         ),
         bars(
             "Dead-lettered by RabbitMQ",
             "delivery_limit: a task that every worker that took it has failed on. What a process refuses itself is "
             "in Messages refused (Convergence).",
             *(Query(expr, reason) for reason, expr in dead.items()),
-            unit=units.Short,
         ),
     ]
 
@@ -202,13 +180,11 @@ def redis() -> list[Panel]:
             "As Redis tells the server. It holds what clients keep between activations.",
             Query(of_run("fedil_store_memory_bytes")),
             unit=units.BytesIEC,
-            lowest=0,
         ),
         bars(
             "Keys evicted",
             "Within each step of time.",
             Query(f"max by (run) (increase(fedil_store_evicted_keys_total{{{RUN}}}[$__rate_interval]))"),
-            unit=units.Short,
         ),
     ]
 
@@ -220,7 +196,6 @@ def prometheus() -> list[Panel]:
             "Share, by job.",
             Query('avg by (job) (up{job=~"fedil-.+|rabbitmq.*|redis"})', "{{job}}"),
             unit=units.PercentUnit,
-            lowest=0,
             highest=1,
         ),
         lines(
@@ -230,7 +205,5 @@ def prometheus() -> list[Panel]:
                 'max by (job) (scrape_samples_post_metric_relabeling{job=~"fedil-.+|rabbitmq.*|redis"})',
                 "{{job}}",
             ),
-            unit=units.Short,
-            lowest=0,
         ),
     ]
