@@ -41,7 +41,7 @@ batch_size = 25
 clients_per_round = 4
 deadline_seconds = {deadline:.1f}
 """
-_ENDED = re.compile(r"(\d+) of \d+ rounds, θ′ ([0-9a-f]{32}), ledgers ([0-9a-f]{32})")
+_ENDED = re.compile(r"(\d+) of \d+ rounds, model ([0-9a-f]{32}), ledgers ([0-9a-f]{32})")
 _RESTART_SECONDS = 0.2
 ROOT = Path(__file__).parents[1]
 

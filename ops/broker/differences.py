@@ -42,7 +42,7 @@ def _identity(item: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 def _changed(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> str:
-    """Only fields that this broker exports: RabbitMQ 4.2.9 no longer tells whether an exchange is internal."""
+    """Only fields that this broker exports: RabbitMQ 4.2.9 and later omit `internal` of exchanges."""
     fields = wanted.keys() & found.keys()
     expected, actual = (_flat({field: item[field] for field in fields}) for item in (wanted, found))
     return "; ".join(

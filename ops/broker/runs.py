@@ -29,7 +29,7 @@ _COLUMNS = "name,consumers,messages,idle_since"
 
 @dataclass(frozen=True)
 class KnownRun:
-    """A field of None is unknown: its broker was not asked or does not tell."""
+    """A field of None is unknown: its broker was not asked or does not report it."""
 
     run: str
     led: bool | None = None

@@ -16,7 +16,7 @@ from broker_config.process.addresses import WebAddress
 from broker_config.process.http import check_free
 from broker_config.protocol.errors import FedILError
 from client_worker.pool import WorkerPool
-from fedil_model.plugins import is_plugin
+from fedil_model.methods import plugins_named
 from ops.cli.invocation import STARTED_AS
 from ops.local.services import RabbitMQ, ServiceMissing, private_prometheus, private_rabbitmq, private_redis
 from ops.local.services.process import LOOPBACK, Guard, PrivateService, free_ports
@@ -202,7 +202,7 @@ def start_workers(
     logs = RunDir(cluster.run_dir).logs
     logs.mkdir(parents=True, exist_ok=True)
     arguments = [*connection, "--site", site, "--shards", str(shards_of(cluster, site))]
-    for name in filter(is_plugin, (cluster.recipe.data.name, cluster.recipe.network.name)):
+    for name in plugins_named(cluster.recipe.model_dump()):
         arguments += ["--plugin", name]
     return WorkerPool(
         arguments,

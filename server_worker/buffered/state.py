@@ -89,7 +89,7 @@ class OpenBuffer:
         return float((1 + self.staleness(client)) ** -0.5)
 
     def record(self, outcome: ClientOutcome) -> "OpenBuffer":
-        """A task has one outcome; unknown clients and repeats change nothing. One that was given up may still answer."""
+        """A task has one outcome; unknown clients and repeats change nothing. One given up may still answer."""
         if outcome.client not in self.flights or not self._may_answer(outcome.client):
             return self
         return replace(self, arrived={**self.arrived, outcome.client: outcome})

@@ -365,7 +365,7 @@ def test_who_lets_go_of_its_name_is_nobody_again(client: Any) -> None:
 def test_the_configuration_knows_no_site_by_pattern() -> None:
     """A name that is no literal would let one site in at another's."""
     for wide in ("*", "a.b", "a|b", "[ab]"):
-        with pytest.raises(FedILError, match="no name for a site"):
+        with pytest.raises(FedILError, match="not a valid name of a site"):
             site_rights(wide)
-        with pytest.raises(FedILError, match="no name for a site"):
+        with pytest.raises(FedILError, match="not a valid name of a site"):
             redis_rules(f"site-{wide}")

@@ -171,7 +171,7 @@ def test_every_line_of_a_server_is_about_its_run(said: Said) -> None:
 def test_a_server_tells_its_start_each_answer_each_round_and_its_end(said: Said) -> None:
     messages = [event.message for event in said.server]
     assert "started: round 1 of 2 is next" in messages
-    assert re.fullmatch(r"done: 2 of 2 rounds, θ′ [0-9a-f]{32}, ledgers [0-9a-f]{32}", messages[-1])
+    assert re.fullmatch(r"done: 2 of 2 rounds, model [0-9a-f]{32}, ledgers [0-9a-f]{32}", messages[-1])
     for number in (1, 2):
         of_round = [event for event in said.server if event.round == number]
         answers = [event for event in of_round if event.client is not None]
