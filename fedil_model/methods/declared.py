@@ -32,19 +32,22 @@ def losses_chart(*clients_terms: Series) -> Chart:
     )
 
 
-CONFIDENT = Chart(
-    "Confident samples",
-    "Share of the unlabelled samples whose label is confident enough to train on.",
-    (
-        Series(
-            "sure_share",
-            "confident",
-            "Share of unlabelled samples that train on a pseudo-label.",
-            source="client_mean",
-            unit="share",
+def confident_chart(column: str = "") -> Chart:
+    return Chart(
+        "Confident samples",
+        "Share of the unlabelled samples whose label is confident enough to train on.",
+        (
+            Series(
+                "sure_share",
+                "confident",
+                "Share of unlabelled samples that train on a pseudo-label.",
+                source="client_mean",
+                unit="share",
+                column=column,
+            ),
         ),
-    ),
-)
+    )
+
 
 CONFIDENT_BY_CLIENT = ClientValue(
     "sure_share",

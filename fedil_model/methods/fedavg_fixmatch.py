@@ -18,10 +18,10 @@ from fedil_model.methods.averaging import AveragingFold, norm_of
 from fedil_model.methods.base import MethodBase, split_batch
 from fedil_model.methods.declared import (
     CLIENT_NORM,
-    CONFIDENT,
     CONFIDENT_BY_CLIENT,
     SERVER_NORM,
     SHARED_OPTIMISERS,
+    confident_chart,
     loss_series,
     losses_chart,
 )
@@ -76,7 +76,7 @@ DISPLAY = Display(
         losses_chart(
             loss_series("pseudo", "pseudo-labels", "Cross-entropy of strong views against pseudo-labels.")
         ),
-        CONFIDENT,
+        confident_chart("sure %"),
     ),
     client_values=(CONFIDENT_BY_CLIENT,),
 )

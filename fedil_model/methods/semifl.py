@@ -18,9 +18,9 @@ from fedil_model.methods.averaging import AveragingFold, norm_of
 from fedil_model.methods.base import MethodBase, split_batch
 from fedil_model.methods.declared import (
     CLIENT_NORM,
-    CONFIDENT,
     CONFIDENT_BY_CLIENT,
     SHARED_OPTIMISERS,
+    confident_chart,
     loss_series,
     losses_chart,
 )
@@ -79,7 +79,7 @@ DISPLAY = Display(
                 "mix", "mixed samples", "Cross-entropy of mixed samples against both of their labels."
             ),
         ),
-        CONFIDENT,
+        confident_chart("sure %"),
     ),
     client_values=(CONFIDENT_BY_CLIENT,),
     outcomes=(

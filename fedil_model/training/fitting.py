@@ -1,25 +1,26 @@
-"""What is done to a model on the labelled samples before its predictions count, where a method declares it: a new
-linear head on frozen features, or training of the whole network. The same weights give the same bits."""
+"""What is done to a model on the labelled samples before its predictions count, where a method declares it.
 
-import math
+The same weights and seed give the same bits. Nothing is drawn from torch's global generator, so that a run may fit its
+models while it trains. N samples, F features, B batch.
+"""
+
 from typing import Literal
 
 import torch
-from torch.nn import functional as F
+from torch import Tensor, nn
+from torch.nn import functional
 
 from fedil_model.data.datasets.interface import Samples, Views
-from fedil_model.networks.interface import features_of
-from fedil_model.settings import Learning, ServerSettings
+from fedil_model.networks import features_of, refresh_statistics
+from fedil_model.settings import Learning
+from fedil_model.training.batches import shuffled_batches
 from fedil_model.training.evaluate import evaluating
 from fedil_model.training.flat_model import FlatModel, Weights
-from fedil_model.training.precision import seeded
-from fedil_model.training.supervised import train_supervised
+from fedil_model.training.precision import autocast
 
 FitKind = Literal["", "linear_probe", "fine_tune"]
-PROBE_STEPS = 100
-PROBE_DECAY = 1e-4
-TUNE_EPOCHS, TUNE_PARTS, TUNE_LR = 100, 10, 0.01
-"""The rate follows a cosine, part by part."""
+PROBE_STEPS, PROBE_DECAY = 100, 1e-4
+TUNE_EPOCHS, TUNE_LR, TUNE_MOMENTUM, TUNE_DECAY = 100, 0.01, 0.9, 5e-4
 
 
 def fit_model(
@@ -31,8 +32,9 @@ def fit_model(
     learning: Learning,
     seed: int,
 ) -> Weights:
-    model.load(weights)
-    with model.temporarily_loaded(), seeded(seed, model.device):
+    """linear_probe: a new last layer on frozen features. fine_tune: training of the whole network."""
+    with model.temporarily_loaded():
+        model.load(weights)
         if kind == "linear_probe":
             _probe(model, labelled, views)
         elif kind == "fine_tune":
@@ -41,43 +43,53 @@ def fit_model(
 
 
 def _probe(model: FlatModel, labelled: Samples, views: Views) -> None:
-    """Logistic regression on the features, from zero, by L-BFGS: convex, so nothing is drawn."""
+    """Logistic regression on the plain views' features, from zero, by L-BFGS: convex, so nothing is drawn."""
     embed, head = features_of(model.module)
+    parts = torch.split(labelled.inputs, 500)
     with evaluating(model.module):
-        features_NF = torch.cat(
-            [embed(views.plain(part)) for part in torch.split(labelled.inputs, 500)]
-        ).float()
-    weight = torch.zeros_like(head.weight, requires_grad=True)
-    bias = torch.zeros(head.out_features, device=model.device, requires_grad=head.bias is not None)
-    parameters = [weight] if head.bias is None else [weight, bias]
+        features_NF = torch.cat([embed(views.plain(part)).float() for part in parts])
+    parameters = [parameter for parameter in (head.weight, head.bias) if parameter is not None]
+    with torch.no_grad():
+        for parameter in parameters:
+            parameter.zero_()
     optimiser = torch.optim.LBFGS(parameters, max_iter=PROBE_STEPS, line_search_fn="strong_wolfe")
 
-    def loss() -> torch.Tensor:
+    def loss() -> Tensor:
         optimiser.zero_grad()
-        value = F.cross_entropy(F.linear(features_NF, weight, bias), labelled.labels)
-        value = value + PROBE_DECAY * weight.square().sum()
+        value = functional.cross_entropy(head(features_NF), labelled.labels)
+        value = value + PROBE_DECAY * head.weight.square().sum()
         value.backward()  # type: ignore[no-untyped-call]
         return value
 
     optimiser.step(loss)  # type: ignore[no-untyped-call]
-    with torch.no_grad():
-        head.weight.copy_(weight)
-        if head.bias is not None:
-            head.bias.copy_(bias)
 
 
 def _tune(model: FlatModel, labelled: Samples, views: Views, learning: Learning, seed: int) -> None:
-    settings = ServerSettings(batch_size=learning.server.batch_size, momentum=0.9, weight_decay=5e-4)
-    generator = torch.Generator().manual_seed(seed)
-    for part in range(TUNE_PARTS):
-        train_supervised(
-            model,
-            labelled,
-            views,
-            settings,
-            epochs=TUNE_EPOCHS // TUNE_PARTS,
-            lr=TUNE_LR * (1.0 + math.cos(math.pi * part / TUNE_PARTS)) / 2.0,
-            strong_weight=0.0,
-            generator=generator,
-            precision=learning.autocast,
-        )
+    """SGD with a cosine rate on weak views. Dropout stays off: it would draw from the global generator."""
+    module = model.module.eval()
+    for layer in module.modules():
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            layer.train()
+    groups = _decayed_and_rest(module)
+    optimiser = torch.optim.SGD(groups, TUNE_LR, TUNE_MOMENTUM, weight_decay=TUNE_DECAY, nesterov=True)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, TUNE_EPOCHS)
+    generator, batch_size = torch.Generator().manual_seed(seed), learning.server.batch_size
+    for _ in range(TUNE_EPOCHS):
+        for batch_B in shuffled_batches(len(labelled.labels), batch_size, generator, model.device):
+            optimiser.zero_grad()
+            with autocast(model.device, learning.autocast):
+                logits_BC = module(views.weak(labelled.inputs[batch_B], generator)).float()
+            loss = functional.cross_entropy(logits_BC, labelled.labels[batch_B])
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+        schedule.step()
+    refresh_statistics(module, (views.plain(part) for part in torch.split(labelled.inputs, 500)))
+
+
+def _decayed_and_rest(module: nn.Module) -> list[dict[str, object]]:
+    """Norms and biases take no weight decay."""
+    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    return [
+        {"params": [parameter for parameter in trainable if parameter.ndim > 1]},
+        {"params": [parameter for parameter in trainable if parameter.ndim <= 1], "weight_decay": 0.0},
+    ]

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from fedil_model.methods.declared import confident_chart, loss_series, losses_chart
 from fedil_model.methods.fedil.ledger import Ledger
 from fedil_model.methods.interface import (
     Arrays,
@@ -16,17 +17,6 @@ from fedil_model.methods.interface import (
 )
 
 PROJECTED, REJECTED = "projected", "rejected_cosine"
-
-
-def _loss(term: str, title: str, help: str, *, at_server: bool = False) -> Series:
-    return Series(
-        f"loss_{term}",
-        title,
-        help,
-        source="server" if at_server else "client_mean",
-        metric="fedil_loss",
-        metric_label=("term", term),
-    )
 
 
 def _purity(label_set: str, title: str, help: str, column: str = "") -> Series:
@@ -107,32 +97,15 @@ DISPLAY = Display(
                 _purity("credible", "credible", "Share of right ones among credible labels."),
             ),
         ),
-        Chart(
-            "Losses",
-            "Mean of each loss term: the server's on labelled samples, the clients' on their own.",
-            (
-                _loss("server", "server", "Cross-entropy on the labelled samples.", at_server=True),
-                _loss("pseudo", "ξa pseudo-labels", "Cross-entropy of strong views against pseudo-labels."),
-                _loss(
-                    "pseudo_weak", "ξa on weak views", "Cross-entropy of weak views against pseudo-labels."
-                ),
-                _loss("consistency", "ξb consistency", "KL divergence from θ₀'s predictions."),
-                _loss("credible", "ξc credible set", "Cross-entropy on the credible set."),
+        losses_chart(
+            loss_series("pseudo", "ξa pseudo-labels", "Cross-entropy of strong views against pseudo-labels."),
+            loss_series(
+                "pseudo_weak", "ξa on weak views", "Cross-entropy of weak views against pseudo-labels."
             ),
+            loss_series("consistency", "ξb consistency", "KL divergence from θ₀'s predictions."),
+            loss_series("credible", "ξc credible set", "Cross-entropy on the credible set."),
         ),
-        Chart(
-            "Confident samples",
-            "Share of the unlabelled samples whose label is confident enough to train on.",
-            (
-                Series(
-                    "sure_share",
-                    "confident",
-                    "Share of unlabelled samples that train on a pseudo-label.",
-                    source="client_mean",
-                    unit="share",
-                ),
-            ),
-        ),
+        confident_chart(),
     ),
     client_values=(
         ClientValue(

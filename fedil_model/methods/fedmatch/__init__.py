@@ -6,10 +6,10 @@ from pydantic import Field
 
 from fedil_model.methods.declared import (
     CLIENT_NORM,
-    CONFIDENT,
     CONFIDENT_BY_CLIENT,
     SERVER_NORM,
     SHARED_OPTIMISERS,
+    confident_chart,
     loss_series,
     losses_chart,
 )
@@ -92,7 +92,7 @@ DISPLAY = Display(
                 "helpers", "helpers", "KL divergence from the helpers' predictions; 0 without helpers."
             ),
         ),
-        CONFIDENT,
+        confident_chart("sure %"),
         Chart(
             "Sparse updates",
             "Share of ψ's entries that changed enough to be sent.",
