@@ -7,18 +7,17 @@ are pure: state in, state out. Everything that is sent or kept is a mapping of n
 Adding a method: one module that returns a `MethodSpec`, and one line in `METHODS`; or no line at all, when a recipe
 names it as `module:callable`. The contract suite is tests/contract/test_method_contract.py.
 
-This module does not import torch, so that a recipe is validated before torch is loaded.
+This module imports neither torch nor numpy, so that a recipe is validated before they are loaded.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-import numpy as np
-
 from fedil_model.settings import Learning, MethodSettings
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     from torch import Tensor
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 Tensors = Mapping[str, "Tensor"]
 State = Tensors
 """What the server keeps between rounds. A checkpoint holds all of it; clients receive only what is broadcast."""
-Arrays = Mapping[str, np.ndarray]
+Arrays = Mapping[str, "np.ndarray"]
 """What a client keeps between its activations. The store holds it, with the promises of a ledger: one generation per
 activation, the last two kept, committed before the update is sent."""
 
@@ -283,7 +282,7 @@ class StateView:
     counts: Mapping[str, int]
     """Such as samples, pseudo_labels, credible"""
     tables: tuple[Table, ...] = ()
-    label_sets: Mapping[str, np.ndarray] = field(default_factory=dict)
+    label_sets: "Mapping[str, np.ndarray]" = field(default_factory=dict)
     """Set → the label of each sample, −1 for samples outside the set"""
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from broker_config.protocol.errors import FedILError
 from fedil_model.errors import SettingError
-from fedil_model.methods import find_method, plugins_named
 from ops.cli.recipe_files import with_data_root
 from server_worker.run.folder import RunDir
 
@@ -52,6 +51,8 @@ def refuse_other_plugins(
     run_dir: Path, values: dict[str, Any], plugins: Collection[str], remedy: str = ALLOW_BY_NAME
 ) -> None:
     """The folder may come from elsewhere: code that its recipe names runs only if it is allowed by name."""
+    from fedil_model.methods import plugins_named
+
     for name in plugins_named(values):
         if name not in plugins:
             how = remedy.format(name=shlex.quote(name))
@@ -66,6 +67,7 @@ def load_weights(
 
     from fedil_model.data.datasets import open_dataset
     from fedil_model.data.split import Split
+    from fedil_model.methods import find_method
     from fedil_model.training.flat_model import FlatModel, Weights, from_arrays
     from server_worker.run.checkpoint import CheckpointFolder
     from server_worker.run.inputs import chosen_samples, make_fit, network_of

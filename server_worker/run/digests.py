@@ -9,10 +9,13 @@ from server_worker.run.checkpoint import Checkpoint
 
 
 def model_digest(checkpoint: Checkpoint | None) -> str:
-    """Of the model that ships; empty before the first round has closed."""
-    keys = checkpoint.meta["models"].get("global", ()) if checkpoint else ()
-    parts = [checkpoint.arrays[key] for key in keys] if checkpoint else []
-    return digest([part.data for part in parts if part.size]) if parts else ""
+    """Of the model that ships, or of the server's state before the first round has closed; empty without a
+    checkpoint."""
+    if checkpoint is None:
+        return ""
+    state = sorted(key for key in checkpoint.arrays if key.startswith("state/"))
+    keys = checkpoint.meta["models"].get("global", state)
+    return digest([checkpoint.arrays[key].data for key in keys if checkpoint.arrays[key].size])
 
 
 def ledger_digest(store: Store, run: str) -> str:

@@ -27,7 +27,7 @@ def with_plugin(task: TrainTask) -> TrainTask:
 BAD_TASKS: dict[str, tuple[str, Callable[[TrainTask], TrainTask]]] = {
     "code that is not allowed": ("this worker does not run os:abort", with_plugin),
     "settings that are none": (
-        "schema: hyperparameters: ",
+        "schema: settings: ",
         lambda task: dataclasses.replace(task, learning='{"client": 7}'),
     ),
 }

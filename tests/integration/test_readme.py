@@ -32,7 +32,7 @@ def test_the_example_of_ones_own_network_and_data_trains(tmp_path: Path) -> None
 def test_every_file_that_the_tour_names_exists() -> None:
     tour = README[README.index("## A tour of the code") :]
     rows = re.findall(r"^\| `(.+?)` \|", tour, re.MULTILINE)
-    assert len(rows) == 11
+    assert len(rows) == 12
     for before, choices, after in (re.fullmatch(r"([^{]*)(?:\{(.*)\}(.*))?", row).groups("") for row in rows):  # type: ignore[union-attr]
         for choice in choices.split(","):
             assert (ROOT / f"{before}{choice}{after}").exists(), f"{before}{choice}{after}"

@@ -1,8 +1,8 @@
 """FedIL (arXiv 2302.11823): federated incremental learning from a server's labels and clients' unlabelled samples."""
 
-from fedil_model.methods.fedil.display import DISPLAY, view_ledger
+from fedil_model.methods.fedil.display import DISPLAY
 from fedil_model.methods.fedil.settings import PROFILES, FedILSettings
-from fedil_model.methods.interface import Method, MethodContext, MethodSpec
+from fedil_model.methods.interface import Arrays, Method, MethodContext, MethodSpec, StateView
 
 
 def spec() -> MethodSpec:
@@ -13,7 +13,7 @@ def spec() -> MethodSpec:
         make=_make,
         display=DISPLAY,
         profiles=PROFILES,
-        view_state=view_ledger,
+        view_state=_view_state,
     )
 
 
@@ -21,3 +21,9 @@ def _make(context: MethodContext) -> Method:
     from fedil_model.methods.fedil.method import FedIL  # imports torch
 
     return FedIL(context)
+
+
+def _view_state(arrays: Arrays) -> StateView:
+    from fedil_model.methods.fedil.ledger_view import view_ledger  # imports numpy
+
+    return view_ledger(arrays)

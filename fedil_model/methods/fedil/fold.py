@@ -10,7 +10,7 @@ import torch
 from fedil_model.methods.averaging import add_momentum, read_delta, typical_effort
 from fedil_model.methods.fedil.aggregation import Gauge, IncrementalFold
 from fedil_model.methods.fedil.settings import FedILSettings
-from fedil_model.methods.interface import Answer, Folded, State, Tensors, Verdict
+from fedil_model.methods.interface import INVALID, Answer, Folded, State, Tensors, Verdict
 from fedil_model.settings import Learning
 from fedil_model.training.exact_sum import BLOCK
 from fedil_model.training.flat_model import Weights
@@ -42,6 +42,8 @@ class FedILFold:
         delta = read_delta(answer, self._bases, self._global.params.device)
         if isinstance(delta, Verdict):
             return delta
+        if answer.num_steps < 1:
+            return Verdict(INVALID, "num_steps is 0: FedIL's clients always train")
         # What the client did depends on the version that it received: its θ′, its θ₀ and its learning rate.
         lr = learning_rate(self._learning.client, answer.base_version, self._learning.rounds)
         decay = decay_factor(self._learning.client, lr, answer.num_steps)

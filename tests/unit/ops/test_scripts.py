@@ -57,7 +57,7 @@ def test_a_machine_without_python_is_told_what_to_install(clone: Path) -> None:
     put_program(clone, "python3", "exit 1  # too old: its version check fails")
     result = run_script(clone, "quickstart")
     assert result.returncode == 1
-    assert result.stderr.startswith("fedil: Python 3.11 or newer is needed")
+    assert result.stderr.startswith("fedil: Python 3.11 or newer was not found")
     assert not (clone / ".venv").exists()
 
 
