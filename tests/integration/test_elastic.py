@@ -180,7 +180,7 @@ def test_the_task_of_a_frozen_worker_goes_to_another_and_its_late_answer_does_no
         if (number, answered) == (2, 1):
             frozen.gate.open()
             frozen.process.send_signal(signal.SIGCONT)
-            frozen.until_it_says("a message goes back to its queue")
+            frozen.until_it_says("a message returns to its queue")
 
     federation.diary.on_update = thaw
     server = federation.serve()
