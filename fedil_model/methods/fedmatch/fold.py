@@ -80,7 +80,7 @@ class FedMatchFold:
         state = {**folded.state, "sigma.params": sigma_P}
         for client, (version, psi) in sorted(self._reported.items()):
             embedding_C = self._embed(add_parts(sigma_P, psi))
-            # Without a place among the others it is nobody's neighbour.
+            # Without an embedding it is no client's neighbour.
             if all_finite(embedding_C):
                 state |= psi.tensors(f"helper.{client}")
                 state |= {
