@@ -190,7 +190,8 @@ class Coordinator:
         )
         totals = add_to_totals(progress.totals, outcomes)
         model_norm = float(torch.linalg.vector_norm(end.models["global"].params))
-        increments = (*progress.increments, Increment(folded.delta_norm, folded.effort, model_norm))
+        norm = folded.delta_norm if end.delta_norm is None else end.delta_norm
+        increments = (*progress.increments, Increment(norm, folded.effort, model_norm))
         rates = [learning_rate(self._recipe.client, t, self._recipe.rounds) for t in range(1, number + 1)]
         convergence = asdict(assess(increments, rates))
         metrics = {**step.metrics, **folded.metrics, **end.metrics}
@@ -209,7 +210,7 @@ class Coordinator:
                 selected=len(outcomes),
                 accepted=sum(outcome.counts for outcome in outcomes),
                 outcomes=outcomes,
-                delta_norm=folded.delta_norm,
+                delta_norm=norm,
                 verdict=convergence.pop("verdict"),
                 convergence=convergence,
                 series=round_series(self._display, metrics, outcomes, progress.totals, totals),
