@@ -89,6 +89,8 @@ class ServerSettings(OptimiserSettings):
     """Epochs on the labelled data before round 1."""
     pretrain_lr: PositiveFloat | None = None
     """Learning rate for them, where it should not be `lr`."""
+    pretrain_schedule: Literal["constant", "cosine"] = "constant"
+    """"cosine" decays to 0 over the epochs before round 1."""
     pretrain_strong_weight: float = Field(default=0.0, ge=0.0)
     """Weight of an additional cross-entropy on the strong view of labelled samples, before round 1 …"""
     strong_weight: float = Field(default=0.0, ge=0.0)

@@ -136,7 +136,7 @@ class Coordinator:
 
         self._reporter.enter(number, "broadcast")
         bases = {**progress.bases, number: step.broadcast}
-        fold = self._method.open_fold(step.state, bases, number)
+        fold = self._method.open_fold(step.state, bases, number, self._labelled)
         self._dispatcher.start_round(step.state, progress.answered)
         opened = self._mode.open(progress)
         if self._restarted:

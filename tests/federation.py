@@ -33,6 +33,7 @@ from fedil_model.data.datasets import open_dataset
 from fedil_model.data.datasets.interface import Dataset, Samples
 from fedil_model.data.split import make_split
 from fedil_model.methods import make_method, plugins_named
+from fedil_model.methods.interface import Method
 from fedil_model.settings import merge
 from fedil_model.training.flat_model import Weights
 from server_worker.coordinator import Coordinator, ServerContext, Stopped
@@ -138,6 +139,8 @@ class Federation:
     site: str = SITE
     away: Callable[[], float] = lambda: 0.0
     connect_for_inspection: Callable[[], Transport] | None = None
+    wrap: Callable[[Method], Method] = lambda method: method
+    """What the server's method is replaced by"""
 
     def __post_init__(self) -> None:
         self.dataset = open_dataset(self.recipe.data)
@@ -179,7 +182,7 @@ class Federation:
         )
         labelled = Samples(self.train.inputs[chosen], self.train.labels[chosen])
         method = make_method(self.recipe.learning(), self.dataset, torch.device("cpu"))
-        return Coordinator(self.recipe.name, self.recipe, method, labelled, context)
+        return Coordinator(self.recipe.name, self.recipe, self.wrap(method), labelled, context)
 
     def play(self) -> Progress | None:
         """The whole run (None if stopped), with one worker beside it."""

@@ -5,7 +5,13 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeGuard
 
-from prometheus_client import CollectorRegistry, Metric, ProcessCollector, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Metric,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
@@ -13,6 +19,8 @@ from prometheus_client.samples import Sample
 EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10000.0)
 """Histogram buckets of durations"""
+
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 Bytes = Callable[[], tuple[Mapping[str, int], Mapping[str, int]]]
 """Reads how many bytes a transport has sent and received, by kind"""
@@ -35,7 +43,6 @@ class Registry(CollectorRegistry):
             family.samples = [
                 Sample(sample.name, {**self._labels, **sample.labels}, sample.value)
                 for sample in family.samples
-                if not sample.name.endswith("_created")
             ]
             yield family
         yield from self._process.collect()

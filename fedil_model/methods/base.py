@@ -47,7 +47,10 @@ class MethodBase:
         if settings.pretrain_epochs:
             lr, seed = settings.pretrain_lr or settings.lr, self._seed("pretrain")
             weight = settings.pretrain_strong_weight
-            self._train_supervised(labelled, settings, settings.pretrain_epochs, lr, weight, seed)
+            decay = settings.pretrain_schedule == "cosine"
+            self._train_supervised(
+                labelled, settings, settings.pretrain_epochs, lr, weight, seed, decay=decay
+            )
         self._refresh(labelled)
         return self._student.take_weights()
 
@@ -72,6 +75,8 @@ class MethodBase:
         lr: float,
         strong_weight: float,
         seed: int,
+        *,
+        decay: bool = False,
     ) -> Supervised:
         with seeded(seed, self.device):
             return train_supervised(
@@ -84,6 +89,7 @@ class MethodBase:
                 strong_weight=strong_weight,
                 generator=torch.Generator().manual_seed(seed),
                 precision=self._learning.autocast,
+                decay=decay,
                 check_stop=self.check_stop,
             )
 

@@ -157,7 +157,13 @@ class FedAvgFixMatch(MethodBase):
         if self._settings.proximal > 0.0:
             self._student.grads.add_(self._student.params - received.params, alpha=self._settings.proximal)
 
-    def open_fold(self, state: State, bases: Mapping[int, Tensors], version: int) -> AveragingFold:
+    def open_fold(
+        self,
+        state: State,
+        bases: Mapping[int, Tensors],
+        version: int,
+        labelled: Samples,  # noqa: ARG002
+    ) -> AveragingFold:
         return AveragingFold(
             self._learning,
             state,

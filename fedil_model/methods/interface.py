@@ -152,9 +152,11 @@ class Method(Protocol):
 
     def client_step(self, activation: Activation) -> ClientResult: ...
 
-    def open_fold(self, state: State, bases: Mapping[int, Tensors], version: int) -> Fold:
+    def open_fold(
+        self, state: State, bases: Mapping[int, Tensors], version: int, labelled: "Samples"
+    ) -> Fold:
         """`bases`: the broadcasts that updates may have started from, by version; `version` is the one that moves, and
-        among them. In a synchronous round it is the only one."""
+        among them. In a synchronous round it is the only one. `labelled`: for a fold that tries updates on labels."""
 
     def end_round(self, state: State, broadcast: Tensors, labelled: "Samples", round_number: int) -> RoundEnd:
         """After the fold: a last step of the server, if the method has one, and the models to evaluate."""
@@ -281,7 +283,8 @@ class StateView:
 
     counts: Mapping[str, int]
     """Such as samples, pseudo_labels, credible"""
-    tables: tuple[Table, ...] = ()
+    tables: Callable[[], Sequence[Table]] = tuple
+    """Called only to print them: the server reads counts and label sets in every round."""
     label_sets: "Mapping[str, np.ndarray]" = field(default_factory=dict)
     """Set → the label of each sample, −1 for samples outside the set"""
 

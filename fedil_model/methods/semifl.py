@@ -177,7 +177,13 @@ class SemiFL(MethodBase):
             total += losses.detach()
         return total
 
-    def open_fold(self, state: State, bases: Mapping[int, Tensors], version: int) -> "SemiFLFold":
+    def open_fold(
+        self,
+        state: State,
+        bases: Mapping[int, Tensors],
+        version: int,
+        labelled: Samples,  # noqa: ARG002
+    ) -> "SemiFLFold":
         momentum, variances_Q = self._settings.server_momentum, self._variances()
         return SemiFLFold(self._learning, state, bases, version, variances_Q=variances_Q, momentum=momentum)
 

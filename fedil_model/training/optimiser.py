@@ -15,8 +15,12 @@ def learning_rate(settings: OptimiserSettings, round_number: int, rounds: int) -
     if settings.lr_schedule == "constant":
         return settings.lr
     done = min(max(round_number - 1, 0) / max(rounds, 1), 1.0)
-    share = settings.lr_floor + (1.0 - settings.lr_floor) * (1.0 + math.cos(math.pi * done)) / 2.0
-    return settings.lr * share
+    return settings.lr * (settings.lr_floor + (1.0 - settings.lr_floor) * cosine(done))
+
+
+def cosine(done: float) -> float:
+    """From 1 to 0 as `done` goes from 0 to 1."""
+    return (1.0 + math.cos(math.pi * done)) / 2.0
 
 
 class FlatSGD:
@@ -25,7 +29,7 @@ class FlatSGD:
     def __init__(self, model: FlatModel, settings: OptimiserSettings, lr: float) -> None:
         self._model = model
         self._settings = settings
-        self._lr = lr
+        self.lr = lr
         self._grads = model.grads
         self._velocity: Tensor | None = None
         self.num_steps = 0
@@ -48,7 +52,7 @@ class FlatSGD:
                 if self.num_steps > 0:
                     self._velocity.mul_(s.momentum).add_(grads)
                 step = grads.add_(self._velocity, alpha=s.momentum) if s.nesterov else self._velocity
-            params.add_(step, alpha=-self._lr)
+            params.add_(step, alpha=-self.lr)
         self.num_steps += 1
 
 

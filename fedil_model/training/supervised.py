@@ -11,7 +11,7 @@ from fedil_model.errors import NumericError
 from fedil_model.settings import ServerSettings
 from fedil_model.training.batches import shuffled_batches
 from fedil_model.training.flat_model import FlatModel, all_finite
-from fedil_model.training.optimiser import FlatSGD
+from fedil_model.training.optimiser import FlatSGD, cosine
 from fedil_model.training.precision import Autocast, autocast
 
 
@@ -33,17 +33,21 @@ def train_supervised(
     strong_weight: float,
     generator: torch.Generator,
     precision: Autocast = "off",
+    decay: bool = False,
     check_stop: Callable[[], None] = lambda: None,
 ) -> Supervised:
-    """Eq. 22, with the loss that it means: cross-entropy of the weak view against the true label. `check_stop` is
-    called with every batch, and may raise."""
+    """Eq. 22, with the loss that it means: cross-entropy of the weak view against the true label. With `decay` the rate
+    goes to 0 along a cosine over these steps. `check_stop` is called with every batch, and may raise."""
     optimiser = FlatSGD(model, settings, lr)
     model.module.train()
     epoch_loss = torch.zeros((), device=model.device)
-    for _ in range(epochs):
+    for epoch in range(epochs):
         epoch_loss = torch.zeros((), device=model.device)
-        for batch in shuffled_batches(len(samples.labels), settings.batch_size, generator, model.device):
+        batches = shuffled_batches(len(samples.labels), settings.batch_size, generator, model.device)
+        for number, batch in enumerate(batches):
             check_stop()
+            if decay:
+                optimiser.lr = lr * cosine((epoch + number / len(batches)) / epochs)
             raw, labels_B = samples.inputs[batch], samples.labels[batch]
             inputs, weights = [views.weak(raw, generator)], [1.0]
             if strong_weight > 0.0:

@@ -155,7 +155,7 @@ def as_json(run: str, one: ClientState) -> dict[str, object]:
         return facts | {"trouble": one.trouble}
     if one.view is None:
         return facts | {"bytes": one.size}
-    return facts | dict(one.view.counts) | {table.name: _table_as_json(table) for table in one.view.tables}
+    return facts | dict(one.view.counts) | {table.name: _table_as_json(table) for table in one.view.tables()}
 
 
 def _table_as_json(table: CountTable) -> dict[str, object]:
@@ -175,7 +175,7 @@ def print_one(run: str, one: ClientState, spec: MethodSpec) -> None:
         f"open activation {text_of(one.open_activation)}"
     )
     console.print(summary([one], spec))
-    for table in one.view.tables if one.view else ():
+    for table in one.view.tables() if one.view else ():
         if table.rows:
             console.print()
             console.print(histogram(table))

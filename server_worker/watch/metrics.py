@@ -6,7 +6,7 @@ Counters begin at 0 with the process. Gauges show the last round, after a restar
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from prometheus_client import Counter, Histogram, Info, Metric
+from prometheus_client import Counter, Histogram, Info, Metric, Summary
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
@@ -183,11 +183,10 @@ class _Rounds:
         self._seconds = Histogram(
             "fedil_round_duration_seconds", "Duration of rounds.", buckets=SECONDS, registry=registry
         )
-        phases = Histogram(
+        phases = Summary(
             "fedil_phase_duration_seconds",
             "Duration of the phases of rounds; evaluate runs beside the next round.",
             ["phase"],
-            buckets=SECONDS[2::2],  # decades: most of a scrape's time goes into writing buckets
             registry=registry,
         )
         self._phases = {phase: phases.labels(phase) for phase in PHASES}
@@ -198,9 +197,11 @@ class _Rounds:
         }
 
     def count(self, record: RoundRecord) -> None:
-        for name, histogram in {"total": self._seconds, **self._phases}.items():
-            if is_known(seconds := record.seconds.get(name)):
-                histogram.observe(seconds)
+        if is_known(total := record.seconds.get("total")):
+            self._seconds.observe(total)
+        for phase, summary in self._phases.items():
+            if is_known(seconds := record.seconds.get(phase)):
+                summary.observe(seconds)
         for name, counter in self._gains.items():
             if is_known(gain := record.series.get(name)) and gain > 0:
                 counter.inc(gain)

@@ -117,7 +117,13 @@ class Echo:
     def extra(self, state: State, name: str) -> Tensors:
         raise KeyError(name)
 
-    def open_fold(self, state: State, bases: Mapping[int, Tensors], version: int) -> Fold:
+    def open_fold(
+        self,
+        state: State,
+        bases: Mapping[int, Tensors],
+        version: int,
+        labelled: Samples,
+    ) -> Fold:
         return self._make_fold(state["params"])
 
     def client_step(self, activation: Activation) -> ClientResult:

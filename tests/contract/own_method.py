@@ -151,7 +151,13 @@ class Own(MethodBase):
             {"distance": sum(distances) / len(distances), "seen": float(len(activation.inputs))},
         )
 
-    def open_fold(self, state: State, bases: Mapping[int, Tensors], version: int) -> "KeepingFold":
+    def open_fold(
+        self,
+        state: State,
+        bases: Mapping[int, Tensors],
+        version: int,
+        labelled: Samples,
+    ) -> "KeepingFold":
         settings = self._learning.method
         assert isinstance(settings, OwnSettings)
         return KeepingFold(state, bases[version], settings.most_kept)

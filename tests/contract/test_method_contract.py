@@ -1,7 +1,8 @@
 """What the engine relies on, for every registered method and for one from outside the package."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from broker_config.transports.memory.broker import EmbeddedBroker
 from fedil_model.data.datasets import open_dataset
 from fedil_model.data.datasets.interface import Samples
 from fedil_model.errors import SettingError
@@ -123,7 +125,7 @@ def test_the_server_leaves_the_state_that_it_is_given_alone(name: str) -> None:
     bench = Bench(name)
     before = bits(bench.state)
     step = bench.method.server_step(bench.state, bench.labelled, 1)
-    fold = bench.method.open_fold(step.state, {1: step.broadcast}, 1)
+    fold = bench.method.open_fold(step.state, {1: step.broadcast}, 1, bench.labelled)
     kept = bits(step.state)
     for client in range(2):
         fold.add(bench.answer(client, bench.method.client_step(bench.activation(client))))
@@ -140,7 +142,7 @@ def test_the_fold_gives_the_same_bits_in_any_order(name: str) -> None:
     ]
     folded: list[tuple[dict[str, bytes], float]] = []
     for order in itertools.permutations(answers):
-        fold = bench.method.open_fold(bench.step.state, {1: bench.step.broadcast}, 1)
+        fold = bench.method.open_fold(bench.step.state, {1: bench.step.broadcast}, 1, bench.labelled)
         verdicts = [fold.add(answer) for answer in order]
         assert any(verdict.counts for verdict in verdicts)
         closed = fold.close()
@@ -173,7 +175,7 @@ def test_poison_is_refused_and_changes_nothing(name: str, poison: float) -> None
     bad = ClientResult(spoilt, good.state, good.num_steps, good.metrics)
 
     def closed(*results: ClientResult) -> State:
-        fold = bench.method.open_fold(bench.step.state, {1: bench.step.broadcast}, 1)
+        fold = bench.method.open_fold(bench.step.state, {1: bench.step.broadcast}, 1, bench.labelled)
         verdicts = [fold.add(bench.answer(client, result)) for client, result in enumerate(results)]
         assert [verdict.outcome for verdict in verdicts[1:]] == [INVALID] * (len(results) - 1)
         return fold.close().state
@@ -224,20 +226,50 @@ def test_every_declared_series_appears_in_every_round(name: str, tmp_path: Path)
     assert any(record.delta_norm > 0 for record in federation.diary.records)
 
 
+class Killed(BaseException):
+    pass
+
+
+class Mortal:
+    """A method of a server that dies when `lives` of its steps are done: nothing runs after that, no handler and no
+    clean-up but that of the interpreter."""
+
+    STEPS = ("initial_state", "server_step", "extra", "open_fold", "add", "close", "end_round")
+
+    def __init__(self, inner: Any, lives: Iterator[int]) -> None:
+        self._inner, self._lives = inner, lives
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._inner, name)
+        return partial(self._step, attribute) if name in self.STEPS else attribute
+
+    def _step(self, step: Callable[..., Any], *given: Any) -> Any:
+        done = step(*given)
+        if next(self._lives, None) is None:
+            raise Killed
+        return Mortal(done, self._lives) if hasattr(done, "add") else done
+
+
 @every_method
-def test_a_run_that_is_stopped_between_any_two_steps_ends_with_the_same_bits(
+def test_a_run_killed_between_any_two_steps_of_its_server_ends_with_the_same_bits(
     name: str, tmp_path: Path
 ) -> None:
+    """Every second time the broker dies with the server, as in a simulation."""
     undisturbed = Federation(recipe_for(name), tmp_path / "undisturbed")
     assert undisturbed.play() is not None
-    for number, answered in ((1, 1), (2, 2), (3, 3)):
-        disturbed = Federation(recipe_for(name), tmp_path / f"stopped-{number}-{answered}")
-        at = (number, answered)
-        disturbed.diary.on_update = lambda *now, at=at, one=disturbed: one.stop.set() if now == at else None
-        assert disturbed.play() is None
-        again = Federation(recipe_for(name), disturbed.directory, broker=disturbed.broker)
-        assert again.play() is not None
-        assert again.fingerprint() == undisturbed.fingerprint()
+    for lives in itertools.count():
+        folder = tmp_path / f"killed-{lives}"
+        first = Federation(recipe_for(name), folder, wrap=partial(Mortal, lives=iter(range(lives))))
+        try:
+            assert first.play() is not None
+        except Killed:
+            broker = first.broker if lives % 2 else EmbeddedBroker()
+            again = Federation(recipe_for(name), folder, broker=broker)
+            assert again.play() is not None
+            assert again.fingerprint() == undisturbed.fingerprint()
+        else:
+            break
+    assert lives >= 1 + 7 * ROUNDS
 
 
 @every_method

@@ -20,6 +20,7 @@ class Shares:
 @dataclass(frozen=True)
 class ViewedBatch:
     weak_B: Tensor
+    """Empty where no loss needs it"""
     labels_B: Tensor
     """Pseudo-labels, where they are known beforehand"""
     sure_B: Tensor
@@ -31,7 +32,7 @@ class ViewedBatch:
     def parts(self, size: int | None) -> "Iterator[tuple[ViewedBatch, Shares | None]]":
         """Parts of at most `size` samples of each kind; None with the whole. The gradients add up to the batch's,
         but for rounding, and but for what looks at its neighbours: batch norm sees the part's statistics."""
-        num_unlabelled, num_trusted = len(self.weak_B), len(self.trusted_L)
+        num_unlabelled, num_trusted = len(self.labels_B), len(self.trusted_L)
         largest = max(num_unlabelled, num_trusted)
         if size is None or largest <= size:
             yield self, None
@@ -50,7 +51,7 @@ class ViewedBatch:
         for fields in zip(*columns, strict=True):
             part = ViewedBatch(*fields)
             share_B, share_L = (
-                len(part.weak_B) / max(num_unlabelled, 1),
+                len(part.labels_B) / max(num_unlabelled, 1),
                 len(part.trusted_L) / max(num_trusted, 1),
             )
             yield part, Shares(share_B, share_L)

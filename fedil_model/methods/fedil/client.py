@@ -1,5 +1,6 @@
 """Algorithm 2: what one activation of a client does. N samples of the client, C classes, B batch."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,7 @@ from torch import Tensor
 from fedil_model.errors import StateError
 from fedil_model.methods.base import check_finite, make_view
 from fedil_model.methods.fedil.batch import ViewedBatch
-from fedil_model.methods.fedil.ledger import Ledger, Observation
+from fedil_model.methods.fedil.ledger import NEVER, NO_LABEL, Ledger, Observation, encode_labels
 from fedil_model.methods.fedil.losses import consistency_loss, credible_loss, pseudo_label_loss
 from fedil_model.methods.fedil.settings import FedILSettings
 from fedil_model.methods.interface import Activation, ClientResult, MethodContext
@@ -42,11 +43,10 @@ class ClientTraining:
         before = Ledger.from_arrays(kept, len(inputs)) if kept else Ledger.empty(len(inputs))
         with self._teacher.temporarily_loaded():
             targets = self._observe(global_, server, inputs)
-            after = before.observe(
-                targets.observation, self._settings.credibility, self._settings.demote_after
-            )
+            credibility = self._settings.credibility if self._settings.pseudo_label_set else NEVER
+            after = before.observe(targets.observation, credibility, self._settings.demote_after)
             member = after if self._settings.promote_lag == 0 else before
-            plan = _Plan.make(member, targets, self.device)
+            plan = self._plan(member, targets)
             self._student.load(server if self._settings.client_init == "server" else global_)
             seed = derive_seed(self._learning.seed, "client", activation.round_number, client)
             with seeded(seed, self.device):
@@ -58,9 +58,19 @@ class ClientTraining:
         metrics = losses | {
             "pseudo_labels": float((after.labels_N >= 0).sum()),
             "credible": float(after.credible_N.sum()),
-            "sure_share": float(plan.sure_U.float().mean()) if len(plan.sure_U) else 0.0,
+            "sure_share": plan.sure_share,
         }
-        return ClientResult(delta.tensors("delta"), after.to_arrays(), num_steps, metrics)
+        state = after.to_arrays()
+        if self._settings.pseudo_source != "live":
+            state["taught"] = encode_labels(plan.taught(len(inputs)))
+        return ClientResult(delta.tensors("delta"), state, num_steps, metrics)
+
+    def _plan(self, ledger: Ledger, targets: "_Targets") -> "_Plan":
+        if self._settings.batches == "mixed":
+            return _Plan.mixed(ledger, targets, self.device)
+        least = min(self._learning.client.batch_size, len(ledger))
+        credible = self._settings.weight_credible > 0.0
+        return _Plan.sure_only(ledger, targets, self.device, least=least, credible=credible)
 
     def _observe(self, global_: Weights, server: Weights, inputs: Tensor) -> "_Targets":
         """The frozen, received models on the plain view. The teacher stays loaded with θ₀ for ξb."""
@@ -79,6 +89,7 @@ class ClientTraining:
         return _Targets(
             Observation(labels_N.cpu().numpy(), sure_N.cpu().numpy()),
             pseudo_labels_N,
+            pseudo_confidence_N,
             pseudo_confidence_N >= self._settings.threshold,
         )
 
@@ -119,10 +130,15 @@ class ClientTraining:
         # Labels known beforehand: a sample that is not sure adds nothing to ξa, so its strong view is not made.
         sure_B = torch.ones_like(batch_U, dtype=torch.bool) if live else plan.sure_U[batch_U]
         credible = plan.draw_credible(self._learning.client.batch_size, generator)
-        weak_B = make_view(self._views.weak, raw, generator)
+        weak_B = make_view(self._views.weak, raw if self._needs_weak_views else raw[:0], generator)
         strong_S = make_view(self._views.strong, raw.index_select(0, sure_B.nonzero()[:, 0]), generator)
         trusted_L = make_view(self._views.weak, inputs.index_select(0, credible.indices), generator)
         return ViewedBatch(weak_B, plan.labels_U[batch_U], sure_B, strong_S, trusted_L, credible.labels)
+
+    @property
+    def _needs_weak_views(self) -> bool:
+        s = self._settings
+        return s.pseudo_source == "live" or max(s.weight_pseudo_weak, s.weight_consistency) > 0.0
 
     def _losses(self, batch: ViewedBatch) -> Tensor:
         """ξa, its twin on the weak view, ξb and ξc of one batch, from a single forward pass of all views."""
@@ -131,7 +147,8 @@ class ClientTraining:
         with autocast(self.device, self._learning.autocast):
             logits = self._student.module(torch.cat(parts)).float()
             with torch.no_grad():
-                logits_server_BC = self._teacher.module(weak).float() if len(weak) else logits[:0]
+                consistent = len(weak) > 0 and self._settings.weight_consistency > 0.0
+                logits_server_BC = self._teacher.module(weak).float() if consistent else logits[:0]
         weak_BC, strong_SC, credible_LC = logits.split([len(weak), len(strong), len(trusted)])
         zero = logits.new_zeros(())
         pseudo, pseudo_weak = zero, zero
@@ -139,10 +156,10 @@ class ClientTraining:
             confidence_B, labels_B = weak_BC.detach().softmax(1).max(1)
             pseudo = pseudo_label_loss(strong_SC, labels_B, confidence_B >= self._settings.threshold)
         elif len(strong):
-            labels_B, share = batch.labels_B, len(strong) / len(weak)
+            labels_B, share = batch.labels_B, len(strong) / len(batch.labels_B)
             pseudo = credible_loss(strong_SC, labels_B[batch.sure_B]) * share
-            pseudo_weak = pseudo_label_loss(weak_BC, labels_B, batch.sure_B)
-        consistency = consistency_loss(logits_server_BC, weak_BC) if len(weak) else zero
+            pseudo_weak = pseudo_label_loss(weak_BC, labels_B, batch.sure_B) if len(weak) else zero
+        consistency = consistency_loss(logits_server_BC, weak_BC) if consistent else zero
         trust = credible_loss(credible_LC, batch.labels_L) if len(trusted) else zero
         return torch.stack([pseudo, pseudo_weak, consistency, trust])
 
@@ -151,6 +168,7 @@ class ClientTraining:
 class _Targets:
     observation: Observation
     labels_N: Tensor
+    confidence_N: Tensor
     sure_N: Tensor
 
 
@@ -162,32 +180,75 @@ class _Credible:
 
 @dataclass(frozen=True)
 class _Plan:
-    """Which samples one activation trains on: U unlabelled ones, L credible ones."""
+    """Which samples one activation trains on: U with pseudo-labels, where they are sure, and L credible ones."""
 
     unlabelled_U: Tensor
     labels_U: Tensor
     sure_U: Tensor
     credible: _Credible
+    samples_per_epoch: int
+    sure_share: float
 
     @staticmethod
-    def make(ledger: Ledger, targets: _Targets, device: torch.device) -> "_Plan":
+    def mixed(ledger: Ledger, targets: _Targets, device: torch.device) -> "_Plan":
+        """U: all samples that are not credible. Those that are not sure have no ξa."""
         unlabelled_U = torch.from_numpy(np.flatnonzero(~ledger.credible_N)).to(device)
         credible_L = np.flatnonzero(ledger.credible_N)
         labels_L = torch.from_numpy(ledger.labels_N[credible_L].astype(np.int64)).to(device)
+        sure_U = targets.sure_N[unlabelled_U]
         return _Plan(
             unlabelled_U,
             targets.labels_N[unlabelled_U],
-            targets.sure_N[unlabelled_U],
+            sure_U,
             _Credible(torch.from_numpy(credible_L).to(device), labels_L),
+            len(unlabelled_U),
+            float(sure_U.float().mean()) if len(sure_U) else 0.0,
         )
 
-    def batches(self, batch_size: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """Positions in U, shuffled. With everything promoted: empty batches, as many as D^l has."""
-        device = self.unlabelled_U.device
-        if len(self.unlabelled_U):
-            return shuffled_batches(len(self.unlabelled_U), batch_size, generator, device)
-        steps = -(-len(self.credible.labels) // batch_size)
-        return (torch.zeros(0, dtype=torch.int64, device=device),) * steps
+    @staticmethod
+    def sure_only(
+        ledger: Ledger, targets: _Targets, device: torch.device, *, least: int, credible: bool
+    ) -> "_Plan":
+        """U: the sure samples, at least the `least` most confident ones, and the credible ones with the labels that
+        they keep. They repeat until an epoch has as many samples as the client."""
+        chosen_N = targets.sure_N.clone()
+        chosen_N[targets.confidence_N.topk(least).indices] = True
+        labels_N = targets.labels_N
+        if credible:
+            credible_N = torch.from_numpy(ledger.credible_N).to(device)
+            kept_N = torch.from_numpy(ledger.labels_N.astype(np.int64)).to(device)
+            chosen_N, labels_N = chosen_N | credible_N, torch.where(credible_N, kept_N, labels_N)
+        chosen_U = chosen_N.nonzero()[:, 0]
+        none = chosen_U[:0]
+        return _Plan(
+            chosen_U,
+            labels_N[chosen_U],
+            torch.ones_like(chosen_U, dtype=torch.bool),
+            _Credible(none, none),
+            len(ledger),
+            float(targets.sure_N.float().mean()),
+        )
+
+    def taught(self, num_samples: int) -> np.ndarray:
+        """The label that ξa trains each sample on; NO_LABEL for the others."""
+        labels_N = np.full(num_samples, NO_LABEL, np.int16)
+        taught_U = self.unlabelled_U[self.sure_U].cpu().numpy()
+        labels_N[taught_U] = self.labels_U[self.sure_U].cpu().numpy()
+        return labels_N
+
+    def batches(self, batch_size: int, generator: torch.Generator) -> Sequence[Tensor]:
+        """Positions in U of one epoch, shuffled. With everything promoted: empty batches, as many as D^l has."""
+        device, size = self.unlabelled_U.device, len(self.unlabelled_U)
+        if size == 0:
+            steps = -(-len(self.credible.labels) // batch_size)
+            return (torch.zeros(0, dtype=torch.int64, device=device),) * steps
+        if self.samples_per_epoch == size:
+            return shuffled_batches(size, batch_size, generator, device)
+        repeats = -(-self.samples_per_epoch // size)
+        orders = [torch.randperm(size, generator=generator) for _ in range(repeats)]
+        batches = torch.split(torch.cat(orders).to(device), batch_size)
+        # Statistics of a handful of samples spoil batch norm.
+        return batches[:-1] if len(batches) > 1 and 2 * len(batches[-1]) < batch_size else batches
 
     def draw_credible(self, batch_size: int, generator: torch.Generator) -> _Credible:
         num_credible = len(self.credible.labels)

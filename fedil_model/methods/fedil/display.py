@@ -88,6 +88,12 @@ DISPLAY = Display(
                 _purity(
                     "pseudo_labels", "pseudo-labels", "Share of right ones among all pseudo-labels.", "pure %"
                 ),
+                _purity(
+                    "taught",
+                    "taught by ξa",
+                    "Share of right ones among the labels that ξa trained on, of each client's last activation.",
+                    "taught %",
+                ),
                 _purity("credible", "credible", "Share of right ones among credible labels."),
             ),
         ),

@@ -11,6 +11,8 @@ import numpy as np
 from fedil_model.errors import StateError
 
 NO_LABEL = -1
+NEVER = 256
+"""A credibility that no streak reaches"""
 
 
 @dataclass(frozen=True)
@@ -64,10 +66,9 @@ class Ledger:
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """2⅛ bytes a sample while there are fewer than 256 classes."""
-        small = self.labels_N.max(initial=NO_LABEL) < 255
         return {
             "streaks": self.streaks_N,
-            "labels": (self.labels_N + 1).astype(np.uint8 if small else np.uint16),
+            "labels": encode_labels(self.labels_N),
             "credible": np.packbits(self.credible_N),
         }
 
@@ -84,6 +85,16 @@ class Ledger:
             raise StateError("a ledger holds something other than small whole numbers")
         return Ledger(
             streaks.astype(np.uint8),
-            (labels.astype(np.int32) - 1).astype(np.int16),
+            decode_labels(labels),
             np.unpackbits(credible, count=num_samples).astype(np.bool_),
         )
+
+
+def encode_labels(labels_N: np.ndarray) -> np.ndarray:
+    """Label + 1, so that NO_LABEL is 0; one byte each while there are fewer than 255 classes."""
+    small = labels_N.max(initial=NO_LABEL) < 255
+    return (labels_N + 1).astype(np.uint8 if small else np.uint16)
+
+
+def decode_labels(encoded_N: np.ndarray) -> np.ndarray:
+    return (encoded_N.astype(np.int32) - 1).astype(np.int16)

@@ -1,36 +1,47 @@
 """A client's ledger, for people."""
 
+from functools import partial
+
 import numpy as np
 
-from fedil_model.methods.fedil.ledger import Ledger
+from fedil_model.methods.fedil.ledger import NO_LABEL, Ledger, decode_labels
 from fedil_model.methods.interface import Arrays, StateView, Table
 
 
 def view_ledger(arrays: Arrays) -> StateView:
     ledger = Ledger.from_arrays(arrays, arrays["streaks"].size if "streaks" in arrays else 0)
-    sets = {"pseudo_labels": ledger.labels_N, "credible": np.where(ledger.credible_N, ledger.labels_N, -1)}
-    # By bincount, which is quick: the server views every ledger of a round.
-    most = int(ledger.labels_N.max(initial=0)) + 1
-    labels_C, credible_C = (np.bincount(of_N[of_N >= 0], minlength=most).tolist() for of_N in sets.values())
-    streaks = np.bincount(ledger.streaks_N[~ledger.credible_N]).tolist()
     return StateView(
         counts={
             "samples": len(ledger),
-            "pseudo_labels": sum(labels_C),
+            "pseudo_labels": int((ledger.labels_N >= 0).sum()),
             "credible": int(ledger.credible_N.sum()),
         },
-        tables=(
-            Table(
-                "labels",
-                ("label", "samples", "credible"),
-                [(label, count, credible_C[label]) for label, count in enumerate(labels_C) if count],
-            ),
-            Table(
-                "streaks",
-                ("agreed in a row", "samples"),
-                [(streak, count) for streak, count in enumerate(streaks) if count],
-                note="of the samples that are not credible yet",
-            ),
+        tables=partial(_tables, ledger),
+        label_sets={
+            "pseudo_labels": ledger.labels_N,
+            "taught": decode_labels(arrays.get("taught", np.zeros(len(ledger), np.uint8))),
+            "credible": np.where(ledger.credible_N, ledger.labels_N, NO_LABEL),
+        },
+    )
+
+
+def _tables(ledger: Ledger) -> tuple[Table, ...]:
+    labelled_N = ledger.labels_N >= 0
+    labels_C = np.bincount(ledger.labels_N[labelled_N]).tolist()
+    credible_C = np.bincount(
+        ledger.labels_N[ledger.credible_N & labelled_N], minlength=len(labels_C)
+    ).tolist()
+    streaks = np.bincount(ledger.streaks_N[~ledger.credible_N]).tolist()
+    return (
+        Table(
+            "labels",
+            ("label", "samples", "credible"),
+            [(label, count, credible_C[label]) for label, count in enumerate(labels_C) if count],
         ),
-        label_sets=sets,
+        Table(
+            "streaks",
+            ("agreed in a row", "samples"),
+            [(streak, count) for streak, count in enumerate(streaks) if count],
+            note="of the samples that are not credible yet",
+        ),
     )

@@ -64,7 +64,13 @@ class FedIL(MethodBase):
     def _algorithm_2(self) -> ClientTraining:
         return ClientTraining(self._context, self._student, self._network())
 
-    def open_fold(self, state: State, bases: Mapping[int, Tensors], version: int) -> FedILFold:
+    def open_fold(
+        self,
+        state: State,
+        bases: Mapping[int, Tensors],
+        version: int,
+        labelled: Samples,  # noqa: ARG002
+    ) -> FedILFold:
         return FedILFold(self._learning, self._settings, state, bases, version, self._student.num_decayed)
 
     def end_round(

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fedil_model.settings import MethodSettings
 
@@ -14,6 +14,8 @@ class FedILSettings(MethodSettings):
     """τ"""
     credibility: int = Field(default=7, ge=1, le=255)
     """T: activations in a row with the same confident, agreed label before a sample is promoted."""
+    pseudo_label_set: bool = True
+    """False: no sample is promoted, and ξc has none to train on (the paper's ablation)."""
     weight_pseudo: float = Field(default=1.0, ge=0.0)
     """ξa"""
     weight_pseudo_weak: float = Field(default=0.0, ge=0.0)
@@ -30,6 +32,9 @@ class FedILSettings(MethodSettings):
     pseudo_source: Literal["live", "global", "server", "ensemble"] = "live"
     """Pseudo-labels of ξa from the model being trained, or once per activation from what was received:
     θ′, θ₀, or the mean of their predictions."""
+    batches: Literal["mixed", "sure"] = "mixed"
+    """"mixed": a batch holds any samples, and those that are not sure add nothing to ξa (paper). "sure": batches hold
+    only sure and credible samples, repeated to the size of the shard, so that batch norm sees full batches."""
     cosine_filter: bool = True
     cosine_reference: Literal["global", "start"] = "global"
     """Cosine of θ* − θ′ (paper), or of θ* − (where the client started), against θ₀ − θ′."""
@@ -47,6 +52,14 @@ class FedILSettings(MethodSettings):
     """Also evaluate a moving average of θ′; 0 = no."""
     empty_rounds_before_fallback: int = Field(default=0, ge=0)
     """After this many rounds without an accepted update, θ′ takes the server's own step; 0 = never."""
+
+    @model_validator(mode="after")
+    def _sure_batches_need_labels(self) -> "FedILSettings":
+        if self.batches == "sure" and self.pseudo_source == "live":
+            raise ValueError(
+                'batches = "sure" needs labels before training: set pseudo_source to "global", "server" or "ensemble"'
+            )
+        return self
 
 
 PROFILES: dict[str, dict[str, dict[str, Any]]] = {

@@ -76,7 +76,13 @@ class FedMatch(MethodBase):
     def extra(self, state: State, name: str) -> Tensors:
         return Weights.named(state, name).tensors("psi")
 
-    def open_fold(self, state: State, bases: Mapping[int, Tensors], version: int) -> "FedMatchFold":
+    def open_fold(
+        self,
+        state: State,
+        bases: Mapping[int, Tensors],
+        version: int,
+        labelled: Samples,  # noqa: ARG002
+    ) -> "FedMatchFold":
         average = AveragingFold(
             self._learning, state, bases, version, name="psi", variances_Q=self._variances()
         )

@@ -95,7 +95,7 @@ def play(method: Method, rounds: int, num_clients: int = 3) -> tuple[State, dict
     state, found = method.initial_state(LABELLED), defaultdict[str, list[float]](list)
     for number in range(1, rounds + 1):
         step = method.server_step(state, LABELLED, number)
-        fold = method.open_fold(step.state, {number: step.broadcast}, number)
+        fold = method.open_fold(step.state, {number: step.broadcast}, number, LABELLED)
         for client, inputs in enumerate(clients):
             names = method.extras_for(step.state, number, client)
             extras = {name: method.extra(step.state, name) for name in names}

@@ -148,7 +148,7 @@ def test_the_server_trains_before_the_broadcast_and_its_state_stays() -> None:
 def test_a_round_without_updates_keeps_what_the_server_learned() -> None:
     made = method()
     step = made.server_step(made.initial_state(LABELLED), LABELLED, 1)
-    after = made.open_fold(step.state, {1: step.broadcast}, 1).close()
+    after = made.open_fold(step.state, {1: step.broadcast}, 1, LABELLED).close()
     assert torch.equal(after.state["global.params"], step.broadcast["global.params"])
     assert after.delta_norm == pytest.approx(step.metrics["server_norm"])
 
@@ -166,7 +166,7 @@ def test_batch_norms_variances_are_marked_for_the_fold() -> None:
     assert made._variances().tolist() == ([False] * 16 + [True] * 16) * 2
     step = made.server_step(made.initial_state(LABELLED), LABELLED, 1)
     hostile = {name.replace("global", "delta"): -3 * tensor for name, tensor in step.broadcast.items()}
-    fold = made.open_fold(step.state, {1: step.broadcast}, 1)
+    fold = made.open_fold(step.state, {1: step.broadcast}, 1, LABELLED)
     assert fold.add(answer(hostile)).detail == "a running variance is negative"
 
 
@@ -175,7 +175,7 @@ def test_weights_by_samples_and_momentum_are_passed_on_to_the_fold() -> None:
     state = made.initial_state(LABELLED)
     step = made.server_step(state, LABELLED, 1)
     one, two = (activate(made, step.broadcast, client=client) for client in (0, 1))
-    fold = made.open_fold(state, {1: step.broadcast}, 1)
+    fold = made.open_fold(state, {1: step.broadcast}, 1, LABELLED)
     fold.add(answer(one.update, num_samples=30))
     fold.add(answer(two.update, num_samples=90, client=1))
     after = fold.close().state
@@ -232,7 +232,7 @@ def test_every_reported_number_is_declared() -> None:
     made = method()
     step = made.server_step(made.initial_state(LABELLED), LABELLED, 1)
     result = activate(made, step.broadcast)
-    fold = made.open_fold(step.state, {1: step.broadcast}, 1)
+    fold = made.open_fold(step.state, {1: step.broadcast}, 1, LABELLED)
     verdict = fold.add(answered(result))
     folded = fold.close()
     display = find_method("fedavg_fixmatch").display

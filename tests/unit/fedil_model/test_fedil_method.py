@@ -81,7 +81,7 @@ def test_without_consistency_no_label_can_flow_from_an_unsure_start() -> None:
     broadcast = broadcast_of(fedil)
     result = client(fedil, broadcast)
     assert float(result.update["delta.params"].norm()) == 0.0
-    fold = fedil.open_fold(fedil.initial_state(LABELLED), {1: broadcast}, 1)
+    fold = fedil.open_fold(fedil.initial_state(LABELLED), {1: broadcast}, 1, LABELLED)
     assert fold.add(answered(result)).outcome == "rejected_cosine"
 
     with_it = method(client={"weight_decay": 0.0}, method={"threshold": 0.999})
@@ -166,7 +166,7 @@ def folded(
 ) -> tuple[State, list[Verdict], Folded]:
     state = fedil.initial_state(LABELLED)
     broadcast = broadcast or fedil.server_step(state, LABELLED, 1).broadcast
-    fold = fedil.open_fold(state, {1: broadcast}, 1)
+    fold = fedil.open_fold(state, {1: broadcast}, 1, LABELLED)
     verdicts = [fold.add(answer({"delta.params": d, "delta.buffers": d[:0]})) for d in deltas]
     return state, verdicts, fold.close()
 
@@ -210,7 +210,7 @@ def test_momentum_and_the_moving_average_follow_the_increments() -> None:
     ema = state["global.params"] + 0.25 * g0
     assert torch.allclose(one.state["ema.params"], ema, atol=1e-6)
     step = fedil.server_step(one.state, LABELLED, 2)
-    fold = fedil.open_fold(one.state, {2: step.broadcast}, 2)
+    fold = fedil.open_fold(one.state, {2: step.broadcast}, 2, LABELLED)
     move = step.broadcast["server.params"] - step.broadcast["global.params"]
     fold.add(answer({"delta.params": move, "delta.buffers": move[:0]}, 1, 2))
     two = fold.close()
@@ -233,7 +233,7 @@ def test_with_batch_norm_the_buffers_are_part_of_the_update_and_of_the_mean() ->
     result = client(fedil, broadcast)
     assert float(result.update["delta.buffers"].norm()) > 0
     state = fedil.initial_state(LABELLED)
-    fold = fedil.open_fold(state, {1: broadcast}, 1)
+    fold = fedil.open_fold(state, {1: broadcast}, 1, LABELLED)
     assert fold.add(answered(result)).counts
     after = fold.close().state
     expected = state["global.buffers"] + result.update["delta.buffers"]
@@ -257,7 +257,7 @@ def test_the_averaged_model_gets_static_statistics_of_its_own() -> None:
     fedil = method(network={"norm": "sbn"})
     state = fedil.initial_state(LABELLED)
     step = fedil.server_step(state, LABELLED, 1)
-    fold = fedil.open_fold(state, {1: step.broadcast}, 1)
+    fold = fedil.open_fold(state, {1: step.broadcast}, 1, LABELLED)
     result = client(fedil, step.broadcast)
     assert fold.add(answered(result)).counts
     after = fold.close().state

@@ -243,7 +243,7 @@ def reported(made: FedMatch, clients: int) -> State:
     """After a round in which clients 0, 1, … reported."""
     state = made.initial_state(LABELLED)
     step = made.server_step(state, LABELLED, 1)
-    fold = made.open_fold(step.state, {1: step.broadcast}, 1)
+    fold = made.open_fold(step.state, {1: step.broadcast}, 1, LABELLED)
     for client in range(clients):
         inputs = cloud(60, 10 + client).inputs
         assert fold.add(
@@ -293,7 +293,7 @@ def test_the_server_keeps_the_latest_clients_up_to_its_pool() -> None:
         "helper.2.params",
     }
     step = made.server_step(state, LABELLED, 2)
-    fold = made.open_fold(step.state, {2: step.broadcast}, 2)
+    fold = made.open_fold(step.state, {2: step.broadcast}, 2, LABELLED)
     fold.add(answered(activate(made, step.broadcast, client=0, round_number=2), 2, client=0))
     after = fold.close().state
     assert sorted(key for key in after if key.endswith(".version")) == [
@@ -392,7 +392,7 @@ def test_every_reported_number_is_declared() -> None:
     made = method()
     step = made.server_step(made.initial_state(LABELLED), LABELLED, 1)
     result = activate(made, step.broadcast)
-    fold = made.open_fold(step.state, {1: step.broadcast}, 1)
+    fold = made.open_fold(step.state, {1: step.broadcast}, 1, LABELLED)
     verdict = fold.add(answered(result))
     folded = fold.close()
     end = made.end_round(folded.state, step.broadcast, LABELLED, 1)

@@ -17,7 +17,7 @@ def test_the_clients_part_becomes_their_mean_and_the_servers_what_was_broadcast(
     state = made.initial_state(LABELLED)
     step = made.server_step(state, LABELLED, 1)
     results = [activate(made, step.broadcast, client=client) for client in (0, 1)]
-    fold = made.open_fold(step.state, {1: step.broadcast}, 1)
+    fold = made.open_fold(step.state, {1: step.broadcast}, 1, LABELLED)
     for client, result in enumerate(results):
         assert fold.add(answered(result, 1, client)).counts
     after = fold.close()
@@ -32,7 +32,7 @@ def test_the_clients_part_becomes_their_mean_and_the_servers_what_was_broadcast(
 def test_without_an_update_the_server_still_keeps_what_it_learned() -> None:
     made = method()
     step = made.server_step(made.initial_state(LABELLED), LABELLED, 1)
-    after = made.open_fold(step.state, {1: step.broadcast}, 1).close()
+    after = made.open_fold(step.state, {1: step.broadcast}, 1, LABELLED).close()
     assert same({name: after.state[name] for name in step.broadcast}, step.broadcast)
     assert after.notes == ("no update was accepted",)
 
@@ -75,7 +75,7 @@ def sparse(indices: list[int], values: list[float], **more: Tensor) -> dict[str,
 def test_a_hostile_update_is_named_and_leaves_no_trace(update: dict[str, Tensor], named: str) -> None:
     made = method()
     step = made.server_step(made.initial_state(LABELLED), LABELLED, 1)
-    fold, clean = (made.open_fold(step.state, {1: step.broadcast}, 1) for _ in range(2))
+    fold, clean = (made.open_fold(step.state, {1: step.broadcast}, 1, LABELLED) for _ in range(2))
     verdict = fold.add(answer(update, client=5))
     assert (verdict.outcome, verdict.counts) == ("invalid", False)
     assert named in verdict.detail
@@ -89,14 +89,14 @@ def test_a_hostile_update_is_named_and_leaves_no_trace(update: dict[str, Tensor]
 def test_an_update_from_a_version_that_is_not_kept_is_named() -> None:
     made = method()
     step = made.server_step(made.initial_state(LABELLED), LABELLED, 1)
-    fold = made.open_fold(step.state, {1: step.broadcast}, 1)
+    fold = made.open_fold(step.state, {1: step.broadcast}, 1, LABELLED)
     assert fold.add(answer(sparse([0], [1.0]), base_version=3)).detail.startswith("version 3")
 
 
 def test_an_update_without_changes_is_one_that_stays() -> None:
     made = method()
     step = made.server_step(made.initial_state(LABELLED), LABELLED, 1)
-    fold = made.open_fold(step.state, {1: step.broadcast}, 1)
+    fold = made.open_fold(step.state, {1: step.broadcast}, 1, LABELLED)
     assert fold.add(answer(sparse([], []))).counts
     assert torch.equal(fold.close().state["psi.params"], step.broadcast["psi.params"])
 
@@ -111,7 +111,7 @@ def test_any_order_gives_the_same_bits_also_with_several_versions_and_answers_of
         answers.append(answer(result.update, 4, version, (3 - version) ** -0.5, client=client))
 
     def folded(order: tuple[int, ...]) -> Folded:
-        fold = made.open_fold(state, bases, 2)
+        fold = made.open_fold(state, bases, 2, LABELLED)
         assert all(fold.add(answers[i]).counts for i in order)
         return fold.close()
 

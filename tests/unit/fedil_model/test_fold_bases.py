@@ -18,7 +18,7 @@ from fedil_model.methods.interface import Answer, Verdict
 from fedil_model.settings import Learning
 from fedil_model.training.flat_model import Weights
 from fedil_model.training.optimiser import decay_factor, learning_rate
-from tests.unit.fedil_model.steps import answer, context_of
+from tests.unit.fedil_model.steps import LABELLED, answer, context_of
 
 P = 600
 NOTHING = torch.zeros(0)
@@ -192,7 +192,7 @@ def opened(learning: Learning = LEARNING) -> tuple[FedILFold, Bases, Mapping[str
 
     bases = Bases({version: broadcast(version) for version in (4, 5, 6, 7)})
     state = Weights(bases[7]["global.params"], NOTHING).tensors("global")
-    fold = method.open_fold({**state, "empty_rounds": torch.zeros((), dtype=torch.int64)}, bases, 7)
+    fold = method.open_fold({**state, "empty_rounds": torch.zeros((), dtype=torch.int64)}, bases, 7, LABELLED)
     bases.read.clear()
     return fold, bases, state
 
@@ -240,7 +240,7 @@ def test_a_stale_step_taken_again_would_make_the_model_swing_and_does_not() -> N
         server = Weights(torch.full((size,), 1e-3 * version), NOTHING).tensors("server")
         bases[version] = {**state, **server, **decay}
         base = max(version - 2, 1)
-        fold = method.open_fold(state, bases, version)
+        fold = method.open_fold(state, bases, version, LABELLED)
         fold.add(update(bases[base]["server.params"] - bases[base]["global.params"], 1, base))
         state = fold.close().state
         sizes.append(float(state["global.params"].abs().max()))

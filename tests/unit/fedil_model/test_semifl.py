@@ -155,7 +155,7 @@ def test_a_client_without_a_confident_sample_sends_nothing_and_does_not_count() 
     result = client(made, state)
     assert (result.update, result.num_steps, result.metrics) == ({}, 0, {"sure_share": 0.0})
     broadcast = made.server_step(state, LABELLED, 1).broadcast
-    fold = made.open_fold(state, {1: broadcast}, 1)
+    fold = made.open_fold(state, {1: broadcast}, 1, LABELLED)
     verdict = fold.add(answered(result))
     assert (verdict.outcome, verdict.counts) == ("nothing_confident", False)
     after = fold.close()
@@ -166,7 +166,7 @@ def test_a_client_without_a_confident_sample_sends_nothing_and_does_not_count() 
 def test_an_empty_update_that_claims_steps_is_invalid() -> None:
     made = method()
     state = made.initial_state(LABELLED)
-    fold = made.open_fold(state, {1: made.server_step(state, LABELLED, 1).broadcast}, 1)
+    fold = made.open_fold(state, {1: made.server_step(state, LABELLED, 1).broadcast}, 1, LABELLED)
     assert fold.add(answer({}, num_steps=3)).outcome == "invalid"
 
 
@@ -201,7 +201,7 @@ def test_the_model_that_ships_is_trained_on_labels_after_the_average() -> None:
     made = method(network={"norm": "sbn"})
     state = begun(made)
     step = made.server_step(state, LABELLED, 2)
-    fold = made.open_fold(step.state, {2: step.broadcast}, 2)
+    fold = made.open_fold(step.state, {2: step.broadcast}, 2, LABELLED)
     assert fold.add(answered(activate(made, step.broadcast), 2)).counts
     folded = fold.close()
     average = copied(folded.state)
@@ -238,7 +238,7 @@ def test_momentum_carries_half_of_the_last_step_on() -> None:
     step = torch.full_like(state["global.params"], 0.01)
     update = Weights(step, state["global.buffers"] * 0).tensors("delta")
     for expected in (0.01, 0.015, 0.0175):
-        fold = made.open_fold(state, {2: broadcast}, 2)
+        fold = made.open_fold(state, {2: broadcast}, 2, LABELLED)
         fold.add(answer(update, base_version=2))
         after = fold.close().state
         moved = after["global.params"] - broadcast["global.params"]
@@ -268,7 +268,7 @@ def test_clients_learn_what_the_labels_alone_do_not_show() -> None:
     found = []
     for number in range(1, 9):
         step = made.server_step(state, few, number)
-        fold = made.open_fold(step.state, {number: step.broadcast}, number)
+        fold = made.open_fold(step.state, {number: step.broadcast}, number, LABELLED)
         for each in range(3):
             inputs = cloud(60, 10 + each).inputs
             result = activate(made, step.broadcast, inputs=inputs, round_number=number, client=each)
@@ -314,7 +314,7 @@ def test_every_reported_number_is_declared() -> None:
     made = method()
     step = made.server_step(begun(made), LABELLED, 2)
     result = activate(made, step.broadcast, round_number=2)
-    fold = made.open_fold(step.state, {2: step.broadcast}, 2)
+    fold = made.open_fold(step.state, {2: step.broadcast}, 2, LABELLED)
     verdict = fold.add(answered(result, 2))
     folded = fold.close()
     end = made.end_round(folded.state, step.broadcast, LABELLED, 2)

@@ -31,10 +31,14 @@ ALL_RIGHT = ledger([0, 1, 2], [True, True, True])
 def test_a_share_is_that_of_right_labels_over_all_clients() -> None:
     store = MemoryStore()
     truth = LabelSetTruth(store, "run", FEDIL, LABELS, CLIENTS)
-    assert truth.shares({}) == {"purity_pseudo_labels": None, "purity_credible": None}
+    assert truth.shares({}) == {"purity_pseudo_labels": None, "purity_credible": None, "purity_taught": None}
     store.commit("run", 0, 1, ONE_RIGHT_OF_TWO)
     store.commit("run", 1, 1, ALL_RIGHT)
-    assert truth.shares({0: 1, 1: 1}) == {"purity_pseudo_labels": 4 / 5, "purity_credible": 1.0}
+    assert truth.shares({0: 1, 1: 1}) == {
+        "purity_pseudo_labels": 4 / 5,
+        "purity_credible": 1.0,
+        "purity_taught": None,
+    }
 
 
 @pytest.mark.parametrize("damaged", [b"nonsense", ledger([0, 1], [True, True])], ids=["bytes", "size"])
@@ -43,7 +47,7 @@ def test_a_ledger_that_makes_no_sense_is_left_out(damaged: bytes) -> None:
     store.commit("run", 0, 1, ONE_RIGHT_OF_TWO)
     store.commit("run", 1, 1, damaged)
     truth = LabelSetTruth(store, "run", FEDIL, LABELS, CLIENTS)
-    assert truth.shares({}) == {"purity_pseudo_labels": 1 / 2, "purity_credible": 1.0}
+    assert truth.shares({}) == {"purity_pseudo_labels": 1 / 2, "purity_credible": 1.0, "purity_taught": None}
 
 
 @pytest.mark.parametrize("name", ["1.ledger", "record"])
@@ -53,9 +57,13 @@ def test_a_damaged_file_costs_the_share_of_its_client_and_not_the_run(tmp_path: 
     store.commit("run", 1, 1, ONE_RIGHT_OF_TWO)
     (tmp_path / "run" / "0" / name).write_bytes(b"nonsense")
     truth = LabelSetTruth(store, "run", FEDIL, LABELS, CLIENTS)
-    assert truth.shares({}) == {"purity_pseudo_labels": 1 / 2, "purity_credible": 1.0}
+    assert truth.shares({}) == {"purity_pseudo_labels": 1 / 2, "purity_credible": 1.0, "purity_taught": None}
     store.commit("run", 1, 2, ALL_RIGHT)
-    assert truth.shares({0: 2, 1: 2}) == {"purity_pseudo_labels": 1.0, "purity_credible": 1.0}
+    assert truth.shares({0: 2, 1: 2}) == {
+        "purity_pseudo_labels": 1.0,
+        "purity_credible": 1.0,
+        "purity_taught": None,
+    }
 
 
 def test_only_the_ledgers_of_clients_that_trained_are_decoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +97,7 @@ def test_ledgers_are_read_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(store, "latest", counted)
     truth = LabelSetTruth(store, "run", FEDIL, LABELS, clients)
-    assert truth.shares({}) == {"purity_pseudo_labels": 1 / 2, "purity_credible": 1.0}
+    assert truth.shares({}) == {"purity_pseudo_labels": 1 / 2, "purity_credible": 1.0, "purity_taught": None}
     assert sum(asked) == len(clients)
     assert max(asked) <= CLIENTS_AT_ONCE
 

@@ -30,7 +30,7 @@ from tests.exposition import by_label, promtool_complaints, types, value, values
 from tests.federation import RUN, Diary, Federation, blobs_recipe
 from tests.unit.ops.records import make_record, write_history
 
-GAUGE, COUNTER, HISTOGRAM = "gauge", "counter", "histogram"
+GAUGE, COUNTER, HISTOGRAM, SUMMARY = "gauge", "counter", "histogram", "summary"
 NAMES = {
     "fedil_run_info": GAUGE,
     "fedil_running": GAUGE,
@@ -49,7 +49,7 @@ NAMES = {
     "fedil_convergence_verdict": GAUGE,
     "fedil_accuracy": GAUGE,
     "fedil_round_duration_seconds": HISTOGRAM,
-    "fedil_phase_duration_seconds": HISTOGRAM,
+    "fedil_phase_duration_seconds": SUMMARY,
     "fedil_updates_total": COUNTER,
     "fedil_updates_used_total": COUNTER,
     "fedil_messages_refused_total": COUNTER,
