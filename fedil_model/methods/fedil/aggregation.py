@@ -161,12 +161,13 @@ class IncrementalFold:
         magnitude = torch.maximum(global_.buffers.abs(), server.buffers.abs())
         self._sum = WeightedMean(global_.params, magnitude)
         self._weights: dict[Gauge, float] = {}
+        self._scaled: dict[Gauge, list[float]] = {}
         self.num_accepted = 0
 
     def add(
         self, delta: Weights, client_decay: float, gauge: Gauge | None = None, weight: float = 1.0
     ) -> Verdict:
-        """`delta` is θ* − θ′ and θ*'s running statistics, `gauge` that of the version it started from (this one if None);
+        """`delta` is θ* − θ′ and θ*'s running statistics, `gauge` that of its version (this one if None);
         `client_decay` is what decay alone left of its starting weights, 0 < `weight` ≤ 1 its say in the mean."""
         gauge = gauge or self.gauge
         measured = gauge.measure(delta.params, client_decay, self._settings)
@@ -207,6 +208,8 @@ class IncrementalFold:
         if not self._sum.add(params, largest, weight * scale, buffers, weight, along, by):
             return Verdict(INVALID, f"a value moves by more than {MAX_ENTRY:.0f}", verdict.values)
         self._weights[gauge] = self._weights.get(gauge, 0.0) + weight
+        if verdict.outcome != PROJECTED:
+            self._scaled.setdefault(gauge, []).append(weight * scale)
         self.num_accepted += 1
         return verdict
 
@@ -222,6 +225,11 @@ class IncrementalFold:
     def share(self, gauge: Gauge) -> float:
         """How much of the mean started from that version, from 0 to 1."""
         return self._weights.get(gauge, 0.0) / self._total if self._weights else 0.0
+
+    def share_of_step(self, gauge: Gauge) -> float:
+        """How much of that version's θ₀ − θ′ is in the mean, where clients start from θ₀: updates bring it as scaled,
+        and without their part along g₀ they bring none. fsum: the same bits in any order."""
+        return math.fsum(self._scaled.get(gauge, ())) / self._total if self._weights else 0.0
 
     @property
     def _total(self) -> float:

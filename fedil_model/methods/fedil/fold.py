@@ -105,7 +105,7 @@ class FedILFold:
             gauge = self._gauges[version]
             (global_, server), (global_then, server_then) = self._sides(self._version), self._sides(version)
             if self._settings.client_init == "server":
-                share = self._fold.share(gauge)
+                share = self._fold.share_of_step(gauge)
                 for total, *step in _blocks(delta, server, global_, server_then, global_then):
                     total += share * ((step[0] - step[1]) - (step[2] - step[3]))
             else:

@@ -270,6 +270,46 @@ def test_clients_that_go_all_the_way_from_an_old_model_do_not_make_the_new_one_s
     assert sizes[-1] < 0.1
 
 
+NO_DECAY = LEARNING.client.model_copy(update={"weight_decay": 0.0})
+
+
+def test_a_stale_step_that_was_rescaled_is_replaced_as_rescaled() -> None:
+    """The update is three times as long as the server's step of its version, so a third of each part counts."""
+    knobs = {"client_init": "server", "normalise": "reference"}
+    learning = LEARNING.model_copy(
+        update={"method": LEARNING.method.model_copy(update=knobs), "client": NO_DECAY}
+    )
+    fold, bases, state = opened(learning)
+    then, now = step_of(bases, 5), step_of(bases, 7)
+    assert fold.add(update(then + 2.0 * then, 1, 5)).counts
+    expected = state["global.params"] + (now + 2.0 * then) / 3.0
+    assert torch.allclose(fold.close().state["global.params"], expected, atol=1e-6)
+
+
+def test_a_projected_update_brings_no_stale_step_that_would_have_to_be_replaced() -> None:
+    knobs = {"client_init": "server", "on_reject": "project"}
+    learning = LEARNING.model_copy(
+        update={"method": LEARNING.method.model_copy(update=knobs), "client": NO_DECAY}
+    )
+    fold, bases, state = opened(learning)
+    then, own = step_of(bases, 5), draw(len(step_of(bases, 5)), 1, 0.1)
+    sideways = own - then * (own @ then) / (then @ then)
+    assert fold.add(update(sideways - 0.5 * then, 1, 5)).outcome == "projected"
+    expected = state["global.params"] + sideways
+    assert torch.allclose(fold.close().state["global.params"], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("client_init", ["global", "server"])
+def test_scaled_shares_add_up_to_the_same_bits_in_any_order(client_init: str) -> None:
+    shares = set()
+    for order in (range(40), range(39, -1, -1)):
+        fold, earlier = plane(client_init=client_init, normalise="reference")
+        for s in order:
+            fold.add(Weights(vector(0.1 * (s - 20), 0.3 + s % 7), NOTHING), 1.0, earlier, 0.7)
+        shares.add(fold.share_of_step(earlier))
+    assert len(shares) == 1
+
+
 # Running statistics: a mean and a variance
 
 
