@@ -4,9 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fedil_model.training.convergence import MIN_ROUNDS, judge
-from fedil_model.training.optimiser import learning_rate
 from ops.inspect.report.reading import Run
-from server_worker.run.recipe import Recipe
 
 TOO_EARLY = "too early to say"
 ALWAYS = (
@@ -38,15 +36,16 @@ MEANINGS = {
     ),
     "diverging": Meaning(
         "Consistent with divergence",
-        "The steps ‖Δθ‖ grow from round to round, or are not finite any more. A lower learning rate or clipping is "
-        "the first thing to try.",
+        "The steps ‖Δθ‖ grow from round to round, by themselves or in proportion to the learning rate and the number "
+        "of clients’ steps behind them, or are not finite any more. A lower learning rate or clipping is the first "
+        "thing to try.",
         "bad",
     ),
     "plateau": Meaning(
         "Consistent with a plateau",
-        "The steps ‖Δθ‖ neither shrink nor grow measurably, or shrink only because the learning rate does: at a "
-        "constant one θ′ would keep wandering by about the same distance each round. Its accuracy may be steady all "
-        "the same.",
+        "The steps ‖Δθ‖ neither shrink nor grow measurably, or shrink only because the learning rate or the number of "
+        "clients’ steps does: with the same effort θ′ would keep wandering by about the same distance each round. Its "
+        "accuracy may be steady all the same.",
         "fair",
     ),
     "decaying, not summable": Meaning(
@@ -88,7 +87,8 @@ def figures(run: Run) -> Iterator[tuple[str, str]]:
     whole = [record.round for record in run.records] == list(range(1, len(norms) + 1))
     if whole:
         yield "p̂ of ‖Δθ‖ (±2 standard errors)", _fit(norms)
-        yield "p̂ of ‖Δθ‖ ∕ η", _fit(list(_without_rates(norms, run.recipe)))
+        by_effort = [record.convergence.get("lr_normalised") for record in run.records]
+        yield "p̂ of ‖Δθ‖ ∕ (η · steps)", _fit([value or 0.0 for value in by_effort])
     last = run.records[-1].convergence
     names = {
         "share_decreasing": ("rounds of the last 10 with ‖Δₜ‖ ≤ ‖Δₜ₋₁‖ (the paper’s criterion)", "{:.0%}"),
@@ -102,12 +102,6 @@ def figures(run: Run) -> Iterator[tuple[str, str]]:
             yield name, form.format(value)
 
 
-def _without_rates(norms: list[float], recipe: Recipe) -> Iterator[float]:
-    for number, norm in enumerate(norms, start=1):
-        rate = learning_rate(recipe.client, number, recipe.rounds)
-        yield norm / rate if rate > 0 else 0.0
-
-
 def _fit(norms: list[float]) -> str:
     verdict, exponent, error = judge(norms)
     if exponent is None or error is None:
@@ -117,6 +111,6 @@ def _fit(norms: list[float]) -> str:
 
 HOW = (
     "p̂ is fitted to the second half of the rounds: ‖Δθ‖ ~ t to the power −p̂. A series has a finite sum only if it "
-    "shrinks faster than 1/t, that is p̂ > 1. A falling learning rate η makes any steps shrink, so the fit is repeated "
-    "without it, and the worse verdict stands; but only steps that grow themselves are called divergent."
+    "shrinks faster than 1/t, that is p̂ > 1. A falling learning rate η, or clients that make fewer steps, make any "
+    "‖Δθ‖ shrink, so the fit is repeated for ‖Δθ‖ ∕ (η · steps), and the worse verdict stands."
 )
