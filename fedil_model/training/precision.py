@@ -25,7 +25,7 @@ def autocast(device: torch.device, precision: Autocast) -> torch.autocast:
 def computes_bf16(device_type: str) -> bool:
     """Whether the processor multiplies bfloat16 itself. Elsewhere it is emulated, which is slower than float32."""
     if device_type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     try:
         flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
