@@ -70,7 +70,7 @@ def _facts(device: "torch.device") -> dict[str, str | int]:
         "torch": torch.__version__,
         "numpy": numpy.__version__,
         "device": str(device),
-        "cpu": _processor(),
+        "cpu": processor_name(),
         "bf16": "computed" if computes_bf16(device.type) else "emulated",
         "cores": usable_cores(),
         "memory_bytes": _memory_bytes(),
@@ -82,7 +82,7 @@ def _facts(device: "torch.device") -> dict[str, str | int]:
     return facts
 
 
-def _processor() -> str:
+def processor_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -76,7 +76,15 @@ PROFILES: dict[str, dict[str, dict[str, Any]]] = {
     "fedil": {
         "network": {"norm": "gn"},
         "server": {"pretrain_epochs": 30, "pretrain_strong_weight": 1.0, "strong_weight": 1.0},
-        "method": {"client_init": "server", "pseudo_source": "ensemble", "weight_pseudo_weak": 1.0},
+        "method": {
+            "client_init": "server",
+            "pseudo_source": "ensemble",
+            "weight_pseudo_weak": 1.0,
+            "logit_adjustment": 1.0,
+            "loss_margin": 0.5,
+            "movement_filter": True,
+            "empty_rounds_before_fallback": 1,
+        },
     },
     "paper": {},
 }

@@ -1,0 +1,30 @@
+"""Figures under ops/results, each with the command, commit and machine that it comes from."""
+
+import json
+import platform
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from server_worker.run.environment import processor_name, usable_cores
+
+ROOT = Path(__file__).parents[2]
+
+
+def write_results(name: str, figures: Mapping[str, Any]) -> None:
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    facts = {
+        "command": f"python -m tests.benchmarks {name}",
+        "commit": commit.stdout.strip(),
+        "machine": f"{processor_name()}, {usable_cores()} cores",
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+    path = ROOT / "ops" / "results" / f"{name}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({**facts, **figures}, indent=1) + "\n", encoding="utf-8")
