@@ -1,16 +1,86 @@
-"""Real services for tests, benchmarks and chaos scripts. A test without its service is skipped by plain pytest, and
-fails in `ops/scripts/test` and in CI."""
+"""Real services for tests, benchmarks and chaos scripts: containers where a Docker engine answers, else programs of
+this machine. A test without its service is skipped by plain pytest, and fails in `ops/scripts/test` and in CI."""
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, Self, TypeVar
 
-from ops.local.services import ServiceMissing, Services, services
+from ops.local.services import ServiceMissing, private_rabbitmq, private_redis
+from ops.local.services.rabbitmq import SETTINGS, read_settings, write_settings
+from ops.local.services.redis import DURABLE
+from tests.containers import contained_rabbitmq, contained_redis, engine_answers
 
+CHOICE = "FEDIL_SERVICES"
 Started = TypeVar("Started")
+
+
+class Service(Protocol):
+    """A broker or store that tests may kill. As a context manager it is killed on exit."""
+
+    @property
+    def url(self) -> str: ...
+
+    def start(self) -> None:
+        """Starts it again with the same ports and data; returns when it answers."""
+
+    def kill(self) -> None:
+        """Ends it like a power failure: SIGKILL, data as it is on disk."""
+
+    def stop(self) -> None:
+        """Ends it with SIGTERM."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+@dataclass(frozen=True)
+class Services:
+    rabbitmq: Service
+    redis: Service
+
+
+@contextmanager
+def services(directory: Path) -> Iterator[Services]:
+    with (
+        rabbitmq_service(directory / "rabbitmq") as rabbitmq,
+        redis_service(directory / "redis") as redis,
+    ):
+        yield Services(rabbitmq, redis)
+
+
+def rabbitmq_service(directory: Path, *, config: str = "") -> Service:
+    if uses_docker():
+        return contained_rabbitmq(write_settings(SETTINGS | read_settings(config)))
+    return _or_docker(lambda: private_rabbitmq(directory, config=config))
+
+
+def redis_service(directory: Path, *, options: Sequence[str] = ()) -> Service:
+    if uses_docker():
+        return contained_redis([*DURABLE, *options])
+    return _or_docker(lambda: private_redis(directory, options=options))
+
+
+def _or_docker(start: Callable[[], Service]) -> Service:
+    try:
+        return start()
+    except ServiceMissing as missing:
+        raise ServiceMissing(f"{missing}, or start Docker") from missing
+
+
+def uses_docker() -> bool:
+    choice = os.environ.get(CHOICE, "")
+    if choice not in ("", "docker", "native"):
+        raise ServiceMissing(f"{CHOICE}={choice}: it may be docker or native, or not set")
+    if choice == "docker" and not engine_answers():
+        raise ServiceMissing(
+            f"{CHOICE}=docker, but no engine answers: pip install testcontainers, start Docker"
+        )
+    return choice == "docker" or (not choice and engine_answers())
 
 
 @contextmanager

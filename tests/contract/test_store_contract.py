@@ -16,7 +16,7 @@ from broker_config.stores import connect_store
 from broker_config.stores.interface import Store
 from broker_config.stores.memory.store import MemoryStore
 from broker_config.transports.memory.broker import EmbeddedBroker
-from ops.local.services import Service
+from tests.services import Service
 
 Connect = Callable[[], Store]
 

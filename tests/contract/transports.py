@@ -14,7 +14,7 @@ from broker_config.transports import connect_transport
 from broker_config.transports.interface import Delivery, Transport
 from broker_config.transports.memory.broker import EmbeddedBroker
 from broker_config.transports.memory.transport import MemoryTransport
-from ops.local.services import Service
+from tests.services import Service
 
 Connect = Callable[[], Transport]
 SOON = 60.0

@@ -32,10 +32,10 @@ from broker_config.stores import connect_store
 from broker_config.stores.redis.keys import ledger_key
 from broker_config.stores.redis.store import RedisStore
 from fedil_model.methods.fedil.ledger import Ledger
-from ops.local.services import Service, private_redis, redis_service
+from ops.local.services import private_redis
 from ops.local.services.process import free_ports, wait_until
 from tests.integration.lossy_proxy import Proxy, proxy_to
-from tests.services import needed
+from tests.services import Service, needed, redis_service
 
 RUN = "run"
 

@@ -20,8 +20,8 @@ from broker_config.stores.redis import store as redis_store
 from broker_config.stores.redis.keys import board_key, clients_key, ledger_key, notice_key
 from broker_config.stores.redis.runs import open_runs
 from broker_config.stores.redis.store import RedisStore
-from ops.local.services import Service
 from server_worker.run.digests import ledger_digest
+from tests.services import Service
 
 RUN = "run"
 TOPIC = workers_topic("north")

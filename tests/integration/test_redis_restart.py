@@ -13,9 +13,9 @@ from broker_config.brokers.definitions import redis_acl, redis_password_hash
 from broker_config.brokers.topology import workers_topic
 from broker_config.stores import connect_store
 from broker_config.stores.redis import server_check
-from ops.local.services import Service, private_redis
+from ops.local.services import private_redis
 from ops.local.services.redis import Redis
-from tests.services import needed
+from tests.services import Service, needed
 
 RUN = "run"
 USERS = ("server", "site-north", "admin")

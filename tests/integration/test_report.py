@@ -16,11 +16,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from broker_config.stores.memory.store import MemoryStore
 from broker_config.stores.redis.store import RedisStore
-from ops.local.services import Service, private_redis
+from ops.local.services import private_redis
 from server_worker.run.lock import sole_use
 from tests.browser.chromium import chromium, complaints, new_page, wait_until
 from tests.integration.test_cli import ROOT, complaint, environment, fedil, heavy_modules_loaded_by
-from tests.services import needed
+from tests.services import Service, needed
 
 ROUNDS = 4
 SETTINGS = {

@@ -17,21 +17,18 @@ import redis as redis_client
 
 from ops.local.services import (
     RabbitMQ,
-    Service,
     ServiceFailed,
     ServiceMissing,
     private_prometheus,
     private_rabbitmq,
     private_redis,
     process,
-    rabbitmq_service,
-    redis_service,
 )
 from ops.local.services.brokers_root import ROOT, broker_command
 from ops.local.services.process import wait_until
 from ops.local.services.redis import STORE
 from tests.processes import alive, family
-from tests.services import needed, temporary_services
+from tests.services import Service, needed, rabbitmq_service, redis_service, temporary_services
 
 PATIENCE_SECONDS = 30.0
 

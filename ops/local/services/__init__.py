@@ -1,7 +1,6 @@
 """Private instances of RabbitMQ, Redis and Prometheus, for tests and for clusters on one machine."""
 
-from ops.local.services.choice import Services, rabbitmq_service, redis_service, services
-from ops.local.services.process import Service, ServiceFailed, ServiceMissing, Tls
+from ops.local.services.process import ServiceFailed, ServiceMissing, Tls
 from ops.local.services.prometheus import Prometheus, private_prometheus
 from ops.local.services.rabbitmq import RabbitMQ, private_rabbitmq
 from ops.local.services.redis import Redis, private_redis
@@ -10,15 +9,10 @@ __all__ = [
     "Prometheus",
     "RabbitMQ",
     "Redis",
-    "Service",
     "ServiceFailed",
     "ServiceMissing",
-    "Services",
     "Tls",
     "private_prometheus",
     "private_rabbitmq",
     "private_redis",
-    "rabbitmq_service",
-    "redis_service",
-    "services",
 ]
