@@ -133,13 +133,13 @@ def draw_delta_norm(figure: "Figure", run: Run) -> None:
     rounds, axes = _rounds(run), figure.subplots()
     norms = {record.round: record.delta_norm for record in run.records}
     averages = {record.round: record.convergence.get("moving_average") for record in run.records}
-    if not _positive(norms):
+    if not only_positive(norms):
         raise NothingToDraw("the global model has not moved in any round")
     axes.set_yscale("log")
     # NaN breaks the line in rounds without a step.
     moved = {number: norm if 0 < norm < math.inf else math.nan for number, norm in norms.items()}
     _line(axes, moved, BLUE, "‖Δθ‖", linewidth=0.8, marker=marker_for(len(norms)))
-    _line(axes, _positive(averages), RED, "mean of 10", linewidth=2.0)
+    _line(axes, only_positive(averages), RED, "mean of 10", linewidth=2.0)
     still = [number for number, norm in norms.items() if norm == 0]
     if still:
         bottom = axes.get_xaxis_transform()
@@ -157,7 +157,7 @@ def draw_delta_norm(figure: "Figure", run: Run) -> None:
     legend(axes, columns=4)
 
 
-def _positive(values: dict[int, float] | dict[int, float | None]) -> dict[int, float]:
+def only_positive(values: dict[int, float] | dict[int, float | None]) -> dict[int, float]:
     return {key: value for key, value in values.items() if value is not None and 0 < value < math.inf}
 
 
@@ -228,7 +228,7 @@ def draw_chart(figure: "Figure", run: Run, chart: Chart) -> None:
         raise NothingToDraw("not known" if not any(found.values()) else "zero in every round")
     if chart.log:
         axes.set_yscale("log")
-        drawn = {series: _positive(values) for series, values in drawn.items()}
+        drawn = {series: only_positive(values) for series, values in drawn.items()}
     for place, (series, values) in enumerate(drawn.items()):
         style = {**_look(place), "marker": marker_for(len(values))}
         _line(axes, values, str(style.pop("color")), label(series.title, 22), **style)

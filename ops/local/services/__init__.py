@@ -1,6 +1,6 @@
 """Private instances of RabbitMQ, Redis and Prometheus, for tests and for clusters on one machine."""
 
-from ops.local.services.process import ServiceFailed, ServiceMissing, Tls
+from ops.local.services.process import ServiceFailed, ServiceMissing
 from ops.local.services.prometheus import Prometheus, private_prometheus
 from ops.local.services.rabbitmq import RabbitMQ, private_rabbitmq
 from ops.local.services.redis import Redis, private_redis
@@ -11,7 +11,6 @@ __all__ = [
     "Redis",
     "ServiceFailed",
     "ServiceMissing",
-    "Tls",
     "private_prometheus",
     "private_rabbitmq",
     "private_redis",

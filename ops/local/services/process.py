@@ -11,7 +11,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, Self
 
@@ -36,16 +35,6 @@ class ServiceMissing(FedILError):
 
 class ServiceFailed(FedILError):
     """A program did not start; the text contains its output."""
-
-
-@dataclass(frozen=True)
-class Tls:
-    """A second listener with TLS; with `ask_clients` it requires client certificates of the same authority."""
-
-    authority: Path
-    certificate: Path
-    key: Path
-    ask_clients: bool = True
 
 
 class PrivateService(ABC):
@@ -79,8 +68,8 @@ class PrivateService(ABC):
     def _command(self) -> Sequence[str]:
         """Writes the configuration, and returns the command that runs the program in the foreground."""
 
-    @abstractmethod
-    def _environment(self) -> Mapping[str, str]: ...
+    def _environment(self) -> Mapping[str, str]:
+        return os.environ
 
     @abstractmethod
     def _answers(self) -> bool:

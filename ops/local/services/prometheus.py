@@ -1,7 +1,6 @@
 """A private Prometheus, for clusters on one machine and for tests of rules and dashboards."""
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from ops.local.services.process import LOOPBACK, PrivateService, ask, find_program
@@ -35,9 +34,6 @@ class Prometheus(PrivateService):
             f"--storage.tsdb.path={self.directory / 'data'}",
             f"--web.listen-address={LOOPBACK}:{self.port}",
         ]
-
-    def _environment(self) -> Mapping[str, str]:
-        return os.environ
 
     def _answers(self) -> bool:
         return b" 200 " in ask(b"GET /-/ready HTTP/1.0\r\n\r\n", self.port)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ops.local.services.brokers_root import broker_command, find_broker_program
-from ops.local.services.process import LOOPBACK, PrivateService, ServiceFailed, Tls, ask, listens
+from ops.local.services.process import LOOPBACK, PrivateService, ServiceFailed, ask, listens
 
 _MISSING = "RabbitMQ is not installed: apt install rabbitmq-server"
 # Not /usr/sbin: Debian's wrapper there changes to the system's user and files.
@@ -29,14 +29,12 @@ SETTINGS = {
 
 class RabbitMQ(PrivateService):
     name = "RabbitMQ"
-    port_names = ("amqp", "amqps", "epmd", "distribution", "management", "prometheus")
+    port_names: tuple[str, ...] = ("amqp", "epmd", "distribution", "management", "prometheus")
 
-    def __init__(
-        self, directory: Path, settings: Mapping[str, str], plugins: Sequence[str], tls: Tls | None
-    ) -> None:
+    def __init__(self, directory: Path, settings: Mapping[str, str], plugins: Sequence[str] = ()) -> None:
         self._program = _script("rabbitmq-server")
         self._epmd = find_broker_program("epmd", missing="Erlang is not installed: apt install erlang-base")
-        self._settings, self._plugins, self._tls = dict(settings), tuple(plugins), tls
+        self._settings, self._plugins = dict(settings), tuple(plugins)
         super().__init__(directory)
 
     @property
@@ -49,10 +47,6 @@ class RabbitMQ(PrivateService):
 
     def url_of(self, user: str, password: str, vhost: str = "%2F") -> str:
         return f"amqp://{user}:{password}@{LOOPBACK}:{self.port}/{vhost}"
-
-    @property
-    def tls_url(self) -> str:
-        return f"amqps://guest:guest@localhost:{self.ports['amqps']}/%2F"
 
     @property
     def management_url(self) -> str:
@@ -92,15 +86,6 @@ class RabbitMQ(PrivateService):
         settings: dict[str, str] = {}
         for plugin in self._plugins:
             settings |= {f"{plugin}.tcp.ip": LOOPBACK, f"{plugin}.tcp.port": str(self.ports[plugin])}
-        if self._tls:
-            settings |= {
-                "listeners.ssl.1": f"{LOOPBACK}:{self.ports['amqps']}",
-                "ssl_options.cacertfile": str(self._tls.authority),
-                "ssl_options.certfile": str(self._tls.certificate),
-                "ssl_options.keyfile": str(self._tls.key),
-                "ssl_options.verify": "verify_peer" if self._tls.ask_clients else "verify_none",
-                "ssl_options.fail_if_no_peer_cert": str(self._tls.ask_clients).lower(),
-            }
         return settings
 
     def _environment(self) -> Mapping[str, str]:
@@ -159,7 +144,6 @@ def private_rabbitmq(
     definitions: Path | None = None,
     management: bool = False,
     metrics: bool = False,
-    tls: Tls | None = None,
 ) -> RabbitMQ:
     """`config` is text for rabbitmq.conf, which overrides the default settings. With `definitions` there is no user
     guest, unless they contain it."""
@@ -167,7 +151,7 @@ def private_rabbitmq(
     settings = SETTINGS | read_settings(config)
     if definitions:
         settings["load_definitions"] = str(definitions.resolve())
-    return RabbitMQ(directory, settings, plugins, tls)
+    return RabbitMQ(directory, settings, plugins)
 
 
 def read_settings(config: str) -> dict[str, str]:
