@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -160,8 +161,8 @@ class Strict(MemoryStore):
 
 
 @pytest.mark.parametrize("sites", [["north"], 7, None, "north", {"no such: name": 1}, {"": 1}], ids=str)
-def test_sites_that_are_none_are_passed_over(sites: object) -> None:
-    store = Strict()
+def test_sites_that_are_none_are_passed_over(sites: object, tmp_path: Path) -> None:
+    store = Strict(tmp_path)
     store.announce(RUNS_TOPIC, "run-1", {"sites": sites}, 60.0)
     store.announce(workers_topic("south"), "w1", WORKER, 60.0)
     board = gather(store, ["south"])
