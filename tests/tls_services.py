@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ops.local.services import RabbitMQ, Redis
+from ops.local.services import Redis
 from ops.local.services.process import LOOPBACK, listens
-from ops.local.services.rabbitmq import SETTINGS, read_settings
+from ops.local.services.rabbitmq import SETTINGS
+from tests.services import RabbitMQ, read_settings
 
 
 @dataclass(frozen=True)

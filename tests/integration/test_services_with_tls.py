@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ops.local.services import private_rabbitmq, process
+from ops.local.services import process
 from tests.certificates import Authority
-from tests.services import needed
+from tests.services import needed, private_rabbitmq
 from tests.tls_services import RabbitMQWithTls, RedisWithTls, Tls
 
 

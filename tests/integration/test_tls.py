@@ -15,9 +15,8 @@ from broker_config.stores import connect_store
 from broker_config.transports import connect_transport
 from ops.broker.management import Management
 from ops.local.services.process import LOOPBACK, free_ports
-from ops.local.services.rabbitmq import read_settings
 from tests.certificates import Authority
-from tests.services import needed
+from tests.services import needed, read_settings
 from tests.tls_services import RabbitMQWithTls, RedisWithTls, Tls
 
 SOON = 60.0

@@ -13,6 +13,7 @@ class Prometheus(PrivateService):
     port_names = ("prometheus",)
 
     def __init__(self, directory: Path, config: str) -> None:
+        """`config` is the text of prometheus.yml; file names in it are relative to `directory`."""
         self._program = find_program("prometheus", missing=_MISSING)
         self.config = config
         super().__init__(directory)
@@ -37,8 +38,3 @@ class Prometheus(PrivateService):
 
     def _answers(self) -> bool:
         return b" 200 " in ask(b"GET /-/ready HTTP/1.0\r\n\r\n", self.port)
-
-
-def private_prometheus(directory: Path, config: str) -> Prometheus:
-    """`config` is the text of prometheus.yml; file names in it are relative to `directory`."""
-    return Prometheus(directory, config)

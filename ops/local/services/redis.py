@@ -19,6 +19,7 @@ class Redis(PrivateService):
     port_names: tuple[str, ...] = ("redis",)
 
     def __init__(self, directory: Path, options: Sequence[str] = ()) -> None:
+        """`options` are arguments of redis-server such as `"--appendfsync", "always"`, which override the defaults."""
         self._program = _find_store()
         self._options = tuple(options)
         super().__init__(directory)
@@ -52,8 +53,3 @@ def _find_store() -> str:
 def redis_answers(port: int, host: str = LOOPBACK) -> bool:
     # While it loads its data it answers -LOADING.
     return ask(b"PING\r\n", port, host).startswith((b"+PONG", b"-NOAUTH"))
-
-
-def private_redis(directory: Path, *, options: Sequence[str] = ()) -> Redis:
-    """`options` are arguments of redis-server such as `"--appendfsync", "always"`, which override the defaults."""
-    return Redis(directory, options)
