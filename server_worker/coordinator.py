@@ -20,7 +20,6 @@ from fedil_model.methods import find_method
 from fedil_model.methods.interface import Fold, Folded, Method, ServerStep, Tensors
 from fedil_model.training.convergence import Increment, assess
 from fedil_model.training.flat_model import num_bytes
-from fedil_model.training.optimiser import learning_rate
 from server_worker.buffered.loop import BufferedMode
 from server_worker.errors import named
 from server_worker.round.answers import AnswerDesk, Open
@@ -192,8 +191,7 @@ class Coordinator:
         model_norm = float(torch.linalg.vector_norm(end.models["global"].params))
         norm = folded.delta_norm if end.delta_norm is None else end.delta_norm
         increments = (*progress.increments, Increment(norm, folded.effort, model_norm))
-        rates = [learning_rate(self._recipe.client, t, self._recipe.rounds) for t in range(1, number + 1)]
-        convergence = asdict(assess(increments, rates))
+        convergence = asdict(assess(increments))
         metrics = {**step.metrics, **folded.metrics, **end.metrics}
         learned = {o.client: closed.asked[o.client] for o in outcomes if o.outcome not in NOT_LEARNED}
         return Progress(

@@ -41,9 +41,24 @@ def read_delta(answer: Answer, bases: Mapping[int, Tensors], device: torch.devic
     return Weights.named(update, "delta").to(device)
 
 
-def find_misfit(delta: Weights, params_P: Tensor, buffers_Q: Tensor) -> str:
+def read_statistics(delta: Weights, base: Weights, variances_Q: Tensor) -> Tensor | Verdict:
+    """The running statistics that the client ended with, or why they and the update are none. Statistics are averaged
+    as values (base + increment), not as increments: then a variance stays positive also where clients started from
+    several versions. `variances_Q` marks the values that must not be negative."""
+    misfit = _find_misfit(delta, base)
+    if misfit:
+        return Verdict(INVALID, misfit)
+    values_Q = base.buffers + delta.buffers
+    if not math.isfinite(largest_entry(values_Q)):
+        return Verdict(INVALID, "its norm is not finite")
+    if bool((values_Q[variances_Q] < 0).any()):
+        return Verdict(INVALID, "a running variance is negative")
+    return values_Q
+
+
+def _find_misfit(delta: Weights, base: Weights) -> str:
     """How its shapes and types differ from those of the model; empty if they do not."""
-    pairs = {"parameters": (delta.params, params_P), "buffer values": (delta.buffers, buffers_Q)}
+    pairs = {"parameters": (delta.params, base.params), "buffer values": (delta.buffers, base.buffers)}
     for name, (got, fits) in pairs.items():
         if got.shape != fits.shape or got.dtype != fits.dtype:
             return f"{tuple(got.shape)} {name} of {got.dtype}, not {tuple(fits.shape)} of {fits.dtype}"
@@ -122,10 +137,7 @@ def typical_effort(efforts: Sequence[float]) -> float:
 
 
 class AveragingFold:
-    """θ ← θ + weighted mean of the clients' increments, where θ is what this version broadcast.
-
-    Running statistics are averaged as values (base + increment), not as increments: then a variance stays positive
-    also where clients started from several versions."""
+    """θ ← θ + weighted mean of the clients' increments, where θ is what this version broadcast."""
 
     def __init__(
         self,
@@ -139,8 +151,7 @@ class AveragingFold:
         momentum: float = 0.0,
         by_samples: bool = False,
     ) -> None:
-        """`name` of the averaged weights in `state` and `bases`; `variances_Q` marks the buffer values that must not
-        be negative."""
+        """`name` of the averaged weights in `state` and `bases`; `variances_Q` as in read_statistics"""
         self.state = dict(state)
         self._learning, self._bases, self._name = learning, bases, name
         self._momentum, self._by_samples = momentum, by_samples
@@ -158,18 +169,16 @@ class AveragingFold:
 
     def add_delta(self, delta: Weights, answer: Answer) -> Verdict:
         """`delta` of a version that is kept."""
-        misfit = find_misfit(delta, self._base.params, self._base.buffers)
-        if misfit:
-            return Verdict(INVALID, misfit)
         base = Weights.named(self._bases[answer.base_version], self._name).to(delta.params.device)
-        norm, values_Q = norm_of(delta.params), base.buffers + delta.buffers
-        if not math.isfinite(norm) or not math.isfinite(largest_entry(values_Q)):
+        values_Q = read_statistics(delta, base, self._variances_Q)
+        if isinstance(values_Q, Verdict):
+            return values_Q
+        norm = norm_of(delta.params)
+        if not math.isfinite(norm):
             return Verdict(INVALID, "its norm is not finite")
         excess = find_excess(norm, self._max_norm(answer.base_version, base))
         if excess:
             return Verdict(INVALID, excess)
-        if bool((values_Q[self._variances_Q] < 0).any()):
-            return Verdict(INVALID, "a running variance is negative")
         weight = self._weight_of(answer)
         largest = weight * bound_entries(delta.params, norm)
         if not self._sum.add(delta.params, largest, weight, values_Q / self._sum.units_Q, weight):

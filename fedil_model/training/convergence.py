@@ -55,33 +55,18 @@ class Increment:
 
     norm: float
     effort: float
-    """η × steps of one client, by which a decaying learning rate shrinks every increment"""
+    """η × steps of one client: with less of it, every increment is smaller"""
     model_norm: float
 
 
-def assess(increments: Sequence[Increment], rates: Sequence[float]) -> Convergence:
-    """`rates`: η of each increment.
-
-    A cosine learning rate makes any series look summable, so what the norms seem to show must also hold without it:
-    the verdict on ‖Δ‖ / η can make that on ‖Δ‖ worse. Two things are not as one might expect:
-
-    η · steps is what one step of a client moves, and is shown, but does not judge. η follows the calendar and goes to
-    its floor whatever is learned. Steps become fewer because samples are promoted, which is learning, and no client
-    that takes part has fewer than one: a decay that comes from there alone ends there, and then the norms show it.
-
-    Without η a series may grow while the increments themselves shrink: gradients do as η falls, and a momentum of
-    the server lags behind η. It has not shown that it decays, and no more than that: only norms that grow diverge.
-    """
+def assess(increments: Sequence[Increment]) -> Convergence:
+    """A falling learning rate makes any series look summable, and so do clients that make fewer steps because their
+    samples are promoted. What the norms seem to show must also hold of what one step moves, ‖Δ‖ / (η · steps): the
+    worse of the two verdicts stands."""
     norms = [i.norm for i in increments]
-    normalised = [i.norm / i.effort if i.effort > 0 else 0.0 for i in increments]
-    raw, exponent, error = judge(norms)
     # Where no client counted, θ′ may have taken the server's own step: that is a stall, too.
-    by_rate = [
-        i.norm / rate if min(i.effort, rate) > 0 else 0.0 for i, rate in zip(increments, rates, strict=True)
-    ]
-    adjusted, _, _ = judge(by_rate)
-    if adjusted == "diverging":
-        adjusted = "plateau"
+    normalised = [i.norm / i.effort if i.effort > 0 else 0.0 for i in increments]
+    (raw, exponent, error), (adjusted, _, _) = judge(norms), judge(normalised)
     last = increments[-1] if increments else None
     recent = norms[-WINDOW:]
     return Convergence(

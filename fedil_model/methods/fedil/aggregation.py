@@ -18,13 +18,12 @@ from fedil_model.methods.averaging import (
     WeightedMean,
     bound_entries,
     find_excess,
-    find_misfit,
     on_grid,
 )
 from fedil_model.methods.fedil.display import PROJECTED, REJECTED
 from fedil_model.methods.fedil.settings import FedILSettings
 from fedil_model.methods.interface import ACCEPTED, INVALID, Verdict
-from fedil_model.training.exact_sum import BLOCK, MAX_ENTRY, largest_entry
+from fedil_model.training.exact_sum import BLOCK, MAX_ENTRY
 from fedil_model.training.flat_model import ALIGNMENT, Weights
 
 TINY_NORM = 1e-12
@@ -162,20 +161,18 @@ class IncrementalFold:
         magnitude = torch.maximum(global_.buffers.abs(), server.buffers.abs())
         self._sum = WeightedMean(global_.params, magnitude)
         self._weights: dict[Gauge, float] = {}
+        self._scaled: dict[Gauge, list[float]] = {}
         self.num_accepted = 0
 
     def add(
         self, delta: Weights, client_decay: float, gauge: Gauge | None = None, weight: float = 1.0
     ) -> Verdict:
-        """`delta` is θ* − θ′ and `gauge` that of the version the client started from (this one if None);
+        """`delta` is θ* − θ′ and θ*'s running statistics, `gauge` that of its version (this one if None);
         `client_decay` is what decay alone left of its starting weights, 0 < `weight` ≤ 1 its say in the mean."""
         gauge = gauge or self.gauge
-        misfit = find_misfit(delta, gauge.global_, self._sum.units_Q)
-        if misfit:
-            return Verdict(INVALID, misfit)
         measured = gauge.measure(delta.params, client_decay, self._settings)
         buffers = delta.buffers / self._sum.units_Q
-        if measured is None or not math.isfinite(largest_entry(buffers)):
+        if measured is None:
             return Verdict(INVALID, "its norm is not finite")
         excess = find_excess(measured.norm, gauge.max_norm)
         if excess:
@@ -211,14 +208,15 @@ class IncrementalFold:
         if not self._sum.add(params, largest, weight * scale, buffers, weight, along, by):
             return Verdict(INVALID, f"a value moves by more than {MAX_ENTRY:.0f}", verdict.values)
         self._weights[gauge] = self._weights.get(gauge, 0.0) + weight
+        if verdict.outcome != PROJECTED:
+            self._scaled.setdefault(gauge, []).append(weight * scale)
         self.num_accepted += 1
         return verdict
 
     def mean(self) -> Weights | None:
-        """Δθ; None without an accepted update (eq. 25 would be 0/0: θ′ stays as it is)."""
-        if self.num_accepted == 0:
-            return None
-        return self._sum.mean(sum(self._weights.values()))
+        """Δθ and the mean of running statistics; None without an accepted update (eq. 25 would be 0/0: θ′ stays as it
+        is)."""
+        return self._sum.mean(self._total) if self.num_accepted else None
 
     def drop_sums(self) -> None:
         """They take as much memory as two models. Nothing can be added any more, and there is no mean."""
@@ -226,4 +224,13 @@ class IncrementalFold:
 
     def share(self, gauge: Gauge) -> float:
         """How much of the mean started from that version, from 0 to 1."""
-        return self._weights.get(gauge, 0.0) / sum(self._weights.values()) if self._weights else 0.0
+        return self._weights.get(gauge, 0.0) / self._total if self._weights else 0.0
+
+    def share_of_step(self, gauge: Gauge) -> float:
+        """How much of that version's θ₀ − θ′ is in the mean, where clients start from θ₀: updates bring it as scaled,
+        and without their part along g₀ they bring none. fsum: the same bits in any order."""
+        return math.fsum(self._scaled.get(gauge, ())) / self._total if self._weights else 0.0
+
+    @property
+    def _total(self) -> float:
+        return sum(self._weights.values())

@@ -3,11 +3,12 @@
 θ′ is "global", θ₀ is "server", θ* − θ′ is "delta".
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
+from torch import Tensor
 
-from fedil_model.methods.averaging import add_momentum, read_delta, typical_effort
+from fedil_model.methods.averaging import add_momentum, read_delta, read_statistics, typical_effort
 from fedil_model.methods.fedil.aggregation import Gauge, IncrementalFold
 from fedil_model.methods.fedil.settings import FedILSettings
 from fedil_model.methods.interface import INVALID, Answer, Folded, State, Tensors, Verdict
@@ -28,11 +29,14 @@ class FedILFold:
         bases: Mapping[int, Tensors],
         version: int,
         num_decayed: int,
+        variances_Q: Tensor,
     ) -> None:
+        """`variances_Q` as in read_statistics"""
         self._learning, self._settings = learning, settings
         self._state = dict(state)
         self._bases, self._version, self._num_decayed = bases, version, num_decayed
         self._global, server = (Weights.named(bases[version], name) for name in ("global", "server"))
+        self._variances_Q = variances_Q.to(self._global.buffers.device)
         decay = float(bases[version]["server_decay"])
         self._fold = IncrementalFold(self._global, server, self._settings, num_decayed, decay)
         self._gauges = {version: self._fold.gauge}
@@ -44,6 +48,12 @@ class FedILFold:
             return delta
         if answer.num_steps < 1:
             return Verdict(INVALID, "num_steps is 0: FedIL's clients always train")
+        now = answer.base_version == self._version
+        base = self._global if now else self._sides(answer.base_version)[0]
+        values_Q = read_statistics(delta, base, self._variances_Q)
+        if isinstance(values_Q, Verdict):
+            return values_Q
+        delta = Weights(delta.params, values_Q)
         # What the client did depends on the version that it received: its θ′, its θ₀ and its learning rate.
         lr = learning_rate(self._learning.client, answer.base_version, self._learning.rounds)
         decay = decay_factor(self._learning.client, lr, answer.num_steps)
@@ -67,7 +77,7 @@ class FedILFold:
         )
         delta = self._fold.mean()
         self._fold.drop_sums()
-        self._bring_the_servers_step_of_now(delta)
+        self._correct_stale_updates(delta)
         empty = 0 if delta is not None else int(self._state["empty_rounds"]) + 1
         self._state["empty_rounds"] = torch.tensor(empty, dtype=torch.int64)
         if delta is None:
@@ -82,24 +92,32 @@ class FedILFold:
         metrics = {"reference_norm": self._fold.gauge.step_norm}
         return Folded(self._state, norm, typical_effort(self._efforts), metrics, notes)
 
-    def _bring_the_servers_step_of_now(self, delta: Weights | None) -> None:
-        """Clients that start from θ₀ bring the server's step of their version along. Steps that θ′ has long taken
-        would be taken again, and θ′ swings ever wider; this version's takes their place."""
-        if delta is None or self._settings.client_init != "server":
+    def _correct_stale_updates(self, delta: Weights | None) -> None:
+        """Updates that started from earlier versions repeat movement that θ′ has made since; added as they are, θ′
+        swings ever wider.
+
+        Clients that start from θ₀ bring the server's step of their version along: this version's takes its place.
+        Clients that start from θ′ go most of the way to where θ₀ points, from anywhere. Their θ* counts as a value
+        (FedAsync) rather than as an increment, the more so the older it is."""
+        if delta is None:
             return
         for version in sorted(self._gauges.keys() - {self._version}):
-            share = self._fold.share(self._gauges[version])
+            gauge = self._gauges[version]
             (global_, server), (global_then, server_then) = self._sides(self._version), self._sides(version)
-            for name in ("params", "buffers"):
-                parts = (getattr(side, name) for side in (delta, server, global_, server_then, global_then))
-                for total, *steps in zip(*(torch.split(part, BLOCK) for part in parts), strict=True):
-                    now, then = steps[0] - steps[1], steps[2] - steps[3]
-                    total += share * (now - then)
+            if self._settings.client_init == "server":
+                share = self._fold.share_of_step(gauge)
+                for total, *step in _blocks(delta, server, global_, server_then, global_then):
+                    total += share * ((step[0] - step[1]) - (step[2] - step[3]))
+            else:
+                staleness = self._version - version
+                share = self._fold.share(gauge) * staleness / (1 + staleness)
+                for total, now, then in _blocks(delta, global_, global_then):
+                    total += share * (then - now)
 
     def _server_step(self, version: int) -> Weights:
-        """θ₀ − θ′"""
+        """θ₀ − θ′, and θ₀'s running statistics"""
         global_, server = self._sides(version)
-        return Weights(server.params - global_.params, server.buffers - global_.buffers)
+        return Weights(server.params - global_.params, server.buffers)
 
     def _sides(self, version: int) -> tuple[Weights, Weights]:
         """θ′ and θ₀"""
@@ -113,7 +131,7 @@ class FedILFold:
         return Weights(add_momentum(self._state, delta.params, self._settings.server_momentum), delta.buffers)
 
     def _apply(self, step: Weights) -> None:
-        moved = Weights(self._global.params + step.params, self._global.buffers + step.buffers)
+        moved = Weights(self._global.params + step.params, step.buffers)
         self._state.update(moved.tensors("global"))
         if "ema.params" in self._state:
             keep = self._settings.ema_decay
@@ -122,3 +140,8 @@ class FedILFold:
                 torch.lerp(moved.params, old.params, keep), torch.lerp(moved.buffers, old.buffers, keep)
             )
             self._state.update(average.tensors("ema"))
+
+
+def _blocks(*sides: Weights) -> Iterator[tuple[Tensor, ...]]:
+    """Parameters, block by block: differences of whole models would take memory."""
+    return zip(*(torch.split(side.params, BLOCK) for side in sides), strict=True)

@@ -71,7 +71,8 @@ class FedIL(MethodBase):
         version: int,
         labelled: Samples,  # noqa: ARG002
     ) -> FedILFold:
-        return FedILFold(self._learning, self._settings, state, bases, version, self._student.num_decayed)
+        num_decayed, variances_Q = self._student.num_decayed, self._variances()
+        return FedILFold(self._learning, self._settings, state, bases, version, num_decayed, variances_Q)
 
     def end_round(
         self,

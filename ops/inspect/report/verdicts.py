@@ -7,9 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from fedil_model.training.convergence import MIN_ROUNDS, judge
-from fedil_model.training.optimiser import learning_rate
 from ops.inspect.report.reading import Run
-from server_worker.run.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,8 @@ def figures(run: Run) -> Iterator[tuple[str, str]]:
     whole = [record.round for record in run.records] == list(range(1, len(norms) + 1))
     if whole:
         yield "p̂ of ‖Δθ‖ (±2 standard errors)", _fit(norms)
-        yield "p̂ of ‖Δθ‖ ∕ η", _fit(list(_without_rates(norms, run.recipe)))
+        by_effort = [record.convergence.get("lr_normalised") for record in run.records]
+        yield "p̂ of ‖Δθ‖ ∕ (η · steps)", _fit([value or 0.0 for value in by_effort])
     last = run.records[-1].convergence
     names = {
         "share_decreasing": ("rounds of the last 10 with ‖Δₜ‖ ≤ ‖Δₜ₋₁‖ (the paper’s criterion)", "{:.0%}"),
@@ -56,12 +55,6 @@ def figures(run: Run) -> Iterator[tuple[str, str]]:
         value = last.get(key)
         if value is not None:
             yield name, form.format(value)
-
-
-def _without_rates(norms: list[float], recipe: Recipe) -> Iterator[float]:
-    for number, norm in enumerate(norms, start=1):
-        rate = learning_rate(recipe.client, number, recipe.rounds)
-        yield norm / rate if rate > 0 else 0.0
 
 
 def _fit(norms: list[float]) -> str:

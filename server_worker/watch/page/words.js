@@ -36,13 +36,13 @@ export const VERDICTS = {
     level: "bad",
     mark: "▲",
     words: "diverging",
-    why: "The model's steps grow from round to round.",
+    why: "The model's steps grow from round to round, by themselves or in proportion to the learning rate and steps of clients.",
   },
   plateau: {
     level: "fair",
     mark: "▬",
     words: "plateau",
-    why: "The model's steps neither shrink nor grow, or shrink only because the learning rate does: it wanders at a constant pace. Its accuracy may still be good.",
+    why: "The model's steps neither shrink nor grow, or shrink only because the learning rate or the number of clients' steps does: it wanders at a constant pace. Its accuracy may still be good.",
   },
   "decaying, not summable": {
     level: "fair",
@@ -58,7 +58,7 @@ export const VERDICTS = {
   },
 };
 export const VERDICT_FOOT =
-  "Fitted as ‖Δθ‖ ≈ t^−p over the later half of the rounds, also with the learning rate taken out; the worse of the two stands, but only steps that grow themselves diverge. " +
+  "Fitted as ‖Δθ‖ ≈ t^−p over the later half of the rounds, also of ‖Δθ‖ / (η · steps); the worse of the two stands. " +
   "Finitely many rounds never prove convergence, and convergence says nothing of accuracy.";
 
 export const STORE = {

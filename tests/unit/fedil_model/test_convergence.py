@@ -30,7 +30,7 @@ def assessed(
     increments = [
         Increment(float(n), float(r * s), 10.0) for n, r, s in zip(norms, rates, steps, strict=True)
     ]
-    return assess(increments, [float(rate) for rate in rates])
+    return assess(increments)
 
 
 @pytest.mark.parametrize(
@@ -94,10 +94,9 @@ def test_a_cosine_learning_rate_does_not_make_constant_drift_summable() -> None:
         assert assessed(COSINE_LR * drift, COSINE_LR).verdict == PLATEAU
 
 
-def test_increments_that_shrink_only_with_the_learning_rate_have_not_shown_that_they_decay() -> None:
-    """Nor do they diverge: they shrink, though less than the learning rate does, as they do when a momentum lags."""
+def test_increments_that_shrink_less_than_the_learning_rate_are_diverging() -> None:
     assert judge(list(COSINE_LR * 1.01**T))[0] == SUMMABLE
-    assert assessed(COSINE_LR * 1.01**T, COSINE_LR).verdict == PLATEAU
+    assert assessed(COSINE_LR * 1.01**T, COSINE_LR).verdict == DIVERGING
 
 
 def test_increments_that_grow_under_a_falling_learning_rate_are_diverging() -> None:
@@ -105,12 +104,25 @@ def test_increments_that_grow_under_a_falling_learning_rate_are_diverging() -> N
     assert assessed(rates * 1.02**T, rates).verdict == DIVERGING
 
 
-@pytest.mark.parametrize("rates", [np.full(len(T), 0.05), 0.5 + COSINE_LR / 2], ids=["constant", "cosine"])
-def test_fewer_steps_do_not_make_increments_that_shrink_diverge(rates: np.ndarray) -> None:
+PROMOTED = 20 - 15 * T / len(T)
+"""Steps of a client whose samples are promoted, from 20 to 5"""
+
+
+@pytest.mark.parametrize("rates", [np.full(len(T), 0.05), COSINE_LR], ids=["constant", "cosine"])
+@pytest.mark.parametrize(("decay", "verdict"), [(0.0, PLATEAU), (0.5, DECAYING), (2.0, SUMMABLE)])
+def test_fewer_steps_of_clients_do_not_improve_a_verdict(
+    rates: np.ndarray, decay: float, verdict: str
+) -> None:
     """As samples are promoted, a client has fewer unlabelled ones and makes fewer steps."""
-    norms, steps = rates * T**-0.2, np.where(len(T) * 0.7 > T, 4, 1)
-    assert judge(list(norms / (rates * steps)))[0] == DIVERGING
-    assert assessed(norms, rates, steps).verdict == DECAYING
+    norms = rates * PROMOTED * T**-decay
+    assert VERDICTS.index(judge(list(norms))[0]) > VERDICTS.index(PLATEAU)
+    assert assessed(norms, rates, PROMOTED).verdict == verdict
+
+
+def test_increments_that_shrink_less_than_the_steps_behind_them_are_diverging() -> None:
+    norms = T**-0.2
+    assert judge(list(norms))[0] == DECAYING
+    assert assessed(norms, steps=PROMOTED).verdict == DIVERGING
 
 
 def test_rounds_that_only_the_server_moved_are_a_stall() -> None:
@@ -168,7 +180,7 @@ def test_the_exponents_error_is_that_of_ordinary_least_squares() -> None:
 
 def test_the_numbers_beside_the_verdict() -> None:
     norms = [2.0**-t for t in range(12)]
-    result = assess([Increment(n, 0.5, 4.0) for n in norms], [0.1] * 12)
+    result = assess([Increment(n, 0.5, 4.0) for n in norms])
     assert result.ratio == 0.5
     assert result.rate == pytest.approx(0.5)
     assert result.path == math.fsum(norms)
@@ -179,10 +191,10 @@ def test_the_numbers_beside_the_verdict() -> None:
 
 
 def test_nothing_is_divided_by_zero() -> None:
-    result = assess([Increment(0.0, 0.0, 0.0)] * 12, [0.0] * 12)
+    result = assess([Increment(0.0, 0.0, 0.0)] * 12)
     assert result.verdict == STALLED
     assert (result.ratio, result.relative, result.rate) == (None, None, None)
-    empty = assess([], [])
+    empty = assess([])
     assert (empty.verdict, empty.path, empty.moving_average, empty.share_decreasing) == (
         EARLY,
         0.0,

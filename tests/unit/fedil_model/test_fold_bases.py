@@ -1,5 +1,6 @@
 """Updates that started from several versions, as buffered mode folds them: each is judged by its own version."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -205,13 +206,15 @@ def update(delta: Tensor, num_steps: int, base_version: int, weight: float = 1.0
     return answer({"delta.params": delta, "delta.buffers": NOTHING}, num_steps, base_version, weight)
 
 
-def test_the_next_version_is_this_one_and_the_weighted_mean_of_what_was_learned_from_any() -> None:
+def test_a_stale_update_counts_partly_as_an_increment_and_partly_as_a_value() -> None:
+    """Two versions late: a third of what θ′ has moved since stays."""
     fold, bases, state = opened()
     assert fold.add(update(step_of(bases, 7), 1, 7)).counts
     assert fold.add(update(step_of(bases, 5), 1, 5, 0.5)).counts
     assert not fold.add(update(-step_of(bases, 4), 1, 4, 0.5)).counts
     after = fold.close()
-    moved = (step_of(bases, 7) + 0.5 * step_of(bases, 5)) / 1.5
+    late = bases._broadcasts[5]["global.params"] - state["global.params"]
+    moved = (step_of(bases, 7) + 0.5 * (step_of(bases, 5) + late * 2 / 3)) / 1.5
     assert torch.allclose(after.state["global.params"], state["global.params"] + moved, atol=1e-6)
     assert after.metrics["reference_norm"] == pytest.approx(float(step_of(bases, 7).norm()))
 
@@ -245,6 +248,117 @@ def test_a_stale_step_taken_again_would_make_the_model_swing_and_does_not() -> N
         state = fold.close().state
         sizes.append(float(state["global.params"].abs().max()))
     assert max(sizes) < 0.1
+
+
+def test_clients_that_go_all_the_way_from_an_old_model_do_not_make_the_new_one_swing() -> None:
+    """All are two versions late. Added as they are, x(t+1) = x(t) − x(t−2), which grows without end."""
+    method = FedIL(context_of(LEARNING))
+    size = method._student.num_params
+    state: Mapping[str, Tensor] = Weights(torch.ones(size), NOTHING).tensors("global")
+    state = {**state, "empty_rounds": torch.zeros((), dtype=torch.int64)}
+    bases: dict[int, Mapping[str, Tensor]] = {}
+    sizes = []
+    for version in range(1, 25):
+        server = Weights(torch.full((size,), 1e-3 * version), NOTHING).tensors("server")
+        bases[version] = {**state, **server, "server_decay": torch.tensor(1.0, dtype=torch.float64)}
+        base = max(version - 2, 1)
+        fold = method.open_fold(state, bases, version, LABELLED)
+        assert fold.add(update(bases[base]["server.params"] - bases[base]["global.params"], 1, base)).counts
+        state = fold.close().state
+        sizes.append(float(state["global.params"].abs().max()))
+    assert max(sizes) <= 1.0
+    assert sizes[-1] < 0.1
+
+
+NO_DECAY = LEARNING.client.model_copy(update={"weight_decay": 0.0})
+
+
+def test_a_stale_step_that_was_rescaled_is_replaced_as_rescaled() -> None:
+    """The update is three times as long as the server's step of its version, so a third of each part counts."""
+    knobs = {"client_init": "server", "normalise": "reference"}
+    learning = LEARNING.model_copy(
+        update={"method": LEARNING.method.model_copy(update=knobs), "client": NO_DECAY}
+    )
+    fold, bases, state = opened(learning)
+    then, now = step_of(bases, 5), step_of(bases, 7)
+    assert fold.add(update(then + 2.0 * then, 1, 5)).counts
+    expected = state["global.params"] + (now + 2.0 * then) / 3.0
+    assert torch.allclose(fold.close().state["global.params"], expected, atol=1e-6)
+
+
+def test_a_projected_update_brings_no_stale_step_that_would_have_to_be_replaced() -> None:
+    knobs = {"client_init": "server", "on_reject": "project"}
+    learning = LEARNING.model_copy(
+        update={"method": LEARNING.method.model_copy(update=knobs), "client": NO_DECAY}
+    )
+    fold, bases, state = opened(learning)
+    then, own = step_of(bases, 5), draw(len(step_of(bases, 5)), 1, 0.1)
+    sideways = own - then * (own @ then) / (then @ then)
+    assert fold.add(update(sideways - 0.5 * then, 1, 5)).outcome == "projected"
+    expected = state["global.params"] + sideways
+    assert torch.allclose(fold.close().state["global.params"], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("client_init", ["global", "server"])
+def test_scaled_shares_add_up_to_the_same_bits_in_any_order(client_init: str) -> None:
+    shares = set()
+    for order in (range(40), range(39, -1, -1)):
+        fold, earlier = plane(client_init=client_init, normalise="reference")
+        for s in order:
+            fold.add(Weights(vector(0.1 * (s - 20), 0.3 + s % 7), NOTHING), 1.0, earlier, 0.7)
+        shares.add(fold.share_of_step(earlier))
+    assert len(shares) == 1
+
+
+# Running statistics: a mean and a variance
+
+
+def with_statistics() -> FedILFold:
+    """Version 1 has the variance 4, version 2, which moves, has 1."""
+
+    def broadcast(mean: float, variance: float) -> dict[str, Tensor]:
+        statistics = vector(mean, variance)
+        sides = Weights(vector(3, 4), statistics).tensors("global")
+        sides |= Weights(vector(4, 4), statistics).tensors("server")
+        return sides | {"server_decay": torch.tensor(1.0, dtype=torch.float64)}
+
+    bases = {1: broadcast(10.0, 4.0), 2: broadcast(0.0, 1.0)}
+    state = {**bases[2], "empty_rounds": torch.zeros((), dtype=torch.int64)}
+    return FedILFold(LEARNING, FedILSettings(), state, bases, 2, 0, torch.tensor([False, True]))
+
+
+def statistics(mean: float, variance: float, base_version: int) -> Answer:
+    return answer(Weights(vector(1, 0), vector(mean, variance)).tensors("delta"), 1, base_version)
+
+
+def test_statistics_are_averaged_as_values_so_that_stale_ones_keep_a_variance_positive() -> None:
+    """Increments −0.9 and −3.9 on top of a variance of 1 would give −1.4."""
+    fold = with_statistics()
+    assert fold.add(statistics(2.0, -0.9, 2)).counts
+    assert fold.add(statistics(-4.0, -3.9, 1)).counts
+    assert fold.close().state["global.buffers"].tolist() == pytest.approx([4.0, 0.1])
+
+
+@pytest.mark.parametrize(
+    ("params", "buffers", "named"),
+    [
+        (torch.ones(3), torch.ones(2), "parameters"),
+        (torch.ones(2), torch.ones(3), "buffer values"),
+        (torch.ones(2), torch.ones(0), "buffer values"),
+        (torch.ones(2), vector(math.nan, 1), "not finite"),
+        (torch.ones(2), vector(1, math.inf), "not finite"),
+        (torch.ones(2), vector(0, -1.5), "variance is negative"),
+        (torch.ones(2), vector(1e9, 1), "moves by more"),
+    ],
+)
+def test_wrong_shapes_and_statistics_are_named_and_leave_no_trace(
+    params: Tensor, buffers: Tensor, named: str
+) -> None:
+    fold = with_statistics()
+    verdict = fold.add(answer(Weights(params, buffers).tensors("delta"), 1, 2))
+    assert (verdict.outcome, verdict.counts) == ("invalid", False)
+    assert named in verdict.detail
+    assert fold.close().state["global.buffers"].tolist() == [0.0, 1.0]
 
 
 def test_only_versions_that_updates_started_from_are_looked_at() -> None:

@@ -277,12 +277,12 @@ def test_the_figures_behind_a_verdict_are_fitted_for_both_series(tmp_path: Path)
     run = make_run(tmp_path / "r", 40, planned=40, client=cosine)
     rates = [learning_rate(run.recipe.client, n, 40) for n in range(1, 41)]
     records = [
-        make_record(n, delta_norm=rate, convergence={"share_decreasing": 1.0})
+        make_record(n, delta_norm=rate, convergence={"share_decreasing": 1.0, "lr_normalised": 0.2})
         for n, rate in enumerate(rates, 1)
     ]
     shown = dict(figures(dataclasses.replace(run, records=tuple(records))))
     assert shown["p̂ of ‖Δθ‖ (±2 standard errors)"].endswith(": consistent with a summable series")
-    assert shown["p̂ of ‖Δθ‖ ∕ η"].endswith(": plateau")
+    assert shown["p̂ of ‖Δθ‖ ∕ (η · steps)"].endswith(": plateau")
     assert shown["rounds of the last 10 with ‖Δₜ‖ ≤ ‖Δₜ₋₁‖ (the paper’s criterion)"] == "100%"
 
 
