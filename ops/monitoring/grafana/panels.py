@@ -1,19 +1,18 @@
 """Kinds of panels, each with a title, a text that says how to read it, and queries."""
 
 from collections.abc import Mapping
-from typing import Protocol, Self
 
 from grafana_foundation_sdk.builders import common as build_common
 from grafana_foundation_sdk.builders import dashboard as build_dashboard
 from grafana_foundation_sdk.builders import heatmap, prometheus, stat, statetimeline, table, text, timeseries
 from grafana_foundation_sdk.cog.builder import Builder
-from grafana_foundation_sdk.cog.variants import Dataquery
 from grafana_foundation_sdk.models import common, dashboard, units
 from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 from grafana_foundation_sdk.models.text import TextMode
 
 PROMETHEUS = common.DataSourceRef(type_val="prometheus", uid="${datasource}")
+_AnyPanel = heatmap.Panel | stat.Panel | statetimeline.Panel | table.Panel | timeseries.Panel
 BLUE, GREY = "blue", "#808080"
 
 Panel = Builder[dashboard.Panel]
@@ -25,22 +24,11 @@ Words = Mapping[str, tuple[str, str]]
 """What to show instead of a value, and in which colour"""
 
 
-class _Common(Protocol):
-    """What the builders of all panels have."""
-
-    def title(self, title: str) -> Self: ...
-    def description(self, description: str) -> Self: ...
-    def datasource(self, datasource: common.DataSourceRef) -> Self: ...
-    def span(self, w: int) -> Self: ...
-    def height(self, h: int) -> Self: ...
-    def with_target(self, target: Builder[Dataquery]) -> Self: ...
-
-
-def _begin(panel: _Common, title: str, about: str, width: int, height: int) -> None:
+def _begin(panel: _AnyPanel, title: str, about: str, width: int, height: int) -> None:
     panel.title(title).description(about).datasource(PROMETHEUS).span(width).height(height)
 
 
-def _ask(panel: _Common, queries: Queries, instant: bool = False) -> None:
+def _ask(panel: _AnyPanel, queries: Queries, instant: bool = False) -> None:
     for letter, (legend, expr) in zip("ABCDEFGH", queries.items(), strict=False):
         made = _target(letter, legend, expr)
         panel.with_target(made.instant() if instant else made.range())

@@ -13,7 +13,8 @@ from rich.console import Console
 from broker_config.brokers.topology import RUNS_TOPIC, workers_topic
 from broker_config.protocol.schema import check_run
 from broker_config.stores.memory.store import MemoryStore
-from ops.cli.commands.status import gather, render
+from ops.cli.commands.status import gather
+from ops.cli.view.board import render
 
 NOW = 1_000_000.0
 ROUND = {"round": 3, "accuracy": {"global": 0.9833, "server": 0.9805}, "delta_norm": 1.2914}

@@ -17,20 +17,18 @@ from server_worker.run.recipe import make_recipe
 NAMES = {
     "fedil": "FedIL",
     "python": "Python",
-    "torch": "torch",
-    "numpy": "numpy",
-    "device": "device",
+    **{name: name for name in ("torch", "numpy", "device")},
     "gpu": "GPU",
     "cuda": "CUDA",
     "cpu": "processor",
     "cores": "cores used",
     "memory_bytes": "memory",
-    "system": "system",
-    "workers": "workers",
-    "first_started": "first started",
-    "last_started": "last started",
-    "starts": "starts",
+    **{
+        name: name.replace("_", " ")
+        for name in ("system", "workers", "first_started", "last_started", "starts")
+    },
 }
+"""In this order"""
 NOT_COMPARED = frozenset({"name", "description", "profile", "seed"})
 MOST_CLASSES = 120
 
