@@ -2,7 +2,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from broker_config.protocol.wire import digest
+from broker_config.protocol.buffers import digest
 from broker_config.stores.batches import CLIENTS_AT_ONCE
 from server_worker.run.digests import ledger_digest
 from tests.memory_store import new_store
