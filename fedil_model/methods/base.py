@@ -1,6 +1,6 @@
 """Building blocks that methods share: the network, seeds, training at the server and at a client, static batch norm."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -138,14 +138,11 @@ class MethodBase:
     def _take_delta(self, activation: Activation, start: Weights, losses: Sequence[float]) -> Weights:
         """What training added to `start`. Raises NumericError if it diverged."""
         trained = self._student.take_weights()
-        check_finite(activation.client, trained.params, losses)
+        check_finite(activation.client, trained.params, losses, [start.buffers], self._variances())
         return Weights(trained.params.sub_(start.params), trained.buffers.sub_(start.buffers))
 
     def _variances(self) -> Tensor:
-        """Marks the buffer values that are running variances."""
-        buffers = [(n, b) for n, b in self._student.module.named_buffers() if b.is_floating_point()]
-        marks = [torch.full((buffer.numel(),), name.endswith("running_var")) for name, buffer in buffers]
-        return torch.cat([torch.zeros(0, dtype=torch.bool), *marks])
+        return find_variances(self._student)
 
     def extras_for(self, state: State, round_number: int, client: int) -> Sequence[str]:  # noqa: ARG002
         return ()
@@ -167,11 +164,29 @@ def split_batch(size: int | None, *columns: Tensor) -> Iterator[tuple[Tensor, ..
     return zip(*(column.tensor_split(count) for column in columns), strict=True)
 
 
-def check_finite(client: int, params: Tensor, losses: Sequence[float]) -> None:
-    if not all_finite(params) or not all(map(_is_finite, losses)):
-        raise NumericError(
-            f"training of client {client} diverged: begin anew with a lower client.lr or client.clip_norm"
-        )
+def find_variances(model: FlatModel) -> Tensor:
+    """Marks the buffer values that are running variances."""
+    buffers = [(n, b) for n, b in model.module.named_buffers() if b.is_floating_point()]
+    marks = [torch.full((buffer.numel(),), name.endswith("running_var")) for name, buffer in buffers]
+    return torch.cat([torch.zeros(0, dtype=torch.bool), *marks])
+
+
+def check_finite(
+    client: int, params: Tensor, losses: Sequence[float], received: Iterable[Tensor], variances_Q: Tensor
+) -> None:
+    """Raises NumericError if training diverged. `received`: buffers of the models that the client was sent, in which
+    `variances_Q` marks running variances."""
+    if all_finite(params) and all(map(_is_finite, losses)):
+        return
+    for buffers_Q in (buffers.cpu() for buffers in received):
+        if not torch.isfinite(buffers_Q).all() or bool((buffers_Q[variances_Q] < 0).any()):
+            raise NumericError(
+                f"training of client {client} diverged: a running statistic of the model that it received is a "
+                "negative variance or not finite; begin anew with network.norm=gn, which has none"
+            )
+    raise NumericError(
+        f"training of client {client} diverged: begin anew with a lower client.lr or client.clip_norm"
+    )
 
 
 def _is_finite(value: float) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedil_model.errors import StateError
-from fedil_model.methods.base import check_finite, make_view
+from fedil_model.methods.base import check_finite, find_variances, make_view
 from fedil_model.methods.fedil.batch import ViewedBatch
 from fedil_model.methods.fedil.ledger import NEVER, NO_LABEL, Ledger, Observation, encode_labels
 from fedil_model.methods.fedil.losses import consistency_loss, credible_loss, pseudo_label_loss
@@ -53,7 +53,8 @@ class ClientTraining:
                 lr = learning_rate(self._learning.client, activation.round_number, self._learning.rounds)
                 num_steps, losses = self._train(inputs, plan, lr, torch.Generator().manual_seed(seed))
         trained = self._student.take_weights()
-        check_finite(client, trained.params, list(losses.values()))
+        received, variances_Q = [global_.buffers, server.buffers], find_variances(self._student)
+        check_finite(client, trained.params, list(losses.values()), received, variances_Q)
         delta = Weights(trained.params.sub_(global_.params), trained.buffers.sub_(global_.buffers))
         metrics = losses | {
             "pseudo_labels": float((after.labels_N >= 0).sum()),

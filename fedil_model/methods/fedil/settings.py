@@ -41,6 +41,11 @@ class FedILSettings(MethodSettings):
     cosine_filter: bool = True
     cosine_reference: Literal["global", "start"] = "global"
     """Cosine of θ* − θ′ (paper), or of θ* − (where the client started), against θ₀ − θ′."""
+    loss_margin: float = Field(default=0.0, ge=0.0)
+    """Reject an update whose loss on the server's labelled samples exceeds that of its start by more; 0: no test."""
+    movement_filter: bool = False
+    """Reject an update whose movement from its start opposes the average movement of earlier rounds. The server keeps
+    one more vector of parameters."""
     on_reject: Literal["drop", "project"] = "drop"
     """Drop an update with a negative cosine (paper), or remove only its part against g₀."""
     normalise: Literal["none", "reference"] = "none"

@@ -270,7 +270,16 @@ def test_the_averaged_model_gets_static_statistics_of_its_own() -> None:
 
 def test_a_loss_that_is_not_finite_is_an_error_though_the_weights_still_are() -> None:
     with pytest.raises(NumericError, match="diverged"):
-        check_finite(0, torch.ones(1), [float("nan")])
+        check_finite(0, torch.ones(1), [float("nan")], [], torch.zeros(0, dtype=torch.bool))
+
+
+def test_divergence_from_bad_statistics_is_not_blamed_on_the_learning_rate() -> None:
+    fedil = method(network={"norm": "bn"})
+    broadcast = dict(broadcast_of(fedil))
+    broadcast["server.buffers"] = broadcast["server.buffers"] - 100.0
+    with pytest.raises(NumericError, match="negative variance") as caught:
+        client(fedil, broadcast)
+    assert "client.lr" not in str(caught.value)
 
 
 def test_known_labels_can_teach_the_weak_view_too() -> None:
