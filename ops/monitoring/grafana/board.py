@@ -1,7 +1,6 @@
 """A dashboard: rows of panels below the variables that they share, with links to the other dashboards."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -71,12 +70,11 @@ def _rows(rows: Rows) -> Iterator[tuple[str, list[Panel]]]:
         elif title == "other methods":
             yield from others
         else:
-            made = (generated.get(panel["kind"]) or [_panel(**panel)] for panel in panels)
-            yield title, list(chain.from_iterable(made))
+            yield title, [made for panel in panels for made in _panels(generated, **panel)]
 
 
-def _panel(kind: str, **settings: Any) -> Panel:
-    return KINDS[kind](**settings)
+def _panels(generated: Mapping[str, list[Panel]], kind: str, **settings: Any) -> list[Panel]:
+    return generated[kind] if kind in generated else [KINDS[kind](**settings)]
 
 
 def _numbered(made: dashboard.Dashboard) -> dashboard.Dashboard:
