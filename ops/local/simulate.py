@@ -6,7 +6,9 @@ import os
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -18,12 +20,10 @@ from broker_config.transports.memory.broker import EmbeddedBroker
 from broker_config.transports.memory.transport import MemoryTransport
 from client_worker.shards import ShardFolder, has_shards, write_shards
 from fedil_model.methods import find_method, make_method, plugins_named
-from fedil_model.networks.normalisation import refresh_statistics
-from fedil_model.seeding import derive_seed
 from fedil_model.training.evaluate import accuracy
 from fedil_model.training.flat_model import FlatModel
-from fedil_model.training.precision import choose_device, repeatable_on, seeded
-from fedil_model.training.supervised import train_supervised
+from fedil_model.training.floor import Choice, Floor
+from fedil_model.training.precision import choose_device, repeatable_on
 from ops.inspect.diagnostics import LabelSetTruth
 from ops.inspect.summary import Summary, summarise
 from ops.local.store_on_disk import StoreOnDisk
@@ -155,53 +155,46 @@ def _baseline(
 ) -> float | None:
     """The floor: the same network trained on the same labels and nothing else. None if it was left out, or asked to
     stop before it was known: the next life measures it."""
-    if recipe.baseline_epochs == 0:
+    epochs = recipe.floor_epochs
+    if epochs == 0:
         return None
-    known = _known_baseline(where, recipe.baseline_epochs)
+    known = _known_baseline(where, epochs)
     if known is not None:
         return known
     watcher.phase(0, "baseline")
     try:
-        found = _measure_baseline(recipe, inputs, stop)
+        found, tried = _measure_baseline(recipe, inputs, epochs, stop)
     except Stopped:
         return None
-    fields = {"accuracy": found, "epochs": recipe.baseline_epochs, "labels": len(inputs.labelled.labels)}
+    fields = {
+        "accuracy": found,
+        "epochs": epochs,
+        "labels": len(inputs.labelled.labels),
+        "choice": asdict(tried[0]),
+        "tried": [asdict(choice) for choice in tried],
+    }
     write_atomically(where.baseline, [json.dumps(fields).encode()])
     return found
 
 
-def _measure_baseline(recipe: Recipe, inputs: RunInputs, stop: threading.Event) -> float:
+def _measure_baseline(
+    recipe: Recipe, inputs: RunInputs, epochs: int, stop: threading.Event
+) -> tuple[float, Sequence[Choice]]:
     def check_stop() -> None:
         if stop.is_set():
             raise Stopped
 
-    dataset, labelled, device = inputs.dataset, inputs.labelled, inputs.device
-    seed = derive_seed(recipe.seed, "baseline")
-    model = FlatModel(network_of(recipe, dataset), device)
-    with seeded(seed, device):
-        train_supervised(
-            model,
-            labelled,
-            dataset.views,
-            recipe.server,
-            epochs=recipe.baseline_epochs,
-            lr=recipe.server.pretrain_lr or recipe.server.lr,
-            strong_weight=recipe.server.pretrain_strong_weight,
-            generator=torch.Generator().manual_seed(seed),
-            precision=recipe.autocast,
-            check_stop=check_stop,
-        )
-    # Static batch norm leaves no statistics behind; a network without it is not touched.
-    refresh_statistics(
-        model.module, (dataset.views.plain(part) for part in torch.split(labelled.inputs, 500))
-    )
-    return accuracy(model.module, inputs.test, dataset.views)
+    dataset = inputs.dataset
+    model = FlatModel(network_of(recipe, dataset), inputs.device)
+    floor = Floor(model, inputs.labelled, dataset.views, recipe, epochs=epochs, check_stop=check_stop)
+    tried = floor.train()
+    return accuracy(model.module, inputs.test, dataset.views), tried
 
 
 def _known_baseline(where: RunDir, epochs: int) -> float | None:
     """None if it is another's, or cannot be read: it is measured again, from the same seed."""
     try:
         known = json.loads(where.baseline.read_text(encoding="utf-8"))
-        return float(known["accuracy"]) if known["epochs"] == epochs else None
+        return float(known["accuracy"]) if known["epochs"] == epochs and known["choice"] else None
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None

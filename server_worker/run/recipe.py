@@ -96,8 +96,9 @@ class Recipe(Learning):
     name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$")
     description: str = ""
     evaluate_every: PositiveInt = 1
-    baseline_epochs: int = Field(default=100, ge=0)
-    """Server-only training on the same labels, for comparison; 0 leaves it out."""
+    baseline_epochs: int | None = Field(default=None, ge=0)
+    """Server-only training on the same labels, for comparison: as many epochs as the run's server has in all, or this
+    many; 0 leaves it out."""
     federation: FederationSettings = FederationSettings()
 
     @model_validator(mode="after")
@@ -132,6 +133,13 @@ class Recipe(Learning):
         sizes = self.federation.sites or {DEFAULT_SITE: self.split.clients}
         ends = list(accumulate(sizes.values()))
         return {site: range(end - size, end) for (site, size), end in zip(sizes.items(), ends, strict=True)}
+
+    @property
+    def floor_epochs(self) -> int:
+        """Epochs of server-only training"""
+        if self.baseline_epochs is not None:
+            return self.baseline_epochs
+        return self.server.pretrain_epochs + self.rounds * self.server.epochs
 
     def site_of(self, client: int) -> str:
         return next(site for site, clients in self.sites.items() if client in clients)

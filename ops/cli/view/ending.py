@@ -88,7 +88,7 @@ def accuracies(accuracy: Mapping[str, float], titles: Mapping[str, str]) -> str:
 
 
 def comparison(accuracy: Mapping[str, float], baseline: float, shipped: str) -> str:
-    text = f"server-only on the same labels: {100 * baseline:.2f} %"
+    text = f"server-only on the same labels, chosen on held-out ones: {100 * baseline:.2f} %"
     if "global" in accuracy:
         text += f"   {shipped} {100 * (accuracy['global'] - baseline):+.2f} points"
     return text

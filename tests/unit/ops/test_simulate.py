@@ -111,15 +111,21 @@ def test_a_watcher_that_fails_beside_the_loop_is_the_error_of_the_run(tmp_path: 
 
 
 @pytest.mark.usefixtures("_dying_workers")
-@pytest.mark.parametrize(("epochs", "again"), [(3, False), (4, True)])
-def test_a_baseline_is_measured_again_only_if_it_is_another(tmp_path: Path, epochs: int, again: bool) -> None:
-    known = {"accuracy": 0.123, "epochs": 3, "labels": 20}
+@pytest.mark.parametrize(("epochs", "again"), [(3, False), (4, True), (None, True)])
+def test_a_baseline_is_measured_again_only_if_it_is_another(
+    tmp_path: Path, epochs: int | None, again: bool
+) -> None:
+    """None: the server's budget, 5 rounds of one epoch"""
+    known = {"accuracy": 0.123, "epochs": 3, "labels": 20, "choice": {"lr": 0.1}}
     (tmp_path / "baseline.json").write_text(json.dumps(known))
     with pytest.raises(FedILError):
-        run(tiny(baseline_epochs=epochs), tmp_path)
+        run(tiny(baseline_epochs=epochs, rounds=5), tmp_path)
     found = json.loads((tmp_path / "baseline.json").read_text())
     assert (found != known) == again
-    assert found["epochs"] == epochs
+    assert found["epochs"] == epochs or (epochs, found["epochs"]) == (None, 5)
+    if again:
+        assert found["choice"] == found["tried"][0]
+        assert len({(choice["lr"], choice["strong_weight"]) for choice in found["tried"]}) == 4
 
 
 def test_a_simulation_has_a_name_of_its_own_until_another_takes_its_place(tmp_path: Path) -> None:
@@ -139,7 +145,7 @@ def test_a_simulation_has_a_name_of_its_own_until_another_takes_its_place(tmp_pa
 
 
 @pytest.mark.usefixtures("_dying_workers")
-@pytest.mark.parametrize("damaged", ["{", "{}", '{"epochs": 1}', "[]"])
+@pytest.mark.parametrize("damaged", ["{", "{}", '{"epochs": 1}', '{"epochs": 1, "accuracy": 0.5}', "[]"])
 def test_a_baseline_that_cannot_be_read_is_measured_again(tmp_path: Path, damaged: str) -> None:
     (tmp_path / "baseline.json").write_text(damaged)
     with pytest.raises(FedILError, match="workers keep dying"):

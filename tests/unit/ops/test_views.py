@@ -150,7 +150,7 @@ def test_the_summary_puts_the_baseline_beside_the_accuracy(
     QuietView().finish(summary, RECIPE, RESUME)
     text = capsys.readouterr().out
     assert "θ′ 94.70 %   θ₀ 95.81 %" in text
-    assert "server-only on the same labels: 86.11 %   θ′ +8.59 points" in text
+    assert "server-only on the same labels, chosen on held-out ones: 86.11 %   θ′ +8.59 points" in text
     assert "┄ server-only" in text
     for digest in (summary.model_digest, summary.ledger_digest, summary.split_digest):
         assert digest in text

@@ -123,6 +123,16 @@ def test_a_recipe_that_is_no_text_is_named(tmp_path: Path) -> None:
         load_recipe(tmp_path / "bad.toml")
 
 
+@pytest.mark.parametrize(
+    ("given", "epochs"), [({}, 31), ({"baseline_epochs": 7}, 7), ({"baseline_epochs": 0}, 0)]
+)
+def test_server_only_training_has_the_servers_whole_budget_unless_told(
+    given: dict[str, int], epochs: int
+) -> None:
+    recipe = make_recipe({"rounds": 9, "server": {"epochs": 3, "pretrain_epochs": 4}, **given})
+    assert recipe.floor_epochs == epochs
+
+
 def test_what_changes_no_number_may_differ_between_a_run_and_its_resumption() -> None:
     base = make_recipe({"rounds": 5})
     free = make_recipe(
