@@ -11,9 +11,10 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from broker_config.protocol.buffers import digest
 from broker_config.protocol.errors import LedgerMissing, MessageRejected, ModelMissing
 from broker_config.protocol.messages import LEDGER_KIND, MODEL_KIND, ModelEntry, TrainTask, Update
-from broker_config.protocol.wire import decode_arrays, digest, encode_arrays
+from broker_config.protocol.wire import decode_arrays, encode_arrays
 from broker_config.transports.interface import Transport
 from client_worker.device_cache import DeviceCache
 from client_worker.ledgers import Ledgers

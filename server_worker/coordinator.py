@@ -11,8 +11,8 @@ import torch
 
 from broker_config.brokers.topology import DEAD_LETTERS, tasks_queue, updates_queue
 from broker_config.process.retry import RetriesExhausted
+from broker_config.protocol.buffers import digest
 from broker_config.protocol.errors import FedILError
-from broker_config.protocol.wire import digest
 from broker_config.stores.batches import newest_ledgers
 from broker_config.transports.interface import MAX_BODY_BYTES
 from fedil_model.data.datasets.interface import Samples

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ops.local.services import Service, rabbitmq_service, redis_service
 from server_worker.run.recipe import Recipe
 from tests.federation import Over, OverBrokers, apart
-from tests.services import needed
+from tests.services import Service, needed, rabbitmq_service, redis_service
 
 torch.set_num_threads(1)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-from broker_config.protocol.buffers import aligned_buffer
+from broker_config.protocol.buffers import aligned_buffer, size
 from broker_config.protocol.errors import AddressWrong, MessageRejected
-from broker_config.protocol.wire import MAX_HEADER_BYTES, pack_fields, size, unpack_fields
+from broker_config.protocol.wire import MAX_HEADER_BYTES, pack_fields, unpack_fields
 from broker_config.transports.interface import Buffers
 
 _SIZES = struct.Struct("<IQ")

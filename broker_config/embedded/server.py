@@ -10,7 +10,6 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 from broker_config.embedded.frames import url_of
 from broker_config.embedded.handler import ConnectionHandler
@@ -92,10 +91,5 @@ class BrokerServer:
     def __enter__(self) -> "BrokerServer":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

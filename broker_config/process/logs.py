@@ -153,7 +153,7 @@ def json_line(record: logging.LogRecord, facts: Mapping[str, object]) -> str:
     if traceback := _traceback(record):
         fields["traceback"] = traceback
     # ASCII only: whatever a string holds, neither a terminal nor a reader of lines finds anything in it.
-    return json.dumps(_plain(fields), ensure_ascii=True, allow_nan=False)
+    return json.dumps(plain(fields), ensure_ascii=True, allow_nan=False)
 
 
 def one_line(text: str) -> str:
@@ -198,16 +198,16 @@ def _after(traceback: str) -> str:
     return f" | {traceback}" if traceback else ""
 
 
-def _plain(value: object) -> object:
+def plain(value: object) -> object:
     """What JSON knows: without infinity and NaN, and without halves of characters."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return str(value).encode("utf-8", "backslashreplace").decode("utf-8")
 
 

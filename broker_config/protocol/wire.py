@@ -14,24 +14,10 @@ from typing import Any, NamedTuple
 import msgpack
 import numpy as np
 
-from broker_config.protocol.buffers import ALIGNMENT, DIGEST_BYTES, digest, raw_digest, size
-from broker_config.protocol.chunks import Assembler, split
+from broker_config.protocol.buffers import ALIGNMENT, DIGEST_BYTES, raw_digest
 from broker_config.protocol.errors import MessageRejected
 from broker_config.protocol.messages import Message
 from broker_config.protocol.schema import from_fields, to_fields
-
-__all__ = [
-    "Assembler",
-    "decode_arrays",
-    "decode_message",
-    "digest",
-    "encode_arrays",
-    "encode_message",
-    "pack_fields",
-    "size",
-    "split",
-    "unpack_fields",
-]
 
 _MAGIC = b"FedIL\0"
 _VERSION = 1

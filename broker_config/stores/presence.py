@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from types import TracebackType
 
 from broker_config.protocol.errors import FedILError
 from broker_config.stores.interface import Store
@@ -44,9 +43,7 @@ class Presence:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closing.set()
         self._changed.set()
         self._thread.join(EVERY_SECONDS)

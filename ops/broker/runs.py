@@ -6,14 +6,7 @@ from dataclasses import asdict, astuple, dataclass
 from typing import Any
 from urllib.parse import quote
 
-from broker_config.brokers.topology import (
-    RUN_KINDS,
-    RUNS_TOPIC,
-    lead_queue,
-    models_queue,
-    run_of,
-    updates_queue,
-)
+from broker_config.brokers import topology
 from broker_config.process.retry import RetryPolicy
 from broker_config.protocol.errors import FedILError
 from broker_config.protocol.schema import check_run_argument
@@ -55,8 +48,8 @@ def known_runs(management_url: str | None, vhost: str, store_url: str | None) ->
     ledgers: Mapping[str, int] | None = None
     if store_url:
         with closing(RedisStore(store_url, retry=_PATIENCE)) as store, open_runs(store_url) as runs:
-            notices, ledgers = store.notices(RUNS_TOPIC), runs.ledgers()
-    names = {*filter(None, map(run_of, queues or ())), *notices, *(ledgers or ())}
+            notices, ledgers = store.notices(topology.RUNS_TOPIC), runs.ledgers()
+    names = {*filter(None, map(topology.run_of, queues or ())), *notices, *(ledgers or ())}
     return [_describe(name, queues, notices.get(name), ledgers) for name in sorted(names)]
 
 
@@ -68,7 +61,9 @@ def _queues(management_url: str, vhost: str) -> Queues:
 def _describe(
     run: str, queues: Queues | None, notice: Mapping[str, Any] | None, ledgers: Mapping[str, int] | None
 ) -> KnownRun:
-    lead, updates = ((queues or {}).get(name, {}) for name in (lead_queue(run), updates_queue(run)))
+    lead, updates = (
+        (queues or {}).get(name, {}) for name in (topology.lead_queue(run), topology.updates_queue(run))
+    )
     led: bool | None = None
     if notice is not None:
         led = True  # a notice expires soon after its server has died
@@ -82,7 +77,7 @@ def _describe(
         leader=None if notice is None else str(notice.get("host", ""))[:100] or None,
         state=None if notice is None else str(notice.get("state", ""))[:100] or None,
         updates=updates.get("messages"),
-        has_models=None if queues is None else models_queue(run) in queues,
+        has_models=None if queues is None else topology.models_queue(run) in queues,
         ledgers=None if ledgers is None else ledgers.get(run, 0),
         last_sign="now" if led else max(signs, default=None),
     )
@@ -98,8 +93,8 @@ def retire(
         runs = opened.enter_context(open_runs(store_url)) if ledgers and store_url else None
         kept = runs is not None and run in runs.ledgers()
         transport = opened.enter_context(closing(connect_transport(broker_url)))
-        waiting = transport.depth(updates_queue(run))
-        there = [kind for kind in RUN_KINDS if transport.depth(kind.prefix + run) is not None]
+        waiting = transport.depth(topology.updates_queue(run))
+        there = [kind for kind in topology.RUN_KINDS if transport.depth(kind.prefix + run) is not None]
         if not there and not kept:
             raise FedILError(f"the brokers know of no run {run!r} (see: fedil broker runs)")
         if not transport.acquire_leadership(run, _LEAD_SECONDS):

@@ -1,7 +1,7 @@
 """What clients keep between activations, for people: read from Redis or from a run's folder, counted and printed."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -35,15 +35,11 @@ class Shelf(Protocol):
     def ledger(self, run: str, client: int, activation: int) -> bytes: ...
 
 
-class RedisShelf:
+class RedisShelf(RedisStore):
     """One site's part of a Redis"""
 
-    def __init__(self, store: RedisStore) -> None:
-        self._store = store
-        self.clients, self.record = store.clients, store.record
-
     def ledger(self, run: str, client: int, activation: int) -> bytes:
-        return self._store.read(run, client, activation + 1, at_least=activation) or b""
+        return self.read(run, client, activation + 1, at_least=activation) or b""
 
 
 Shelves = Mapping[str, Shelf]
@@ -60,13 +56,11 @@ def shelves_in_redis(url: str, run: str, site: str | None) -> Iterator[Shelves]:
     """Of all sites that have ledgers of the run, if none is named"""
     with ExitStack() as opened:
 
-        def open_store(site: str) -> RedisStore:
-            store = RedisStore(url, lambda _: site, _PATIENCE)
-            opened.callback(store.close)
-            return store
+        def open_shelf(site: str) -> RedisShelf:
+            return opened.enter_context(closing(RedisShelf(url, lambda _: site, _PATIENCE)))
 
-        sites = [site] if site else open_store("any").sites(run)
-        yield {site: RedisShelf(open_store(site)) for site in sites}
+        sites = [site] if site else open_shelf("any").sites(run)
+        yield {site: open_shelf(site) for site in sites}
 
 
 @dataclass(frozen=True)

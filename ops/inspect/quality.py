@@ -35,6 +35,16 @@ class Quality:
         """None for a class without test samples"""
         return [row[index] / sum(row) if sum(row) else None for index, row in enumerate(self.confusion)]
 
+    def mistakes(self) -> list[tuple[int, str, str]]:
+        """Count, true class and predicted class of the most frequent ones"""
+        wrong = [
+            (count, self.class_names[true], self.class_names[predicted])
+            for true, row in enumerate(self.confusion)
+            for predicted, count in enumerate(row)
+            if count and true != predicted
+        ]
+        return sorted(wrong, key=lambda mistake: -mistake[0])[:CONFUSIONS_LISTED]
+
 
 def measure(network: nn.Module, dataset: Dataset) -> Quality:
     test = dataset.load_test()
@@ -98,17 +108,11 @@ def per_class(quality: Quality) -> Table:
 
 
 def confusions(quality: Quality) -> Table:
-    wrong = [
-        (count, quality.class_names[true], quality.class_names[said])
-        for true, row in enumerate(quality.confusion)
-        for said, count in enumerate(row)
-        if count and true != said
-    ]
     table = Table(
         box=None, padding=(0, 2, 0, 0), pad_edge=False, title="most frequent mistakes", title_justify="left"
     )
     for heading in ("count", "is", "taken for"):
         table.add_column(heading)
-    for count, true, said in sorted(wrong, key=lambda item: -item[0])[:CONFUSIONS_LISTED]:
+    for count, true, said in quality.mistakes():
         table.add_row(str(count), Text(true), Text(said))
     return table

@@ -18,7 +18,7 @@ from broker_config.protocol.errors import FedILError
 from client_worker.pool import WorkerPool
 from fedil_model.methods import plugins_named
 from ops.cli.invocation import STARTED_AS
-from ops.local.services import RabbitMQ, ServiceMissing, private_prometheus, private_rabbitmq, private_redis
+from ops.local.services import Prometheus, RabbitMQ, Redis, ServiceMissing
 from ops.local.services.process import LOOPBACK, Guard, PrivateService, free_ports
 from ops.monitoring.files import Places, prometheus_files, write_monitoring
 from server_worker.run.folder import RunDir
@@ -63,7 +63,7 @@ def has_redis(run_dir: Path) -> bool:
 def redis_left_by(run_dir: Path) -> Iterator[str]:
     """The URL of the Redis of a cluster that has ended, which is started for a moment: to read what it has kept."""
     services = services_of(run_dir)
-    with sole_use(services), private_redis(services / "redis") as redis:
+    with sole_use(services), Redis(services / "redis") as redis:
         yield redis.url
 
 
@@ -73,9 +73,9 @@ def run_cluster(cluster: Cluster, stop: threading.Event, say: Callable[[str], No
         # Two nodes on the same data would destroy it.
         stack.enter_context(sole_use(cluster.services))
         say("starting RabbitMQ and Redis")
-        rabbitmq = private_rabbitmq(cluster.services / "rabbitmq", metrics=True)
+        rabbitmq = RabbitMQ(cluster.services / "rabbitmq", plugins=["prometheus"])
         stack.enter_context(gently(rabbitmq))
-        redis = stack.enter_context(gently(private_redis(cluster.services / "redis")))
+        redis = stack.enter_context(gently(Redis(cluster.services / "redis")))
         broker, store = rabbitmq.url, redis.url
         say(f"broker {broker}  store {store}")
         for service in (rabbitmq, redis):
@@ -148,7 +148,7 @@ def watch_if_possible(
     files = prometheus_files(places)
     list(write_monitoring(folder, files, overwrite=True))
     try:
-        prometheus = stack.enter_context(gently(private_prometheus(folder, files["prometheus.yml"])))
+        prometheus = stack.enter_context(gently(Prometheus(folder, files["prometheus.yml"])))
     except ServiceMissing as missing:
         say(f"no metrics are kept: {missing}")
     else:

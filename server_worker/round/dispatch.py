@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 from broker_config.brokers.topology import DEAD_LETTERS, models_queue, tasks_queue, updates_queue
+from broker_config.protocol.buffers import digest
 from broker_config.protocol.errors import FedILError, LedgerFenced, LedgerMissing, QueueMissing
 from broker_config.protocol.messages import MODEL_KIND, ModelEntry, Refusal, TrainTask
-from broker_config.protocol.wire import digest, encode_arrays, encode_message
+from broker_config.protocol.wire import encode_arrays, encode_message
 from fedil_model.methods import find_method
 from fedil_model.methods.interface import Method, State, Tensors
 from fedil_model.training.flat_model import to_arrays

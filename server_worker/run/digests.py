@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from broker_config.protocol.wire import digest
+from broker_config.protocol.buffers import digest
 from broker_config.stores.batches import newest_ledgers
 from broker_config.stores.interface import Store
 from server_worker.run.checkpoint import Checkpoint

@@ -71,9 +71,9 @@ class HistoryTail:
         self.offset = 0
         """Up to which it has been read"""
 
-    def new_lines(self, on_another_file: Callable[[], None]) -> Iterator[tuple[int, bytes]]:
-        """Each with where it begins. A server that resumes writes the history anew: it is read from its beginning
-        then, and what was known of it is no longer true."""
+    def new_lines(self, on_another_file: Callable[[], None]) -> Iterator[bytes]:
+        """A server that resumes writes the history anew: it is read from its beginning then, and what was known of it
+        is no longer true."""
         with suppress(OSError), self._path.open("rb") as file:
             found = os.fstat(file.fileno())
             if found.st_ino != self._file or found.st_size < self.offset:
@@ -83,8 +83,8 @@ class HistoryTail:
             for line in file:
                 if not line.endswith(b"\n"):
                     return  # the rest of it is yet to come
-                begin, self.offset = self.offset, self.offset + len(line)
-                yield begin, line
+                self.offset += len(line)
+                yield line
 
 
 class HistoryWriter:

@@ -1,4 +1,4 @@
-"""Lines that a person should see, as typed events: what each is about stands in its fields, its words in `text`."""
+"""Lines that a person should see, as typed events: what each is about stands in its fields, its words in `template`."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,10 +9,12 @@ class Notice:
     """`str()` gives the whole line; log watchers take round, client and severity from the fields."""
 
     is_trouble: ClassVar[bool] = True
+    template: ClassVar[str]
+    """The words, with the names of fields in braces"""
 
     @property
     def text(self) -> str:
-        raise NotImplementedError
+        return self.template.format_map(vars(self))
 
     @property
     def round(self) -> int | None:
@@ -33,49 +35,34 @@ class Notice:
 class Remark(Notice):
     """Words that come from elsewhere: a broker's shortcomings, a worker pool."""
 
+    template = "{words}"
     words: str
-
-    @property
-    def text(self) -> str:
-        return self.words
 
 
 @dataclass(frozen=True)
 class PageServed(Notice):
     is_trouble = False
+    template = "watch it at {url}"
     url: str
-
-    @property
-    def text(self) -> str:
-        return f"watch it at {self.url}"
 
 
 @dataclass(frozen=True)
 class AnotherServerLeads(Notice):
+    template = "another server leads run {run}: waiting"
     run: str
-
-    @property
-    def text(self) -> str:
-        return f"another server leads run {self.run}: waiting"
 
 
 @dataclass(frozen=True)
 class SiteLost(Notice):
+    template = "site {site} has no worker: its clients are not asked until it has one"
     site: str
-
-    @property
-    def text(self) -> str:
-        return f"site {self.site} has no worker: its clients are not asked until it has one"
 
 
 @dataclass(frozen=True)
 class SiteBack(Notice):
     is_trouble = False
+    template = "site {site} is back"
     site: str
-
-    @property
-    def text(self) -> str:
-        return f"site {self.site} is back"
 
 
 @dataclass(frozen=True)
@@ -92,31 +79,22 @@ class QueueRecreated(Notice):
 
 @dataclass(frozen=True)
 class MessageRefused(Notice):
+    template = "message refused ({reason}): {detail}"
     reason: str
     detail: str
-
-    @property
-    def text(self) -> str:
-        return f"message refused ({self.reason}): {self.detail}"
 
 
 @dataclass(frozen=True)
 class ManyDeadLetters(Notice):
+    template = "{count} dead letters in {queue}: see why, then purge that queue"
     count: int
     queue: str
-
-    @property
-    def text(self) -> str:
-        return f"{self.count} dead letters in {self.queue}: see why, then purge that queue"
 
 
 @dataclass(frozen=True)
 class LedgersUnreadable(Notice):
+    template = "no digest of the ledgers: {error}"
     error: str
-
-    @property
-    def text(self) -> str:
-        return f"no digest of the ledgers: {self.error}"
 
 
 @dataclass(frozen=True)
@@ -132,39 +110,27 @@ class AboutRound(Notice):
 class RoundRemark(AboutRound):
     """What the method says of a round, such as "no update was accepted"."""
 
+    template = "{words}"
     words: str
-
-    @property
-    def text(self) -> str:
-        return self.words
 
 
 @dataclass(frozen=True)
 class MoreClientsAsked(AboutRound):
+    template = "{learned} of {asked} clients have trained, the quorum is {quorum}; asking {more} more"
     learned: int
     asked: int
     quorum: int
     more: int
-
-    @property
-    def text(self) -> str:
-        return (
-            f"{self.learned} of {self.asked} clients have trained, the quorum is {self.quorum}; "
-            f"asking {self.more} more"
-        )
 
 
 @dataclass(frozen=True)
 class AnswerDropped(AboutRound):
     """A good answer that is of no use any more: late, duplicate, stale, or from a client without its model."""
 
+    template = "{reason}"
     client_number: int
     reason: str
 
     @property
     def client(self) -> int | None:
         return self.client_number
-
-    @property
-    def text(self) -> str:
-        return self.reason

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 from broker_config.protocol.errors import FedILError
 from fedil_model.methods.interface import ACCEPTED, INVALID, Display
@@ -39,9 +38,7 @@ class TensorBoardWatcher:
     def __enter__(self) -> "TensorBoardWatcher":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._file is not None:
             self._or_stop(self._file.close)
 

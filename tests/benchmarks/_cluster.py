@@ -15,10 +15,11 @@ from broker_config.brokers.topology import DEFAULT_SITE
 from broker_config.process.addresses import BROKER_URL, STORE_URL
 from client_worker.shards import write_shards
 from ops.cli.commands.shards import write_site_shards
-from ops.local.services import private_rabbitmq, private_redis
+from ops.local.services import Redis
 from server_worker.run.recipe import Recipe
 from tests.benchmarks._echo_method import PLUGINS
 from tests.benchmarks._processes import memory_bytes, started
+from tests.services import private_rabbitmq
 
 MOST_CLIENTS = 100
 
@@ -77,7 +78,7 @@ def fedil_cluster(folder: Path, recipe: Recipe, workers: int, rabbitmq_config: s
 def _cluster(folder: Path, worker: Sequence[str], workers: int, rabbitmq_config: str) -> Iterator[Cluster]:
     with ExitStack() as stack:
         rabbitmq = stack.enter_context(private_rabbitmq(folder / "rabbitmq", config=rabbitmq_config))
-        redis = stack.enter_context(private_redis(folder / "redis"))
+        redis = stack.enter_context(Redis(folder / "redis"))
         environment = {BROKER_URL: rabbitmq.url, STORE_URL: redis.url}
         command = [*worker, "--site", DEFAULT_SITE, "--shards", str(folder / "shards"), "--device", "cpu"]
         processes = [

@@ -41,7 +41,7 @@ from fedil_model.methods.interface import MethodSpec
 from ops.cli.commands.shards import write_site_shards
 from ops.cli.recipe_files import read_recipe
 from ops.inspect.diagnostics import shares_where_known
-from ops.local.services import private_rabbitmq, private_redis
+from ops.local.services import Redis
 from server_worker import deployment
 from server_worker.deployment import Deployment
 from server_worker.round.context import LabelTruth
@@ -53,6 +53,7 @@ from server_worker.watch.notices import Notice, PageServed
 from tests.benchmarks._processes import started
 from tests.benchmarks._watchers_at_work import EVERY_SECONDS, SCRAPED_EVERY, Connection
 from tests.benchmarks.simulate_scaling import busy_seconds_of_others
+from tests.services import private_rabbitmq
 
 BAR = 0.01
 WORKERS = 2
@@ -228,7 +229,7 @@ def run() -> dict[str, Any]:
     with (
         tempfile.TemporaryDirectory(prefix="fedil-metrics-") as folder,
         private_rabbitmq(Path(folder) / "rabbitmq") as rabbitmq,
-        private_redis(Path(folder) / "redis") as redis,
+        Redis(Path(folder) / "redis") as redis,
     ):
         urls = {BROKER_URL: rabbitmq.url, STORE_URL: redis.url}
         usual = _measure(_recipe(ROUNDS), Path(folder) / "usual", urls, hooks, scrape)

@@ -16,13 +16,14 @@ from typing import Any
 from broker_config.brokers.topology import DEFAULT_SITE
 from broker_config.process.addresses import BROKER_URL, STORE_URL
 from ops.cli.commands.shards import write_site_shards
-from ops.local.services import private_rabbitmq, private_redis
+from ops.local.services import Redis
 from ops.local.simulate import simulate
 from server_worker.deployment import Deployment, serve
 from server_worker.run.recipe import Recipe
 from tests.benchmarks import simulate_scaling
 from tests.benchmarks._processes import started
 from tests.benchmarks.simulate_scaling import Stopwatch, busy_seconds_of_others
+from tests.services import private_rabbitmq
 
 BAR = 1.10
 ROUNDS = 6
@@ -46,7 +47,7 @@ def run() -> dict[str, Any]:
     with (
         tempfile.TemporaryDirectory(prefix="fedil-overhead-") as folder,
         private_rabbitmq(Path(folder) / "rabbitmq") as rabbitmq,
-        private_redis(Path(folder) / "redis") as redis,
+        Redis(Path(folder) / "redis") as redis,
     ):
         shards = Path(folder) / "shards"
         write_site_shards(recipe, DEFAULT_SITE, shards)

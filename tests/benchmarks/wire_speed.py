@@ -18,7 +18,7 @@ from pika.adapters.utils.io_services_utils import _AsyncTransportBase
 from broker_config.transports.interface import ModelAddress
 from broker_config.transports.rabbitmq.pika_private import READ_BYTES, READ_LIMITS
 from broker_config.transports.rabbitmq.transport import RabbitTransport
-from ops.local.services import rabbitmq_service
+from tests.services import rabbitmq_service
 
 BAR = 0.7
 MODEL_BYTES = 26_310_000

@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ops.local.services import Service
 from tests.deployment import Deployed
+from tests.services import Service
 
 TARGETS = ("worker", "worker", "server", "rabbitmq", "redis")
 """Workers twice: there are more of them."""

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from ops.local.services import Services, rabbitmq_service, redis_service
 from server_worker.run.recipe import load_recipe
 from tests.chaos.storm import play
 from tests.deployment import write_recipe
 from tests.federation import Federation
-from tests.services import needed
+from tests.services import Services, needed, rabbitmq_service, redis_service
 
 ROUNDS, KILLS = 20, 3
 

@@ -16,19 +16,14 @@ from broker_config.stores import connect_store
 from broker_config.stores.interface import Store
 from broker_config.stores.memory.store import MemoryStore
 from broker_config.transports.memory.broker import EmbeddedBroker
-from ops.local.services import Service
+from tests.memory_store import new_store
+from tests.services import Service
 
 Connect = Callable[[], Store]
 
 
 @contextmanager
 def memory(_: pytest.FixtureRequest) -> Iterator[Connect]:
-    store = MemoryStore()
-    yield lambda: store
-
-
-@contextmanager
-def memory_directory(_: pytest.FixtureRequest) -> Iterator[Connect]:
     with tempfile.TemporaryDirectory() as directory:
         store = MemoryStore(Path(directory))
         yield lambda: store
@@ -38,7 +33,7 @@ def memory_directory(_: pytest.FixtureRequest) -> Iterator[Connect]:
 def memory_socket(_: pytest.FixtureRequest) -> Iterator[Connect]:
     with (
         tempfile.TemporaryDirectory() as directory,
-        serve(EmbeddedBroker(), MemoryStore(), Path(directory) / "broker.sock") as server,
+        serve(EmbeddedBroker(), new_store(), Path(directory) / "broker.sock") as server,
     ):
         yield lambda: connect_store(server.url)
 
@@ -51,7 +46,6 @@ def redis(request: pytest.FixtureRequest) -> Iterator[Connect]:
 
 STORES: dict[str, Callable[[pytest.FixtureRequest], AbstractContextManager[Connect]]] = {
     "memory": memory,
-    "memory-directory": memory_directory,
     "memory-socket": memory_socket,
     "redis": redis,
 }

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from broker_config.embedded.server import serve
-from broker_config.stores.memory.store import MemoryStore
 from broker_config.transports import connect_transport
 from broker_config.transports.interface import Delivery, Transport
 from broker_config.transports.memory.broker import EmbeddedBroker
 from broker_config.transports.memory.transport import MemoryTransport
-from ops.local.services import Service
+from tests.memory_store import new_store
+from tests.services import Service
 
 Connect = Callable[[], Transport]
 SOON = 60.0
@@ -33,7 +33,7 @@ def memory(_: pytest.FixtureRequest) -> Iterator[Connect]:
 def memory_socket(_: pytest.FixtureRequest) -> Iterator[Connect]:
     with (
         tempfile.TemporaryDirectory() as directory,
-        serve(EmbeddedBroker(), MemoryStore(), Path(directory) / "broker.sock") as server,
+        serve(EmbeddedBroker(), new_store(), Path(directory) / "broker.sock") as server,
     ):
         yield lambda: connect_transport(server.url)
 

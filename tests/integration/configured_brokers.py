@@ -16,8 +16,8 @@ from broker_config.brokers.definitions import (
     users_of,
 )
 from ops.broker.management import Management
-from ops.local.services import RabbitMQ, Redis, private_rabbitmq, private_redis
-from tests.services import needed
+from ops.local.services import Redis
+from tests.services import RabbitMQ, needed, private_rabbitmq
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,6 @@ def configured_brokers(directory: Path, *sites: str) -> Iterator[Brokers]:
         needed(
             lambda: private_rabbitmq(directory / "mq", definitions=definitions, management=True)
         ) as rabbitmq,
-        needed(lambda: private_redis(directory / "redis", options=["--aclfile", str(acl)])) as redis,
+        needed(lambda: Redis(directory / "redis", options=["--aclfile", str(acl)])) as redis,
     ):
         yield Brokers(rabbitmq, redis)

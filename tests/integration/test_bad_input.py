@@ -14,10 +14,10 @@ from broker_config.protocol.messages import Message, ModelEntry, Refusal, TrainT
 from broker_config.protocol.wire import encode_arrays, encode_message
 from broker_config.transports.interface import ModelAddress
 from fedil_model.methods import find_method
-from ops.local.services import Service
 from server_worker.round.validation import ENGINE_METRICS
 from server_worker.watch.events import ClientOutcome, RoundRecord
 from tests.federation import SOON, Federation, Hands, Over, OverBrokers, apart, blobs_recipe
+from tests.services import Service
 
 
 @pytest.fixture(scope="module")

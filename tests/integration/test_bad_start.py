@@ -19,13 +19,12 @@ import pytest
 from broker_config.process.addresses import LOOPBACK, WebAddress
 from broker_config.protocol.errors import FedILError
 from broker_config.transports import connect_transport
-from ops.local.services import Service, redis_service
 from ops.local.services.process import free_ports
 from server_worker.deployment import Deployment, serve
 from server_worker.watch.events import Watchers
 from tests.deployment import ROOT, write_all_shards, write_recipe
 from tests.federation import SOON, Over, blobs_recipe
-from tests.services import needed
+from tests.services import Service, needed, redis_service
 from tests.serving import until
 
 PATIENCE = 240.0

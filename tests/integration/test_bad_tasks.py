@@ -12,8 +12,8 @@ from broker_config.protocol.errors import LedgerMissing
 from broker_config.protocol.messages import ModelEntry, Refusal, TrainTask
 from broker_config.protocol.wire import encode_message
 from broker_config.stores.redis.keys import ledger_key
-from ops.local.services import Service
 from tests.federation import SOON, Hands, Over, OverBrokers, at_work, blobs_recipe
+from tests.services import Service
 
 EVERYBODY = {"clients_per_round": 6}
 

@@ -11,11 +11,10 @@ from broker_config.brokers.definitions import ADMIN_USER, permission, rabbitmq_p
 from broker_config.process.addresses import BROKER_URL, STORE_URL
 from ops.broker.accounts import MANAGEMENT_URL
 from ops.cli.main import main
-from ops.local.services import private_redis
+from ops.local.services import Redis
 from ops.local.services.process import LOOPBACK, free_ports, wait_until
-from ops.local.services.rabbitmq import rabbitmqctl
 from tests.integration.configured_brokers import Brokers, configured_brokers, password_of
-from tests.services import needed
+from tests.services import needed, rabbitmqctl
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +185,7 @@ def test_a_broker_with_an_alarm_is_wrong_after_seconds(brokers: Brokers, lines: 
 
 def test_a_redis_that_loses_ledgers_is_wrong(lines: Check, tmp_path: Path) -> None:
     careless = ["--appendonly", "no", "--maxmemory-policy", "allkeys-lru"]
-    with needed(lambda: private_redis(tmp_path, options=careless)) as redis:
+    with needed(lambda: Redis(tmp_path, options=careless)) as redis:
         code, found = lines("--store", redis.url)
     assert (code, found["ok"]) == (1, [])
     keeping, evicting, open_to_all = found["wrong"]
@@ -196,7 +195,7 @@ def test_a_redis_that_loses_ledgers_is_wrong(lines: Check, tmp_path: Path) -> No
 
 
 def test_a_node_of_a_redis_cluster_is_wrong(lines: Check, tmp_path: Path) -> None:
-    with needed(lambda: private_redis(tmp_path, options=["--cluster-enabled", "yes"])) as redis:
+    with needed(lambda: Redis(tmp_path, options=["--cluster-enabled", "yes"])) as redis:
         with Client.from_url(redis.url) as admin:
             admin.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
             assert wait_until(
@@ -221,7 +220,7 @@ def test_the_store_is_named_with_its_own_version(brokers: Brokers, lines: Check)
 def test_a_missing_aclfile_is_wrong_for_an_administrator_and_unknown_for_others(
     lines: Check, tmp_path: Path
 ) -> None:
-    with needed(lambda: private_redis(tmp_path)) as redis:
+    with needed(lambda: Redis(tmp_path)) as redis:
         with Client.from_url(redis.url) as admin:
             admin.execute_command("ACL", "SETUSER", "admin", "on", ">word", *redis_rules("admin"))
             admin.execute_command("ACL", "SETUSER", "server", "on", ">word", *redis_rules("server"))
@@ -240,7 +239,7 @@ def test_an_administrator_of_a_redis_with_an_aclfile_gets_no_warning(brokers: Br
 
 
 def test_a_refused_login_names_the_missing_aclfile_as_a_possible_cause(lines: Check, tmp_path: Path) -> None:
-    with needed(lambda: private_redis(tmp_path)) as redis:
+    with needed(lambda: Redis(tmp_path)) as redis:
         code, found = lines("--store", redis.url.replace("//", "//server:word@"))
     assert code == 1
     assert "does not let in user 'server'" in found["wrong"][0]
@@ -248,7 +247,7 @@ def test_a_refused_login_names_the_missing_aclfile_as_a_possible_cause(lines: Ch
 
 
 def test_a_redis_that_is_full_is_wrong(lines: Check, tmp_path: Path) -> None:
-    with needed(lambda: private_redis(tmp_path, options=["--maxmemory", "1"])) as redis:
+    with needed(lambda: Redis(tmp_path, options=["--maxmemory", "1"])) as redis:
         code, found = lines("--store", redis.url)
     assert (code, found["ok"]) == (1, [])
     assert found["wrong"][0].endswith(
@@ -259,7 +258,7 @@ def test_a_redis_that_is_full_is_wrong(lines: Check, tmp_path: Path) -> None:
 def test_a_site_that_can_read_ledgers_of_other_sites_is_wrong(lines: Check, tmp_path: Path) -> None:
     acl = tmp_path / "users.acl"
     acl.write_text("user default off\nuser site-north on >word ~* +@all\n")
-    with needed(lambda: private_redis(tmp_path / "redis", options=["--aclfile", str(acl)])) as redis:
+    with needed(lambda: Redis(tmp_path / "redis", options=["--aclfile", str(acl)])) as redis:
         code, found = lines("--store", redis.url.replace("//", "//site-north:word@"))
     assert (code, len(found["wrong"])) == (1, 1)
     assert "may read the ledgers of other sites" in found["wrong"][0]

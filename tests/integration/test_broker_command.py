@@ -18,10 +18,9 @@ from broker_config.transports import connect_transport
 from ops.broker.accounts import ADMIN_STORE_URL, MANAGEMENT_URL
 from ops.broker.management import Management
 from ops.cli.main import main
-from ops.local.services import RabbitMQ, Redis, private_rabbitmq, private_redis
+from ops.local.services import Redis
 from ops.local.services.process import LOOPBACK, free_ports
-from ops.local.services.rabbitmq import read_settings
-from tests.services import needed
+from tests.services import RabbitMQ, needed, private_rabbitmq, read_settings
 
 RUN, SOON = "run", 60.0
 DAY_MS = 24 * 3600 * 1000
@@ -38,7 +37,7 @@ def redis(tmp_path: Path) -> Iterator[Redis]:
     """With an aclfile, in which the default user is the administrator."""
     acl = tmp_path / "users.acl"
     acl.write_text("user default on >secret ~* &* +@all\n")
-    with needed(lambda: private_redis(tmp_path / "redis", options=["--aclfile", str(acl)])) as service:
+    with needed(lambda: Redis(tmp_path / "redis", options=["--aclfile", str(acl)])) as service:
         yield service
 
 
@@ -191,7 +190,7 @@ def test_users_survive_a_killed_redis(
 def test_a_redis_without_an_aclfile_causes_a_warning(
     rabbitmq: RabbitMQ, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with needed(lambda: private_redis(tmp_path / "forgetful")) as redis:
+    with needed(lambda: Redis(tmp_path / "forgetful")) as redis:
         arguments = ["--management", management_url(rabbitmq), "--store", redis.url, "--sites", "lost"]
         assert main(["broker", "init", *arguments]) == 0
         (line,) = capsys.readouterr().err.splitlines()

@@ -11,11 +11,11 @@ import pytest
 
 from broker_config.brokers.definitions import consumer_timeout_seconds
 from ops.cli.main import main
-from ops.local.services import private_rabbitmq, private_redis
+from ops.local.services import Redis
 from ops.local.services.process import LOOPBACK, free_ports
 from tests.certificates import Authority
 from tests.integration.test_broker_command import exchange_a_task, written
-from tests.services import needed
+from tests.services import needed, private_rabbitmq
 
 SECRET = ["admin.env", "server.env", "site-north.env", "site-south.env"]
 READ_BY_BROKERS = ["definitions.json", "rabbitmq.conf", "redis.conf", "users.acl"]
@@ -103,7 +103,7 @@ def test_brokers_start_with_these_files_and_speak_tls(tmp_path: Path, certificat
     definitions = out / "definitions.json"
     with (
         needed(lambda: private_rabbitmq(tmp_path / "mq", config=config, definitions=definitions)) as rabbitmq,
-        needed(lambda: private_redis(tmp_path / "redis", options=[str(option) for option in options])),
+        needed(lambda: Redis(tmp_path / "redis", options=[str(option) for option in options])),
     ):
         for site in ("north", "south"):
             exchange_a_task(written(out / "server.env"), written(out / f"site-{site}.env"), site)

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from broker_config.protocol.errors import FedILError, LedgerFenced
-from ops.local.services import Service
 from server_worker.run.checkpoint import CheckpointFolder
 from server_worker.run.history import read_history
 from server_worker.run.recipe import Recipe
 from server_worker.watch.events import RoundRecord
 from tests.deployment import Deployed, write_recipe
 from tests.federation import SOON, Hands, Over, OverBrokers, at_work, blobs_recipe
+from tests.services import Service
 
 LONG = 240.0
 TOO_LATE = 1e6

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from broker_config.brokers.topology import DEAD_LETTERS, models_queue, tasks_queue, updates_queue
-from ops.local.services import Service
 from server_worker.deployment import Outcome
 from tests.federation import SOON, Federation, Hands, Over, OverBrokers, at_work, blobs_recipe
 from tests.integration.rabbitmq_direct import delete_queue
+from tests.services import Service
 
 BUFFERED = {"mode": "buffered", "in_flight": 3, "buffer_size": 3}
 IN_BOTH_MODES = pytest.mark.parametrize("federation", [{}, BUFFERED], ids=["rounds", "buffered"])

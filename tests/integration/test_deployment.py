@@ -12,10 +12,10 @@ import pytest
 
 from broker_config.brokers.topology import workers_topic
 from broker_config.stores import connect_store
-from ops.local.services import Service
 from server_worker.round.selection import select_clients
 from server_worker.run.history import read_history
 from tests.deployment import ROOT, Deployed, write_all_shards, write_recipe
+from tests.services import Service
 from tests.serving import until
 
 SOON = 240.0

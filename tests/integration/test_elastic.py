@@ -17,10 +17,10 @@ from torch import nn
 
 from broker_config.process.retry import MAX_DELAY_SECONDS
 from client_worker.shards import write_shards
-from ops.local.services import Service
 from tests.deployment import ROOT
 from tests.federation import SOON, Federation, Hands, Over, OverBrokers, apart, at_work, blobs_recipe
 from tests.integration.gated_network import Gate, Gated
+from tests.services import Service
 from tests.serving import until
 
 GATE = "FEDIL_TEST_GATE"

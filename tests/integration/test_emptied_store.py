@@ -9,9 +9,9 @@ from redis import Redis as Client
 
 from broker_config.protocol.errors import LedgerMissing
 from broker_config.protocol.messages import TrainTask
-from ops.local.services import Service
 from server_worker.run.recipe import Recipe
 from tests.federation import SOON, Hands, OverBrokers, apart, at_work, blobs_recipe
+from tests.services import Service
 
 BUFFERED = {"mode": "buffered", "in_flight": 2, "buffer_size": 2}
 LOST = r"Redis at .* has lost all that it kept of run"

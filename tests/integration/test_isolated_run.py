@@ -16,7 +16,6 @@ from broker_config.protocol.errors import BrokerUnavailable
 from broker_config.protocol.messages import ModelEntry, Refusal, TrainTask
 from broker_config.protocol.wire import encode_message
 from broker_config.stores import connect_store
-from broker_config.stores.memory.store import MemoryStore
 from broker_config.transports import connect_transport
 from broker_config.transports.interface import ModelAddress, Transport
 from broker_config.transports.rabbitmq.transport import RabbitTransport
@@ -30,6 +29,7 @@ from server_worker.round.sites import WatchedSites
 from server_worker.run.checkpoint import CheckpointFolder
 from tests.federation import ArrayShards, Diary, Federation, InlineEvaluator, blobs_recipe
 from tests.integration.configured_brokers import Brokers, configured_brokers
+from tests.memory_store import new_store
 
 SITES = {"north": range(3), "south": range(3, 6)}
 SOON, NOTHING = 60.0, 0.3
@@ -129,7 +129,7 @@ def server(brokers: Brokers, run: str) -> Iterator[Transport]:
 @pytest.fixture
 def inbox(server: Transport, run: str, diary: Diary, tmp_path: Path) -> Inbox:
     federation = Federation(blobs_recipe(), tmp_path, diary=diary)
-    return Inbox(run, context_of(federation, server, sites_of(SITES, MemoryStore())))
+    return Inbox(run, context_of(federation, server, sites_of(SITES, new_store())))
 
 
 @pytest.fixture

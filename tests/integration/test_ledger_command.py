@@ -18,9 +18,9 @@ from fedil_model.methods import find_method
 from fedil_model.methods.fedil.ledger import NO_LABEL, Ledger
 from fedil_model.methods.interface import MethodSpec
 from ops.cli.main import main
-from ops.local.services import Service
 from server_worker.run.folder import RunDir
 from tests.foreign_code import foreign_code
+from tests.services import Service
 
 RUN = "looked-at"
 

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from broker_config.process.logs import message_in
-from ops.local.services import Service
 from tests.deployment import ROOT, Deployed, Supervised, write_all_shards, write_recipe
 from tests.federation import RUN
 from tests.integration.test_worker_process import PATIENCE, Site
+from tests.services import Service
 
 SOON = 240.0
 FORMATS = ("text", "json")

@@ -13,14 +13,14 @@ import torch
 
 from broker_config.brokers.topology import UPDATES_EXCHANGE
 from fedil_model.methods import find_method
-from ops.local.services import RabbitMQ, Redis, private_prometheus, private_rabbitmq, private_redis
+from ops.local.services import Prometheus, Redis
 from ops.local.services.process import free_ports, wait_until
 from ops.monitoring.files import Places, prometheus_files, write_monitoring
 from ops.monitoring.grafana.methods import metrics_of, registered
 from server_worker.run.folder import RunDir
 from tests.deployment import Deployed, write_recipe
 from tests.integration.monitored import Api, PanelQuery, chosen, panel_queries
-from tests.services import needed
+from tests.services import RabbitMQ, needed, private_rabbitmq
 
 LONG = 300.0
 SCRAPE_SECONDS = 1
@@ -74,7 +74,7 @@ class Deployment:
 def deployment(tmp_path: Path) -> Iterator[Deployment]:
     with ExitStack() as stack:
         rabbitmq = needed(lambda: private_rabbitmq(tmp_path / "rabbitmq", metrics=True))
-        redis = needed(lambda: private_redis(tmp_path / "redis"))
+        redis = needed(lambda: Redis(tmp_path / "redis"))
         brokers = (stack.enter_context(rabbitmq).url, stack.enter_context(redis).url)
         endless, short = small(tmp_path / "one", 100_000), buffered(tmp_path / "two")
         rounds = Watched(tmp_path, "watched.rounds", endless, *brokers, workers=2)
@@ -90,7 +90,7 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
             )
         )
         list(write_monitoring(tmp_path / "prometheus", files))
-        prometheus = needed(lambda: private_prometheus(tmp_path / "prometheus", files["prometheus.yml"]))
+        prometheus = needed(lambda: Prometheus(tmp_path / "prometheus", files["prometheus.yml"]))
         api = Api(stack.enter_context(prometheus).url, SCRAPE_SECONDS)
         yield Deployment(rounds, second, rabbitmq, redis, api)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ops.local.services import private_prometheus
+from ops.local.services import Prometheus
 from ops.local.services.process import find_program, free_ports, wait_until
 from ops.monitoring.files import Places, prometheus_files, write_monitoring
 from tests.integration.monitored import Api
@@ -162,7 +162,7 @@ def test_pods_are_found_by_their_annotations_and_named_by_their_labels(tmp_path:
     assert files["kubernetes.yml"].count(discovery) == 4
     config = files["kubernetes.yml"].replace(discovery, "    file_sd_configs:\n      - files: [pods.json]\n")
     list(write_monitoring(tmp_path, {**files, "pods.json": json.dumps(PODS)}))
-    with needed(lambda: private_prometheus(tmp_path, config)) as prometheus:
+    with needed(lambda: Prometheus(tmp_path, config)) as prometheus:
         api = Api(prometheus.url, 15)
 
         def found() -> list[tuple[str, ...]]:
@@ -215,7 +215,7 @@ def test_a_worker_cannot_pass_for_a_server_nor_flood_prometheus(tmp_path: Path) 
         workers = [{"targets": [place], "labels": {"site": "north"}} for place in (liar, flooder)]
         files = prometheus_files(unreachable(every_seconds=1)) | {"targets/workers.json": json.dumps(workers)}
         list(write_monitoring(tmp_path, files))
-        with needed(lambda: private_prometheus(tmp_path, files["prometheus.yml"])) as prometheus:
+        with needed(lambda: Prometheus(tmp_path, files["prometheus.yml"])) as prometheus:
             api = Api(prometheus.url, 1)
             assert wait_until(lambda: bool(api.values("fedil_worker_busy")), SOON)
             assert wait_until(lambda: len(api.values('up{job="fedil-worker"}')) == 2, SOON)

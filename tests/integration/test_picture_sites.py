@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 
 from fedil_model.data.datasets.digits import digits
-from ops.local.services import Service
 from server_worker.run.folder import RunDir
 from server_worker.run.history import read_records
 from tests.deployment import ROOT
+from tests.services import Service
 
 PATIENCE = 240.0
 LABELLED = 200

@@ -17,7 +17,6 @@ from broker_config.transports.interface import DELIVERY_LIMIT
 from broker_config.transports.rabbitmq.connection import Connection
 from broker_config.transports.rabbitmq.delivery import RabbitDelivery
 from broker_config.transports.rabbitmq.transport import RabbitTransport
-from ops.local.services import Service
 from tests.integration.fake_handshake import START, TUNE, broker_that_sends, encoded
 from tests.integration.rabbitmq_direct import (
     SOON,
@@ -28,6 +27,7 @@ from tests.integration.rabbitmq_direct import (
     publish_directly,
     queue_exists,
 )
+from tests.services import Service
 
 Connect = Callable[..., RabbitTransport]
 NOTHING = 0.3

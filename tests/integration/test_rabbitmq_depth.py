@@ -10,9 +10,9 @@ import pytest
 from broker_config.brokers.topology import DEAD_LETTERS, tasks_queue, updates_queue
 from broker_config.protocol.errors import BrokerRefused
 from broker_config.transports.rabbitmq.transport import RabbitTransport
-from ops.local.services import Service
 from ops.local.services.process import wait_until
 from tests.integration.configured_brokers import configured_brokers
+from tests.services import Service
 
 SOON = 60.0
 

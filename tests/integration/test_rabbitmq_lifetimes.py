@@ -20,8 +20,8 @@ from broker_config.brokers.topology import (
 )
 from broker_config.transports.rabbitmq.delivery import RabbitDelivery
 from broker_config.transports.rabbitmq.transport import RabbitTransport
-from ops.local.services import Service
 from tests.integration.rabbitmq_direct import SOON
+from tests.services import Service
 
 TTL_SECONDS, NOTHING = 3.0, 0.3
 DAY_MS = 24 * 3600 * 1000

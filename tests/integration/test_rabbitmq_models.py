@@ -19,9 +19,9 @@ from broker_config.transports.rabbitmq.queue_admin import route
 from broker_config.transports.rabbitmq.stream_reader import StreamReader
 from broker_config.transports.rabbitmq.transport import RabbitTransport
 from broker_config.transports.reconnecting import ReconnectingTransport
-from ops.local.services import Service
 from ops.local.services.process import wait_until
 from tests.integration.rabbitmq_direct import SOON, delete_queue, in_another_process, killed_during
+from tests.services import Service
 
 MODEL = 12_000_000
 """Several chunks; the smallest segment holds one and a half models"""

@@ -16,9 +16,8 @@ from broker_config.protocol.errors import BrokerBlocked, BrokerUnavailable
 from broker_config.transports.rabbitmq.connection import Connection
 from broker_config.transports.rabbitmq.transport import RabbitTransport
 from broker_config.transports.reconnecting import ReconnectingTransport
-from ops.local.services import RabbitMQ, Service, private_rabbitmq, rabbitmq_service
 from tests.integration.rabbitmq_direct import SOON
-from tests.services import needed
+from tests.services import RabbitMQ, Service, needed, private_rabbitmq, rabbitmq_service
 
 UPDATES, TASKS = updates_queue("run"), tasks_queue("site")
 BIG = 10_000_000

@@ -15,8 +15,8 @@ from broker_config.transports.rabbitmq.pipelined_publisher import PipelinedPubli
 from broker_config.transports.rabbitmq.publisher import Publisher
 from broker_config.transports.rabbitmq.transport import RabbitTransport
 from broker_config.transports.rabbitmq.url import parse_url
-from ops.local.services import Service
 from tests.integration.rabbitmq_direct import SOON
+from tests.services import Service
 
 MANY = [b"%d" % number for number in range(50)]
 

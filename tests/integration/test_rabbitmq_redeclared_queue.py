@@ -12,8 +12,8 @@ from broker_config.brokers.topology import DEAD_LETTERS, tasks_queue
 from broker_config.protocol.errors import BrokerUnavailable
 from broker_config.transports.rabbitmq import consumer as rabbitmq_consumer
 from broker_config.transports.rabbitmq.transport import RabbitTransport
-from ops.local.services import Service
 from ops.local.services.process import wait_until
+from tests.services import Service
 
 SOON = 60.0
 

@@ -32,10 +32,10 @@ from broker_config.stores import connect_store
 from broker_config.stores.redis.keys import ledger_key
 from broker_config.stores.redis.store import RedisStore
 from fedil_model.methods.fedil.ledger import Ledger
-from ops.local.services import Service, private_redis, redis_service
+from ops.local.services import Redis
 from ops.local.services.process import free_ports, wait_until
 from tests.integration.lossy_proxy import Proxy, proxy_to
-from tests.services import needed
+from tests.services import Service, needed, redis_service
 
 RUN = "run"
 
@@ -373,7 +373,7 @@ def test_tls_with_certificates_on_both_sides(tmp_path: Path) -> None:
         return f"rediss://127.0.0.1:{port}/0?{options}"
 
     tls = f"--tls-port {port} --tls-cert-file {ours} --tls-key-file {ours} --tls-ca-cert-file {ours}".split()
-    with needed(lambda: private_redis(tmp_path / "redis", options=tls)):
+    with needed(lambda: Redis(tmp_path / "redis", options=tls)):
         store = connect_store(url(ours, ours))
         assert store.commit(RUN, 7, 1, b"ledger")
         store.close()

@@ -14,14 +14,14 @@ from broker_config.brokers.topology import site_user, workers_topic
 from broker_config.protocol.errors import LedgerMissing, MessageRejected
 from broker_config.stores import connect_store
 from broker_config.stores.interface import Store
-from broker_config.stores.memory.store import MemoryStore
 from broker_config.stores.redis import board as redis_board
 from broker_config.stores.redis import store as redis_store
 from broker_config.stores.redis.keys import board_key, clients_key, ledger_key, notice_key
 from broker_config.stores.redis.runs import open_runs
 from broker_config.stores.redis.store import RedisStore
-from ops.local.services import Service
 from server_worker.run.digests import ledger_digest
+from tests.memory_store import new_store
+from tests.services import Service
 
 RUN = "run"
 TOPIC = workers_topic("north")
@@ -74,7 +74,7 @@ def taking_less_than(max_bytes: int) -> Iterator[None]:
 
 
 def digest_of(ledgers: dict[int, tuple[int, bytes]]) -> str:
-    store = MemoryStore()
+    store = new_store()
     for client, (activation, ledger) in ledgers.items():
         store.commit(RUN, client, activation, ledger)
     return ledger_digest(store, RUN)

@@ -13,9 +13,8 @@ from broker_config.brokers.definitions import redis_acl, redis_password_hash
 from broker_config.brokers.topology import workers_topic
 from broker_config.stores import connect_store
 from broker_config.stores.redis import server_check
-from ops.local.services import Service, private_redis
-from ops.local.services.redis import Redis
-from tests.services import needed
+from ops.local.services import Redis
+from tests.services import Service, needed
 
 RUN = "run"
 USERS = ("server", "site-north", "admin")
@@ -27,7 +26,7 @@ WITHOUT_PERMISSIONS = "\n".join(["user default off", *OURS.splitlines()[1:], ""]
 def redis_with(acl: str, directory: Path) -> Iterator[Redis]:
     file = directory / "users.acl"
     file.write_text(acl)
-    with needed(lambda: private_redis(directory / "redis", options=["--aclfile", str(file)])) as redis:
+    with needed(lambda: Redis(directory / "redis", options=["--aclfile", str(file)])) as redis:
         yield redis
 
 

@@ -22,7 +22,7 @@ from broker_config.stores.redis.keys import (
     site_rules,
 )
 from broker_config.stores.redis.store import RedisStore
-from ops.local.services import Service
+from tests.services import Service
 
 RUN = "run"
 Login = Callable[[str], RedisStore]

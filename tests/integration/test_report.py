@@ -16,11 +16,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from broker_config.stores.memory.store import MemoryStore
 from broker_config.stores.redis.store import RedisStore
-from ops.local.services import Service, private_redis
+from ops.local.services import Redis
 from server_worker.run.lock import sole_use
 from tests.browser.chromium import chromium, complaints, new_page, wait_until
 from tests.integration.test_cli import ROOT, complaint, environment, fedil, heavy_modules_loaded_by
-from tests.services import needed
+from tests.services import Service, needed
 
 ROUNDS = 4
 SETTINGS = {
@@ -153,7 +153,7 @@ def test_ledgers_of_a_deployment_are_read_from_its_redis(own: Path, its_page: Pa
 
 
 def test_ledgers_of_a_finished_cluster_are_read_from_its_redis_files(own: Path, its_page: Path) -> None:
-    with needed(lambda: private_redis(own / "services" / "redis")) as redis:
+    with needed(lambda: Redis(own / "services" / "redis")) as redis:
         move_ledgers(own, redis.url)
         redis.stop()
     assert promoted_in(report(own)[0]) == promoted_in(its_page)

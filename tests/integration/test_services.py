@@ -15,23 +15,20 @@ import pika
 import pytest
 import redis as redis_client
 
-from ops.local.services import (
-    RabbitMQ,
-    Service,
-    ServiceFailed,
-    ServiceMissing,
-    private_prometheus,
-    private_rabbitmq,
-    private_redis,
-    process,
-    rabbitmq_service,
-    redis_service,
-)
+from ops.local.services import Prometheus, Redis, ServiceFailed, ServiceMissing, process
 from ops.local.services.brokers_root import ROOT, broker_command
 from ops.local.services.process import wait_until
 from ops.local.services.redis import STORE
 from tests.processes import alive, family
-from tests.services import needed, temporary_services
+from tests.services import (
+    RabbitMQ,
+    Service,
+    needed,
+    private_rabbitmq,
+    rabbitmq_service,
+    redis_service,
+    temporary_services,
+)
 
 PATIENCE_SECONDS = 30.0
 
@@ -84,10 +81,10 @@ def test_a_killed_redis_restarts_with_its_confirmed_writes(own_redis: Service) -
 
 
 def test_data_does_not_depend_on_the_ports(tmp_path: Path) -> None:
-    with needed(lambda: private_redis(tmp_path)) as first, client_of(first.url) as client:
+    with needed(lambda: Redis(tmp_path)) as first, client_of(first.url) as client:
         client.set("kept", b"precious")
         first.stop()
-    with private_redis(tmp_path) as second, client_of(second.url) as client:
+    with Redis(tmp_path) as second, client_of(second.url) as client:
         assert second.url != first.url
         assert client.get("kept") == b"precious"
 
@@ -128,12 +125,12 @@ def test_two_rabbitmq_nodes_are_independent(tmp_path: Path) -> None:
 
 def test_prometheus_answers_with_the_configuration_it_was_given(tmp_path: Path) -> None:
     config = "global: {scrape_interval: 7s}\n"
-    with needed(lambda: private_prometheus(tmp_path, config)) as prometheus:
+    with needed(lambda: Prometheus(tmp_path, config)) as prometheus:
         reply = process.ask(b"GET /-/healthy HTTP/1.0\r\n\r\n", prometheus.port)
         assert reply.startswith(b"HTTP/1.0 200")
 
 
-@pytest.mark.parametrize("start", [private_redis, private_rabbitmq])
+@pytest.mark.parametrize("start", [Redis, private_rabbitmq])
 def test_no_process_of_a_service_outlives_its_context(
     start: Callable[[Path], process.PrivateService], tmp_path: Path
 ) -> None:
@@ -144,7 +141,7 @@ def test_no_process_of_a_service_outlives_its_context(
     assert wait_until(lambda: not alive(started), PATIENCE_SECONDS)
 
 
-@pytest.mark.parametrize("start", ["private_redis", "private_rabbitmq"])
+@pytest.mark.parametrize("start", ["Redis", "RabbitMQ"])
 def test_no_process_of_a_service_outlives_a_killed_parent(start: str, tmp_path: Path) -> None:
     code = f"""
 import sys
@@ -182,7 +179,7 @@ def raise_missing(text: str) -> None:
 
 def test_a_service_outlives_the_thread_that_started_it(tmp_path: Path) -> None:
     started: list[process.PrivateService] = []
-    thread = threading.Thread(target=lambda: started.append(needed(lambda: private_redis(tmp_path))))
+    thread = threading.Thread(target=lambda: started.append(needed(lambda: Redis(tmp_path))))
     thread.start()
     thread.join()
     with started[0] as service:
@@ -196,13 +193,13 @@ def test_another_port_is_chosen_if_one_is_taken(tmp_path: Path, monkeypatch: pyt
         busy = occupant.getsockname()[1]
         choices = iter([{"redis": busy}, choose(["redis"])])
         monkeypatch.setattr(process, "free_ports", lambda names: next(choices))
-        with needed(lambda: private_redis(tmp_path)) as service:
+        with needed(lambda: Redis(tmp_path)) as service:
             assert service.port != busy
             assert next(choices, None) is None
 
 
 def test_a_port_that_was_taken_meanwhile_is_named(tmp_path: Path) -> None:
-    with needed(lambda: private_redis(tmp_path)) as service:
+    with needed(lambda: Redis(tmp_path)) as service:
         service.kill()
         with (
             socket.create_server((process.LOOPBACK, service.port)),
@@ -214,7 +211,7 @@ def test_a_port_that_was_taken_meanwhile_is_named(tmp_path: Path) -> None:
 
 
 def test_start_and_kill_may_be_repeated(tmp_path: Path) -> None:
-    with needed(lambda: private_redis(tmp_path)) as service:
+    with needed(lambda: Redis(tmp_path)) as service:
         service.start()
         assert service.running
         service.kill()
@@ -225,7 +222,7 @@ def test_start_and_kill_may_be_repeated(tmp_path: Path) -> None:
 
 def test_the_error_of_a_redis_that_does_not_start_has_its_output(tmp_path: Path) -> None:
     with pytest.raises(ServiceFailed, match=r"(?s)Redis ended while starting.*no-such-option"):
-        needed(lambda: private_redis(tmp_path, options=["--no-such-option", "1"]))
+        needed(lambda: Redis(tmp_path, options=["--no-such-option", "1"]))
 
 
 def test_the_error_of_a_rabbitmq_that_does_not_start_has_its_output(tmp_path: Path) -> None:
@@ -237,11 +234,11 @@ def test_the_error_of_a_rabbitmq_that_does_not_start_has_its_output(tmp_path: Pa
     ("start", "text"),
     [
         (private_rabbitmq, "RabbitMQ is not installed: apt install rabbitmq-server"),
-        (private_redis, "Redis is not installed: apt install redis-server"),
+        (Redis, "Redis is not installed: apt install redis-server"),
         (rabbitmq_service, "RabbitMQ is not installed: apt install rabbitmq-server, or start Docker"),
         (redis_service, "Redis is not installed: apt install redis-server, or start Docker"),
         (
-            lambda folder: private_prometheus(folder, ""),
+            lambda folder: Prometheus(folder, ""),
             "Prometheus is not installed: apt install prometheus",
         ),
     ],
@@ -272,7 +269,7 @@ def test_a_service_from_a_root_folder_runs_in_its_own_mount_namespace(
     monkeypatch.delenv(STORE, raising=False)
     if subprocess.run(broker_command("true"), check=False).returncode:
         needed(lambda: raise_missing("unshare and mount are not permitted: run the tests as root"))
-    with needed(lambda: private_redis(tmp_path)) as service, client_of(service.url) as client:
+    with needed(lambda: Redis(tmp_path)) as service, client_of(service.url) as client:
         namespace = os.readlink(f"/proc/{client.info()['process_id']}/ns/mnt")
         assert namespace != os.readlink("/proc/self/ns/mnt")
         client.set("kept", b"precious")
@@ -284,7 +281,7 @@ def test_a_service_from_a_root_folder_runs_in_its_own_mount_namespace(
 def test_an_unknown_store_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(STORE, "memcached")
     with pytest.raises(ServiceMissing, match=f"^{STORE}=memcached: it may be redis or valkey, or not set$"):
-        private_redis(tmp_path)
+        Redis(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from ops.local.services import Redis, ServiceMissing, process, redis_service
-from ops.local.services.choice import uses_docker
-from ops.local.services.docker import ContainedService, engine_answers
-from tests.services import needed
+from ops.local.services import Redis, ServiceMissing, process
+from tests.containers import ContainedService, engine_answers
+from tests.services import needed, redis_service, uses_docker
 
 
 class Pong(socketserver.BaseRequestHandler):

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from ops.local.services import Tls, private_rabbitmq, private_redis, process
+from ops.local.services import process
 from tests.certificates import Authority
-from tests.services import needed
+from tests.services import needed, private_rabbitmq
+from tests.tls_services import RabbitMQWithTls, RedisWithTls, Tls
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def ask_over_tls(request: bytes, port: int, authority: Authority, *, client: str
 
 
 def test_rabbitmq_accepts_only_clients_with_a_certificate(authority: Authority, tmp_path: Path) -> None:
-    with needed(lambda: private_rabbitmq(tmp_path / "node", tls=tls_of(authority))) as node:
+    with needed(lambda: RabbitMQWithTls(tmp_path / "node", tls_of(authority))) as node:
         port, hello = node.ports["amqps"], b"AMQP\0\0\x09\x01"
         assert node.tls_url == f"amqps://guest:guest@localhost:{port}/%2F"
         assert ask_over_tls(hello, port, authority, client="north")[:1] == b"\x01"
@@ -42,7 +43,7 @@ def test_rabbitmq_accepts_only_clients_with_a_certificate(authority: Authority, 
 
 
 def test_redis_accepts_only_clients_with_a_certificate(authority: Authority, tmp_path: Path) -> None:
-    with needed(lambda: private_redis(tmp_path / "redis", tls=tls_of(authority))) as redis:
+    with needed(lambda: RedisWithTls(tmp_path / "redis", tls_of(authority))) as redis:
         port, hello = redis.ports["tls"], b"PING\r\n"
         assert redis.tls_url == f"rediss://localhost:{port}/0"
         assert ask_over_tls(hello, port, authority, client="north") == b"+PONG\r\n"
@@ -53,6 +54,6 @@ def test_redis_accepts_only_clients_with_a_certificate(authority: Authority, tmp
 def test_a_rabbitmq_is_ready_when_its_tls_listeners_are(tmp_path: Path) -> None:
     with needed(lambda: private_rabbitmq(tmp_path)) as node:
         assert node._answers()
-        node._settings["listeners.ssl.1"] = f"{process.LOOPBACK}:{node.ports['amqps']}"
+        node._settings["listeners.ssl.1"] = f"{process.LOOPBACK}:{process.free_ports(['amqps'])['amqps']}"
         with pytest.raises(ConnectionRefusedError):
             node._answers()

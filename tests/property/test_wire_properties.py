@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from broker_config.protocol import wire
+from broker_config.protocol import buffers, chunks, wire
 from broker_config.protocol.errors import MessageRejected
 from broker_config.protocol.messages import Message, ModelEntry, Refusal, TrainTask, Update
 from broker_config.transports.interface import ModelAddress
@@ -95,8 +95,8 @@ def test_decoding_returns_the_encoded_message(message: Message) -> None:
 @given(st.binary(max_size=300), st.lists(st.integers(0, 300)))
 def test_digest_and_size_do_not_depend_on_the_pieces_of_a_body(body: bytes, cuts: list[int]) -> None:
     pieces = [memoryview(body)[start:stop] for start, stop in pairwise([0, *sorted(cuts), len(body)])]
-    assert wire.digest(pieces) == wire.digest([body])
-    assert wire.size(pieces) == len(body)
+    assert buffers.digest(pieces) == buffers.digest([body])
+    assert buffers.size(pieces) == len(body)
 
 
 @QUICK
@@ -106,9 +106,9 @@ def test_bodies_are_assembled_from_chunks_in_any_order_repeated_and_interleaved(
 ) -> None:
     frames: list[bytes] = []
     for number, body in enumerate(bodies):
-        frames += wire.split([body[:7], body[7:]], max_bytes, body_id=number.to_bytes(16, "big"))
+        frames += chunks.split([body[:7], body[7:]], max_bytes, body_id=number.to_bytes(16, "big"))
     assert all(len(frame) <= max_bytes for frame in frames)
-    assembler = wire.Assembler()
+    assembler = chunks.Assembler()
     finished: list[bytes] = []
     seen: set[bytes] = set()
     for frame in data.draw(st.permutations(frames)):
@@ -129,7 +129,7 @@ def test_random_bytes_raise_only_message_rejected(garbage: bytes) -> None:
         with pytest.raises(MessageRejected):
             wire.decode_message(prefix + garbage)
         with pytest.raises(MessageRejected):
-            wire.Assembler().add(prefix + garbage)
+            chunks.Assembler().add(prefix + garbage)
 
 
 @QUICK
@@ -187,7 +187,7 @@ def sealed(header: bytes) -> bytes:
     prelude = (
         b"FedIL\0\1\0" + (20 + len(header) + 16).to_bytes(8, "little") + len(header).to_bytes(4, "little")
     )
-    return prelude + header + bytes.fromhex(wire.digest([prelude, header]))
+    return prelude + header + bytes.fromhex(buffers.digest([prelude, header]))
 
 
 def test_every_damaged_byte_is_detected() -> None:
@@ -211,13 +211,13 @@ def test_every_truncation_and_extension_is_detected() -> None:
 
 
 def test_every_damaged_or_missing_byte_of_a_chunk_is_detected() -> None:
-    frame = next(wire.split([b"weights" * 9], 100))
+    frame = next(chunks.split([b"weights" * 9], 100))
     for position in range(len(frame)):
         damaged = bytearray(frame)
         damaged[position] ^= 0x10
         for bad in (damaged, frame[:position]):
             with pytest.raises(MessageRejected):
-                wire.Assembler().add(bad)
+                chunks.Assembler().add(bad)
 
 
 @QUICK

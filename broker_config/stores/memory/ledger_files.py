@@ -1,9 +1,9 @@
-"""Where the memory store keeps ledgers: in dicts, or in files that outlive the process."""
+"""The files in which the memory store keeps ledgers."""
 
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -13,63 +13,12 @@ from broker_config.protocol.wire import decode_arrays, encode_arrays
 from broker_config.stores.record import LedgerRecord
 
 
-class LedgerStorage(Protocol):
-    """A generation counts as committed once the record names it."""
-
-    def write_mark(self, run: str) -> None: ...
-
-    def has_mark(self, run: str) -> bool: ...
-
-    def record(self, run: str, client: int) -> LedgerRecord: ...
-
-    def write_record(self, run: str, client: int, record: LedgerRecord) -> None: ...
-
-    def ledger(self, run: str, client: int, activation: int) -> bytes:
-        """Raises LedgerMissing."""
-
-    def write_ledger(self, run: str, client: int, activation: int, ledger: bytes) -> None: ...
-
-    def drop_ledger(self, run: str, client: int, activation: int) -> None: ...
-
-    def clients(self, run: str) -> Iterator[int]: ...
-
-
-class LedgerDicts:
-    def __init__(self) -> None:
-        self._records: dict[tuple[str, int], LedgerRecord] = {}
-        self._ledgers: dict[tuple[str, int, int], bytes] = {}
-        self._marks: set[str] = set()
-
-    def write_mark(self, run: str) -> None:
-        self._marks.add(run)
-
-    def has_mark(self, run: str) -> bool:
-        return run in self._marks
-
-    def record(self, run: str, client: int) -> LedgerRecord:
-        return self._records.get((run, client), LedgerRecord())
-
-    def write_record(self, run: str, client: int, record: LedgerRecord) -> None:
-        self._records[run, client] = record
-
-    def ledger(self, run: str, client: int, activation: int) -> bytes:
-        return self._ledgers[run, client, activation]
-
-    def write_ledger(self, run: str, client: int, activation: int, ledger: bytes) -> None:
-        self._ledgers[run, client, activation] = ledger
-
-    def drop_ledger(self, run: str, client: int, activation: int) -> None:
-        del self._ledgers[run, client, activation]
-
-    def clients(self, run: str) -> Iterator[int]:
-        return (client for of_run, client in self._records if of_run == run)
-
-
 class LedgerFiles:
     """<directory>/<run>/<client>/ holds `record` and one `<activation>.ledger` per kept generation;
     <directory>/<run>/begun is the run's mark.
 
-    A file is read when it is needed, so a damaged one affects only its client.
+    A generation counts as committed once the record names it. A file is read when it is needed, so a damaged one
+    affects only its client.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -102,6 +51,7 @@ class LedgerFiles:
         write_atomically(path, encode_arrays("ledger_record", fields, {}))
 
     def ledger(self, run: str, client: int, activation: int) -> bytes:
+        """Raises LedgerMissing."""
         path = self._ledger_path(run, client, activation)
         meta, arrays = _read(path, "ledger_file")
         if (meta.get("run"), meta.get("client"), meta.get("activation")) != (run, client, activation):

@@ -1,26 +1,23 @@
-"""The store of one process: ledgers in dicts or, with a directory, in files."""
+"""The store of one process: ledgers in files, notices in memory."""
 
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from broker_config.protocol.errors import LedgerMissing
 from broker_config.protocol.schema import check_count, check_run
 from broker_config.stores.memory.board import MemoryBoard
-from broker_config.stores.memory.ledger_files import LedgerDicts, LedgerFiles, LedgerStorage
+from broker_config.stores.memory.ledger_files import LedgerFiles
 
 
-class MemoryStore:
-    """With a `directory`, commits survive kill -9 and power failures, and the next store on that directory continues.
-    Only one store may use a directory at a time."""
+class MemoryStore(MemoryBoard):
+    """Commits survive kill -9 and power failures, and the next store on the same directory continues. Only one store
+    may use a directory at a time."""
 
     outage_seconds = 0.0
 
-    def __init__(self, directory: Path | None = None) -> None:
-        self._storage: LedgerStorage = LedgerDicts() if directory is None else LedgerFiles(directory)
-        self._lock = threading.Lock()
-        self._board = MemoryBoard()
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        self._storage = LedgerFiles(directory)
 
     def begin(self, run: str) -> None:
         check_run("run", run)
@@ -93,15 +90,6 @@ class MemoryStore:
                 if activation in self._storage.record(run, client).kept:
                     found[client] = self._storage.ledger(run, client, activation)
         return found
-
-    def announce(self, topic: str, name: str, facts: Mapping[str, object], ttl_seconds: float) -> None:
-        self._board.announce(topic, name, facts, ttl_seconds)
-
-    def withdraw(self, topic: str, name: str) -> None:
-        self._board.withdraw(topic, name)
-
-    def notices(self, topic: str) -> dict[str, dict[str, Any]]:
-        return self._board.notices(topic)
 
     def health(self) -> Mapping[str, float]:
         return {}

@@ -6,23 +6,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import redis
+from redis import exceptions
 from redis.backoff import NoBackoff
 from redis.connection import AbstractConnection
-from redis.exceptions import (
-    AskError,
-    AuthenticationError,
-    AuthenticationWrongNumberOfArgsError,
-    AuthorizationError,
-    ClusterError,
-    ConnectionError,
-    MovedError,
-    NoPermissionError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    RedisError,
-    TimeoutError,
-    WatchError,
-)
 from redis.retry import Retry
 
 from broker_config.process.retry import Retrier, RetriesExhausted, RetryPolicy
@@ -32,11 +18,15 @@ _T = TypeVar("_T")
 Client = Any
 """redis.Redis; its annotations differ from version to version, so it is not typed."""
 
-_UNREACHABLE = (ConnectionError, TimeoutError, ReadOnlyError, OSError)
+_UNREACHABLE = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.ReadOnlyError, OSError)
 """Includes a Redis that is loading its data (redis-py derives that from ConnectionError) and a primary that has just
 become a replica: its name will soon resolve to the new primary."""
-_WRONG_CREDENTIALS = (AuthenticationError, AuthenticationWrongNumberOfArgsError, AuthorizationError)
-_CLUSTER_NODE = (MovedError, AskError, ClusterError)
+_WRONG_CREDENTIALS = (
+    exceptions.AuthenticationError,
+    exceptions.AuthenticationWrongNumberOfArgsError,
+    exceptions.AuthorizationError,
+)
+_CLUSTER_NODE = (exceptions.MovedError, exceptions.AskError, exceptions.ClusterError)
 _MAX_CONFLICTS = 1000
 """Concurrent transactions cause a few; more are an attack."""
 
@@ -83,10 +73,10 @@ class RedisConnection:
         for _ in range(_MAX_CONFLICTS):
             try:
                 return command(self._client)
-            except (RedisError, OSError) as raised:
+            except (exceptions.RedisError, OSError) as raised:
                 error = _underlying(raised)
                 # After a conflict the next attempt reads the changed value.
-                if not isinstance(error, WatchError):
+                if not isinstance(error, exceptions.WatchError):
                     raise self._translate(error) from raised
         raise UnexpectedValue(
             f"Redis at {self.endpoint}: {_MAX_CONFLICTS} transactions in a row had conflicts"
@@ -107,13 +97,13 @@ class RedisConnection:
                 f"no TLS with {where} ({tls_error}): check ssl_ca_certs, ssl_certfile and "
                 "ssl_keyfile in the store's URL"
             )
-        if isinstance(error, NoPermissionError):
+        if isinstance(error, exceptions.NoPermissionError):
             return BrokerRefused(
                 f"user {self._user!r} has too few rights in {where} ({text}): extend its ACL"
             )
         if isinstance(error, _CLUSTER_NODE):
             return BrokerRefused(f"{where} is one node of a cluster: FedIL needs a single primary")
-        if isinstance(error, OutOfMemoryError):
+        if isinstance(error, exceptions.OutOfMemoryError):
             return BrokerUnavailable(
                 f"{where} is full: raise maxmemory, or delete keys of old runs. Nothing committed is lost"
             )
@@ -121,7 +111,7 @@ class RedisConnection:
         if "MISCONF " in text:
             return BrokerUnavailable(f"{where} cannot write to its disk: free space ({brief})")
         if isinstance(error, _UNREACHABLE) or text.startswith("BUSY "):
-            if isinstance(error, ReadOnlyError):
+            if isinstance(error, exceptions.ReadOnlyError):
                 # A new connection may reach the new primary; the open ones stay with this one.
                 self._client.connection_pool.disconnect(inuse_connections=False)
             return _Unreachable(f"{where} is away ({brief})")
@@ -164,7 +154,7 @@ def _no_client_info() -> dict[str, Any]:
 
 def _underlying(error: Exception) -> Exception:
     """redis-py raises WatchError also for a connection that was lost during a transaction."""
-    if isinstance(error, WatchError) and isinstance(error.__context__, _UNREACHABLE):
+    if isinstance(error, exceptions.WatchError) and isinstance(error.__context__, _UNREACHABLE):
         return error.__context__
     return error
 

@@ -2,14 +2,13 @@
 
 import dataclasses
 import json
-import math
 import os
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Self
 
+from broker_config.process.logs import plain
 from fedil_model.methods.interface import Display
 from ops.cli.view.interface import BEFORE_ROUNDS, STOPPING
 from ops.cli.view.rows import Columns, exclusions
@@ -102,15 +101,5 @@ class JsonView(QuietView):
 
 
 def json_line(event: str, values: Mapping[str, Any]) -> str:
-    return json.dumps({"event": event, **plain(values)}, ensure_ascii=False, allow_nan=False)
-
-
-def plain(value: Any) -> Any:
-    """Values that JSON has. Infinity and NaN are not JSON, and a strict reader would refuse the line."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return str(value) if isinstance(value, Path) else value
+    fields = {"event": event, **values}
+    return json.dumps(plain(fields), ensure_ascii=False, allow_nan=False)

@@ -4,6 +4,8 @@ import json
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count, product
+from string import ascii_uppercase
 
 import numpy as np
 
@@ -106,16 +108,9 @@ def _flat_keys(run: Run) -> set[str]:
 
 
 def _letters() -> Iterator[str]:
-    number = 0
-    while True:
-        letters, rest = "", number
-        while True:
-            letters = chr(ord("A") + rest % 26) + letters
-            rest = rest // 26 - 1
-            if rest < 0:
-                break
-        yield letters
-        number += 1
+    """A to Z, AA, AB and so on"""
+    for length in count(1):
+        yield from map("".join, product(ascii_uppercase, repeat=length))
 
 
 def _group(letter: str, name: str, members: Sequence[Run]) -> Group:

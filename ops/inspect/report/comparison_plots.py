@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypedDict
 
 from ops.inspect.report.comparison import Comparison, Group, Series, final_accuracy
-from ops.inspect.report.curves import few_ticks_on_log, room_at_hundred
+from ops.inspect.report.curves import few_ticks_on_log, only_positive, room_at_hundred, series_of
 from ops.inspect.report.drawing import (
     DASHES,
     FAINT,
@@ -43,10 +43,6 @@ def by_round(value: Callable[[RoundRecord], float | None]) -> Series:
     return series
 
 
-def _positive(value: float) -> float | None:
-    return value if value > 0 else None
-
-
 Curve = tuple[str, str, str, Series]
 """Title, axis, scale, values"""
 
@@ -60,29 +56,26 @@ def curves_of(comparison: Comparison) -> dict[str, Curve]:
     for model in (model for display in displays for model in display.models):
         title = "Test accuracy" if model.name == "global" else f"Test accuracy: {model.title}"
         name = "accuracy" if model.name == "global" else f"accuracy_{model.name}"
-        found.setdefault(name, (title, "accuracy", "percent", by_round(_accuracy(model.name))))
-    found["delta_norm"] = "Size of the steps ‖Δθ‖", "norm", "log", by_round(lambda r: _positive(r.delta_norm))
+        found.setdefault(name, (title, "accuracy", "percent", partial(Run.accuracy, model=model.name)))
+    norms = by_round(lambda r: r.delta_norm if r.delta_norm > 0 else None)
+    found["delta_norm"] = "Size of the steps ‖Δθ‖", "norm", "log", norms
     accepted = by_round(lambda r: r.accepted / r.selected if r.selected else None)
     found["accepted"] = "Updates that counted", "of those asked", "percent", accepted
     for chart in (chart for display in displays for chart in display.charts):
         for series in chart.series:
             scale = "percent" if series.unit == "share" else "log" if chart.log else "plain"
             curve = (f"{chart.title}: {series.title}", series.unit or series.title, scale)
-            found.setdefault(series.name, (*curve, by_round(_series(series.name, chart.log))))
+            found.setdefault(series.name, (*curve, _declared(series.name, chart.log)))
     found["seconds"] = "Time of a round", "seconds", "plain", by_round(lambda r: r.seconds.get("total"))
     return found
 
 
-def _accuracy(model: str) -> Callable[[RoundRecord], float | None]:
-    return lambda record: record.accuracy.get(model)
+def _declared(name: str, positive: bool) -> Series:
+    def series(run: Run) -> dict[int, float]:
+        known = series_of(run.records, name)
+        return only_positive(known) if positive else known
 
-
-def _series(name: str, positive: bool) -> Callable[[RoundRecord], float | None]:
-    def value(record: RoundRecord) -> float | None:
-        known = record.series.get(name)
-        return None if known is None or (positive and known <= 0) else known
-
-    return value
+    return series
 
 
 def comparison_plots(comparison: Comparison) -> list[Plot]:

@@ -10,25 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedil_model.methods.interface import Chart, ClientValue
-from ops.inspect.report.drawing import (
-    BLUE,
-    DASHES,
-    FAINT,
-    GREEN,
-    INK,
-    ORANGE,
-    PURPLE,
-    RED,
-    SERIES,
-    SKY,
-    NothingToDraw,
-    Plot,
-    label,
-    legend,
-    marker_for,
-    percent_axis,
-    rounds_axis,
-)
+from ops.inspect.report import drawing
+from ops.inspect.report.drawing import NothingToDraw, Plot
 from ops.inspect.report.reading import Run
 from server_worker.watch.events import RoundRecord
 
@@ -37,14 +20,21 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ENGINE_OUTCOMES = ("accepted", "invalid", "stale")
-STYLES = ((BLUE, "o"), (PURPLE, "v"), (ORANGE, "^"), (GREEN, "s"), (RED, "x"), (SKY, "D"))
+STYLES = (
+    (drawing.BLUE, "o"),
+    (drawing.PURPLE, "v"),
+    (drawing.ORANGE, "^"),
+    (drawing.GREEN, "s"),
+    (drawing.RED, "x"),
+    (drawing.SKY, "D"),
+)
 """Colours and markers of the engine's outcomes and then of the method's"""
 PHASES = {
-    "server_step": ("server step", ORANGE),
-    "broadcast": ("broadcast", PURPLE),
-    "wait": ("waiting for clients", BLUE),
-    "fold": ("fold", GREEN),
-    "checkpoint": ("checkpoint", RED),
+    "server_step": ("server step", drawing.ORANGE),
+    "broadcast": ("broadcast", drawing.PURPLE),
+    "wait": ("waiting for clients", drawing.BLUE),
+    "fold": ("fold", drawing.GREEN),
+    "checkpoint": ("checkpoint", drawing.RED),
 }
 MOST_POINTS_AS_SHAPES = 3000
 MOST_BARS = 60
@@ -119,27 +109,27 @@ def draw_accuracy(figure: "Figure", run: Run) -> None:
                 list(known.values()),
                 color=_look(place)["color"],
                 linestyle=_look(place)["linestyle"],
-                marker=marker_for(len(known)),
-                label=label(model.title),
+                marker=drawing.marker_for(len(known)),
+                label=drawing.label(model.title),
             )
     if run.baseline is not None:
-        axes.axhline(run.baseline, color=FAINT, linestyle=(0, (1, 1.5)), label="server-only")
-    rounds_axis(axes, rounds)
-    percent_axis(axes, "accuracy")
-    legend(axes, columns=4)
+        axes.axhline(run.baseline, color=drawing.FAINT, linestyle=(0, (1, 1.5)), label="server-only")
+    drawing.rounds_axis(axes, rounds)
+    drawing.percent_axis(axes, "accuracy")
+    drawing.legend(axes, columns=4)
 
 
 def draw_delta_norm(figure: "Figure", run: Run) -> None:
     rounds, axes = _rounds(run), figure.subplots()
     norms = {record.round: record.delta_norm for record in run.records}
     averages = {record.round: record.convergence.get("moving_average") for record in run.records}
-    if not _positive(norms):
+    if not only_positive(norms):
         raise NothingToDraw("the global model has not moved in any round")
     axes.set_yscale("log")
     # NaN breaks the line in rounds without a step.
     moved = {number: norm if 0 < norm < math.inf else math.nan for number, norm in norms.items()}
-    _line(axes, moved, BLUE, "‖Δθ‖", linewidth=0.8, marker=marker_for(len(norms)))
-    _line(axes, _positive(averages), RED, "mean of 10", linewidth=2.0)
+    _line(axes, moved, drawing.BLUE, "‖Δθ‖", linewidth=0.8, marker=drawing.marker_for(len(norms)))
+    _line(axes, only_positive(averages), drawing.RED, "mean of 10", linewidth=2.0)
     still = [number for number, norm in norms.items() if norm == 0]
     if still:
         bottom = axes.get_xaxis_transform()
@@ -147,17 +137,17 @@ def draw_delta_norm(figure: "Figure", run: Run) -> None:
             still,
             [0.02] * len(still),
             "x",
-            color=PURPLE,
+            color=drawing.PURPLE,
             transform=bottom,
             label=f"Δθ = 0 ({len(still)} rounds)",
         )
-    rounds_axis(axes, rounds)
+    drawing.rounds_axis(axes, rounds)
     few_ticks_on_log(axes)
     axes.set_ylabel("norm")
-    legend(axes, columns=4)
+    drawing.legend(axes, columns=4)
 
 
-def _positive(values: dict[int, float] | dict[int, float | None]) -> dict[int, float]:
+def only_positive(values: dict[int, float] | dict[int, float | None]) -> dict[int, float]:
     return {key: value for key, value in values.items() if value is not None and 0 < value < math.inf}
 
 
@@ -195,7 +185,7 @@ def draw_client_value(figure: "Figure", run: Run, value: ClientValue) -> None:
         raise NothingToDraw(f"no update has a {value.title}: no client has answered, or it is not measured")
     many = sum(map(len, points.values())) > MOST_POINTS_AS_SHAPES
     if value.threshold is not None:
-        axes.axhline(value.threshold, color=INK, linewidth=1.0)
+        axes.axhline(value.threshold, color=drawing.INK, linewidth=1.0)
     declared = {outcome.name: outcome.title for outcome in run.display.outcomes}
     order = [*ENGINE_OUTCOMES, *declared]
     for kind in sorted(points, key=lambda kind: order.index(kind) if kind in order else len(order)):
@@ -211,12 +201,12 @@ def draw_client_value(figure: "Figure", run: Run, value: ClientValue) -> None:
             marker=marker,
             linewidths=1.1 if marker == "x" else 0.0,
             alpha=0.35 if many else 0.75,
-            label=f"{label(declared.get(kind, kind))} ({len(xs)})",
+            label=f"{drawing.label(declared.get(kind, kind))} ({len(xs)})",
             rasterized=many,
         )
-    rounds_axis(axes, rounds)
+    drawing.rounds_axis(axes, rounds)
     axes.set_ylabel(value.title)
-    legend(axes)
+    drawing.legend(axes)
 
 
 def draw_chart(figure: "Figure", run: Run, chart: Chart) -> None:
@@ -228,22 +218,22 @@ def draw_chart(figure: "Figure", run: Run, chart: Chart) -> None:
         raise NothingToDraw("not known" if not any(found.values()) else "zero in every round")
     if chart.log:
         axes.set_yscale("log")
-        drawn = {series: _positive(values) for series, values in drawn.items()}
+        drawn = {series: only_positive(values) for series, values in drawn.items()}
     for place, (series, values) in enumerate(drawn.items()):
-        style = {**_look(place), "marker": marker_for(len(values))}
-        _line(axes, values, str(style.pop("color")), label(series.title, 22), **style)
-    rounds_axis(axes, rounds)
+        style = {**_look(place), "marker": drawing.marker_for(len(values))}
+        _line(axes, values, str(style.pop("color")), drawing.label(series.title, 22), **style)
+    drawing.rounds_axis(axes, rounds)
     units = {series.unit for series in drawn}
     if units == {"share"}:
         room_at_hundred(axes)
-        percent_axis(axes, chart.series[0].title if len(drawn) == 1 else "share")
+        drawing.percent_axis(axes, chart.series[0].title if len(drawn) == 1 else "share")
     elif chart.log:
         few_ticks_on_log(axes)
     else:
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     if units <= {"samples", "norm"} and len(units) == 1:
         axes.set_ylabel(units.pop())
-    legend(axes)
+    drawing.legend(axes)
 
 
 def series_of(records: Sequence[RoundRecord], name: str) -> dict[int, float]:
@@ -253,8 +243,8 @@ def series_of(records: Sequence[RoundRecord], name: str) -> dict[int, float]:
 
 def _look(place: int) -> dict[str, str]:
     return {
-        "color": SERIES[place % len(SERIES)],
-        "linestyle": DASHES[(place // len(SERIES) + place) % len(DASHES)],
+        "color": drawing.SERIES[place % len(drawing.SERIES)],
+        "linestyle": drawing.DASHES[(place // len(drawing.SERIES) + place) % len(drawing.DASHES)],
     }
 
 
@@ -280,11 +270,11 @@ def draw_seconds(figure: "Figure", run: Run) -> None:
     evaluation = {
         record.round: record.seconds["evaluate"] for record in run.records if "evaluate" in record.seconds
     }
-    _line(axes, evaluation, INK, "evaluation (beside)", linestyle=":", linewidth=1.2)
-    rounds_axis(axes, rounds)
+    _line(axes, evaluation, drawing.INK, "evaluation (beside)", linestyle=":", linewidth=1.2)
+    drawing.rounds_axis(axes, rounds)
     axes.set_ylabel("seconds")
     axes.set_ylim(bottom=0)
-    legend(axes)
+    drawing.legend(axes)
 
 
 def _seconds(record: RoundRecord, phase: str) -> float:
@@ -302,7 +292,7 @@ def draw_staleness(figure: "Figure", run: Run) -> None:
     if not levels:
         raise NothingToDraw("no update carries its staleness")
     bottoms = np.zeros(len(rounds))
-    colours = (SKY, BLUE, GREEN, ORANGE, RED, PURPLE)
+    colours = (drawing.SKY, drawing.BLUE, drawing.GREEN, drawing.ORANGE, drawing.RED, drawing.PURPLE)
     for place, level in enumerate(levels):
         heights = np.array([by_round[number].count(level) for number in rounds])
         name = f"{level} old"
@@ -310,6 +300,6 @@ def draw_staleness(figure: "Figure", run: Run) -> None:
             rounds, heights, bottom=bottoms, color=colours[place % len(colours)], label=name, linewidth=0
         )
         bottoms += heights
-    rounds_axis(axes, rounds)
+    drawing.rounds_axis(axes, rounds)
     axes.set_ylabel("updates")
-    legend(axes, columns=4)
+    drawing.legend(axes, columns=4)

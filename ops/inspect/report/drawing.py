@@ -39,33 +39,11 @@ _CSS_NAMES = {
     PURPLE: "--purple",
     SKY: "--sky",
 }
-_SETTINGS: dict[Any, Any] = {
-    "font.size": 9.0,
-    "axes.labelsize": 9.0,
-    "legend.fontsize": 8.5,
-    "text.color": INK,
-    "text.parse_math": False,  # names may contain dollar signs
-    "axes.edgecolor": FAINT,
-    "axes.labelcolor": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.formatter.useoffset": False,
+_STYLE = Path(__file__).parent / "templates" / "plots.mplstyle"
+_COLOURS: dict[Any, Any] = {
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), INK),
+    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), FAINT),
     "grid.color": GRID,
-    "grid.linewidth": 0.6,
-    "xtick.color": FAINT,
-    "xtick.labelcolor": INK,
-    "ytick.color": FAINT,
-    "ytick.labelcolor": INK,
-    "legend.frameon": False,
-    "lines.linewidth": 1.6,
-    "lines.markersize": 3.5,
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "savefig.facecolor": "white",
-    "pdf.fonttype": 42,
-    "image.interpolation": "nearest",
 }
 _DOTS_PER_INCH = {"png": 300, "svg": 150, "pdf": 300}
 _PAGE_DOTS_PER_INCH = 150
@@ -104,7 +82,8 @@ def _our_settings(name: str) -> Iterator[None]:
     with matplotlib.rc_context(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # missing glyphs, tight layouts
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update({**_SETTINGS, "svg.hashsalt": name})
+        matplotlib.rcParams.update(matplotlib.rc_params_from_file(_STYLE, use_default_template=False))
+        matplotlib.rcParams.update({**_COLOURS, "svg.hashsalt": name})
         yield
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from ops.inspect.report.reading import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.cm import ScalarMappable
     from matplotlib.figure import Figure
 
 MOST_NAMED_CLASSES = 25
@@ -73,10 +74,7 @@ def draw_confusion(figure: "Figure", evidence: Evidence) -> None:
     shares = row_shares(quality)
     axes = figure.subplots()
     image = axes.imshow(shares, cmap="cividis", vmin=0.0, vmax=1.0)
-    bar = figure.colorbar(image, ax=axes, shrink=0.8)
-    percent_axis(bar.ax, "")
-    bar.outline.set_visible(False)
-    axes.grid(False)
+    _colour_bar(figure, image, axes, shrink=0.8)
     classes = len(quality.class_names)
     if classes <= MOST_NUMBERED_CLASSES:
         for row, column in np.argwhere(np.array(quality.confusion) > 0):
@@ -87,6 +85,13 @@ def draw_confusion(figure: "Figure", evidence: Evidence) -> None:
     axes.set_xlabel("predicted")
     axes.set_ylabel("is really")
     _name_classes(axes, quality.class_names, both=True)
+
+
+def _colour_bar(figure: "Figure", image: "ScalarMappable", axes: "Axes", **place: Any) -> None:
+    axes.grid(False)
+    bar = figure.colorbar(image, ax=axes, **place)
+    percent_axis(bar.ax, "")
+    bar.outline.set_visible(False)
 
 
 def row_shares(quality: Quality) -> np.ndarray:
@@ -128,10 +133,7 @@ def draw_per_class(figure: "Figure", run: Run, names: Sequence[str]) -> None:
         rasterized=True,
     )
     axes.set_ylim(classes - 0.5, -0.5)
-    axes.grid(False)
-    bar = figure.colorbar(image, ax=axes, shrink=0.8)
-    percent_axis(bar.ax, "")
-    bar.outline.set_visible(False)
+    _colour_bar(figure, image, axes, shrink=0.8)
     rounds_axis(axes, rounds)
     axes.set_ylabel("class")
     axes.set_xlim(_edges(rounds)[0], _edges(rounds)[-1])
@@ -183,10 +185,7 @@ def _draw_class_shares(figure: "Figure", axes: "Axes", counts: np.ndarray, edges
     )
     axes.set_ylim(classes - 0.5, -0.5)
     axes.set_ylabel("class")
-    axes.grid(False)
-    bar = figure.colorbar(image, ax=axes, pad=0.01)
-    percent_axis(bar.ax, "")
-    bar.outline.set_visible(False)
+    _colour_bar(figure, image, axes, pad=0.01)
 
 
 def draw_pictures(figure: "Figure", evidence: Evidence, kind: str) -> None:

@@ -11,7 +11,7 @@ from ops.inspect.report.sections.headline import cards, notes, place
 from ops.inspect.report.sections.quality import quality
 from ops.inspect.report.sections.samples import samples
 from ops.inspect.report.sections.setup import environment_tables, settings, split
-from ops.inspect.report.verdicts import verdict
+from ops.inspect.report.verdicts import figures, meaning_of
 
 
 def run_page(run: Run, evidence: Evidence) -> str:
@@ -22,7 +22,8 @@ def run_page(run: Run, evidence: Evidence) -> str:
         place=place(run),
         notes=notes(run),
         cards=cards(run),
-        verdict=verdict(run),
+        meaning=meaning_of(run),
+        figures=list(figures(run)),
         curves=map(panel, curves(run)),
         exclusions=exclusions(run),
         quality=quality(evidence),

@@ -1,24 +1,8 @@
 """Private instances of RabbitMQ, Redis and Prometheus, for tests and for clusters on one machine."""
 
-from ops.local.services.choice import Services, rabbitmq_service, redis_service, services
-from ops.local.services.process import Service, ServiceFailed, ServiceMissing, Tls
-from ops.local.services.prometheus import Prometheus, private_prometheus
-from ops.local.services.rabbitmq import RabbitMQ, private_rabbitmq
-from ops.local.services.redis import Redis, private_redis
+from ops.local.services.process import ServiceFailed, ServiceMissing
+from ops.local.services.prometheus import Prometheus
+from ops.local.services.rabbitmq import RabbitMQ
+from ops.local.services.redis import Redis
 
-__all__ = [
-    "Prometheus",
-    "RabbitMQ",
-    "Redis",
-    "Service",
-    "ServiceFailed",
-    "ServiceMissing",
-    "Services",
-    "Tls",
-    "private_prometheus",
-    "private_rabbitmq",
-    "private_redis",
-    "rabbitmq_service",
-    "redis_service",
-    "services",
-]
+__all__ = ["Prometheus", "RabbitMQ", "Redis", "ServiceFailed", "ServiceMissing"]

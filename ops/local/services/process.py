@@ -11,9 +11,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, Protocol, Self
+from typing import NoReturn, Self
 
 from broker_config.protocol.errors import FedILError
 
@@ -36,39 +35,6 @@ class ServiceMissing(FedILError):
 
 class ServiceFailed(FedILError):
     """A program did not start; the text contains its output."""
-
-
-class Service(Protocol):
-    """A broker or store that tests may kill. As a context manager it is killed on exit."""
-
-    @property
-    def url(self) -> str: ...
-
-    def start(self) -> None:
-        """Starts it again with the same ports and data; returns when it answers."""
-        ...
-
-    def kill(self) -> None:
-        """Ends it like a power failure: SIGKILL, data as it is on disk."""
-        ...
-
-    def stop(self) -> None:
-        """Ends it with SIGTERM."""
-        ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-
-@dataclass(frozen=True)
-class Tls:
-    """A second listener with TLS; with `ask_clients` it requires client certificates of the same authority."""
-
-    authority: Path
-    certificate: Path
-    key: Path
-    ask_clients: bool = True
 
 
 class PrivateService(ABC):
@@ -102,8 +68,8 @@ class PrivateService(ABC):
     def _command(self) -> Sequence[str]:
         """Writes the configuration, and returns the command that runs the program in the foreground."""
 
-    @abstractmethod
-    def _environment(self) -> Mapping[str, str]: ...
+    def _environment(self) -> Mapping[str, str]:
+        return os.environ
 
     @abstractmethod
     def _answers(self) -> bool:

@@ -1,7 +1,6 @@
 """A private Prometheus, for clusters on one machine and for tests of rules and dashboards."""
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from ops.local.services.process import LOOPBACK, PrivateService, ask, find_program
@@ -14,6 +13,7 @@ class Prometheus(PrivateService):
     port_names = ("prometheus",)
 
     def __init__(self, directory: Path, config: str) -> None:
+        """`config` is the text of prometheus.yml; file names in it are relative to `directory`."""
         self._program = find_program("prometheus", missing=_MISSING)
         self.config = config
         super().__init__(directory)
@@ -36,13 +36,5 @@ class Prometheus(PrivateService):
             f"--web.listen-address={LOOPBACK}:{self.port}",
         ]
 
-    def _environment(self) -> Mapping[str, str]:
-        return os.environ
-
     def _answers(self) -> bool:
         return b" 200 " in ask(b"GET /-/ready HTTP/1.0\r\n\r\n", self.port)
-
-
-def private_prometheus(directory: Path, config: str) -> Prometheus:
-    """`config` is the text of prometheus.yml; file names in it are relative to `directory`."""
-    return Prometheus(directory, config)

@@ -2,12 +2,11 @@
 
 import os
 import secrets
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ops.local.services.brokers_root import broker_command, find_broker_program
-from ops.local.services.process import LOOPBACK, PrivateService, ServiceFailed, Tls, ask, listens
+from ops.local.services.process import LOOPBACK, PrivateService, ask, listens
 
 _MISSING = "RabbitMQ is not installed: apt install rabbitmq-server"
 # Not /usr/sbin: Debian's wrapper there changes to the system's user and files.
@@ -29,14 +28,15 @@ SETTINGS = {
 
 class RabbitMQ(PrivateService):
     name = "RabbitMQ"
-    port_names = ("amqp", "amqps", "epmd", "distribution", "management", "prometheus")
+    port_names: tuple[str, ...] = ("amqp", "epmd", "distribution", "management", "prometheus")
 
     def __init__(
-        self, directory: Path, settings: Mapping[str, str], plugins: Sequence[str], tls: Tls | None
+        self, directory: Path, settings: Mapping[str, str] = SETTINGS, plugins: Sequence[str] = ()
     ) -> None:
-        self._program = _script("rabbitmq-server")
+        """`settings` of rabbitmq.conf. `plugins`: management and prometheus may be among them."""
+        self._program = find_script("rabbitmq-server")
         self._epmd = find_broker_program("epmd", missing="Erlang is not installed: apt install erlang-base")
-        self._settings, self._plugins, self._tls = dict(settings), tuple(plugins), tls
+        self._settings, self._plugins = dict(settings), tuple(plugins)
         super().__init__(directory)
 
     @property
@@ -45,32 +45,12 @@ class RabbitMQ(PrivateService):
 
     @property
     def url(self) -> str:
-        return self.url_of("guest", "guest")
-
-    def url_of(self, user: str, password: str, vhost: str = "%2F") -> str:
-        return f"amqp://{user}:{password}@{LOOPBACK}:{self.port}/{vhost}"
-
-    @property
-    def tls_url(self) -> str:
-        return f"amqps://guest:guest@localhost:{self.ports['amqps']}/%2F"
-
-    @property
-    def management_url(self) -> str:
-        """Of a node with `management`."""
-        return f"http://{LOOPBACK}:{self.ports['management']}"
+        return f"amqp://guest:guest@{LOOPBACK}:{self.port}/%2F"
 
     @property
     def metrics_place(self) -> str:
-        """host:port of the node's Prometheus metrics; of a node with `metrics`."""
+        """host:port of the node's Prometheus metrics; of a node with the plugin prometheus."""
         return f"{LOOPBACK}:{self.ports['prometheus']}"
-
-    def ctl(self, *arguments: str) -> str:
-        """Runs rabbitmqctl and returns its output."""
-        command = rabbitmqctl("--quiet", *arguments)
-        done = subprocess.run(command, env=self._environment(), capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise ServiceFailed(f"rabbitmqctl {' '.join(arguments)}: {(done.stderr or done.stdout).strip()}")
-        return done.stdout
 
     def _command(self) -> Sequence[str]:
         cookie = self.directory / "home" / ".erlang.cookie"
@@ -92,15 +72,6 @@ class RabbitMQ(PrivateService):
         settings: dict[str, str] = {}
         for plugin in self._plugins:
             settings |= {f"{plugin}.tcp.ip": LOOPBACK, f"{plugin}.tcp.port": str(self.ports[plugin])}
-        if self._tls:
-            settings |= {
-                "listeners.ssl.1": f"{LOOPBACK}:{self.ports['amqps']}",
-                "ssl_options.cacertfile": str(self._tls.authority),
-                "ssl_options.certfile": str(self._tls.certificate),
-                "ssl_options.keyfile": str(self._tls.key),
-                "ssl_options.verify": "verify_peer" if self._tls.ask_clients else "verify_none",
-                "ssl_options.fail_if_no_peer_cert": str(self._tls.ask_clients).lower(),
-            }
         return settings
 
     def _environment(self) -> Mapping[str, str]:
@@ -138,42 +109,13 @@ class RabbitMQ(PrivateService):
         return rabbitmq_answers(self.port) and all(listens(int(port)) for port in tls)
 
 
-def rabbitmqctl(*arguments: str) -> list[str]:
-    """The command that runs rabbitmqctl of the same release as the node."""
-    return broker_command(_script("rabbitmqctl"), *arguments)
-
-
-def _script(name: str) -> str:
+def find_script(name: str) -> str:
     return find_broker_program(name, f"{_SCRIPTS}/{name}", missing=_MISSING)
 
 
 def rabbitmq_answers(port: int, host: str = LOOPBACK) -> bool:
     """Whether it answers with a method frame: the AMQP listener starts after queues and definitions are recovered."""
     return ask(b"AMQP\0\0\x09\x01", port, host)[:1] == b"\x01"
-
-
-def private_rabbitmq(
-    directory: Path,
-    *,
-    config: str = "",
-    definitions: Path | None = None,
-    management: bool = False,
-    metrics: bool = False,
-    tls: Tls | None = None,
-) -> RabbitMQ:
-    """`config` is text for rabbitmq.conf, which overrides the default settings. With `definitions` there is no user
-    guest, unless they contain it."""
-    plugins = [plugin for plugin, wanted in (("management", management), ("prometheus", metrics)) if wanted]
-    settings = SETTINGS | read_settings(config)
-    if definitions:
-        settings["load_definitions"] = str(definitions.resolve())
-    return RabbitMQ(directory, settings, plugins, tls)
-
-
-def read_settings(config: str) -> dict[str, str]:
-    lines = [line.strip() for line in config.splitlines()]
-    pairs = [line.partition("=") for line in lines if line and not line.startswith("#")]
-    return {key.strip(): value.strip() for key, _, value in pairs}
 
 
 def write_settings(settings: Mapping[str, str]) -> str:

@@ -1,23 +1,44 @@
 """A dashboard: rows of panels below the variables that they share, with links to the other dashboards."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
+import yaml
 from grafana_foundation_sdk.builders import dashboard as build
 from grafana_foundation_sdk.builders import prometheus
 from grafana_foundation_sdk.models import dashboard
 
+from ops.monitoring.grafana import panels as kinds
+from ops.monitoring.grafana.methods import accuracy, method_rows, outcomes, worker_row
 from ops.monitoring.grafana.panels import PROMETHEUS, Panel
+from ops.monitoring.grafana.runbook import runbook
 
 TAG = "fedil"
-RUN = 'run=~"$run"'
-SITE = 'site=~"$site"'
-Rows = Mapping[str, Sequence[Panel]]
+KINDS: dict[str, Callable[..., Panel]] = {
+    "number": kinds.number,
+    "lines": kinds.lines,
+    "bars": kinds.bars,
+    "buckets": kinds.buckets,
+    "states": kinds.states,
+    "rows": kinds.rows,
+    "accuracy": accuracy,
+    "outcomes": outcomes,
+    "runbook": lambda: kinds.words("Runbook", runbook()),
+}
+Rows = Mapping[str, Sequence[Mapping[str, Any]]]
+"""Title → settings of panels"""
 
 
-def board(
+def board(name: str) -> dashboard.Dashboard:
+    """Reads boards/NAME.yml. Its `folded` rows are closed until they are opened."""
+    text = (Path(__file__).parent / "boards" / f"{name}.yml").read_text(encoding="utf-8")
+    return _board(name, **yaml.safe_load(text))
+
+
+def _board(
     name: str, title: str, about: str, rows: Rows, folded: Rows, sites: bool = False
 ) -> dashboard.Dashboard:
-    """`folded` rows are closed until they are opened."""
     made = build.Dashboard(title).uid(f"fedil-{name}").description(about).tags([TAG])
     made.refresh("10s").time("now-1h", "now").timezone("browser").tooltip(
         dashboard.DashboardCursorSync.CROSSHAIR
@@ -26,11 +47,11 @@ def board(
     if sites:
         made.with_variable(_labels("site", 'label_values(up{job="fedil-worker"}, site)'))
     made.link(_to_the_others()).annotation(_alerts())
-    for row, panels in rows.items():
+    for row, panels in _rows(rows):
         made.with_row(build.Row(row))
         for panel in panels:
             made.with_panel(panel)
-    for row, panels in folded.items():
+    for row, panels in _rows(folded):
         closed = build.Row(row)
         for panel in panels:
             closed.with_panel(panel)
@@ -38,9 +59,22 @@ def board(
     return _numbered(made.build())
 
 
-def of_run(metric: str, *labels: str) -> str:
-    """One value for a run, also while a standby server shows the same run."""
-    return f"max by (run) ({metric}{{{','.join([RUN, *labels])}}})"
+def _rows(rows: Rows) -> Iterator[tuple[str, list[Panel]]]:
+    """The rows `first method` and `other methods` stand for those of the registered methods."""
+    by_method, shared = method_rows()
+    first, *others = by_method.items()
+    generated = {"shared_by_methods": shared, "reported_by_workers": worker_row()}
+    for title, panels in rows.items():
+        if title == "first method":
+            yield first
+        elif title == "other methods":
+            yield from others
+        else:
+            yield title, [made for panel in panels for made in _panels(generated, **panel)]
+
+
+def _panels(generated: Mapping[str, list[Panel]], kind: str, **settings: Any) -> list[Panel]:
+    return generated[kind] if kind in generated else [KINDS[kind](**settings)]
 
 
 def _numbered(made: dashboard.Dashboard) -> dashboard.Dashboard:

@@ -2,16 +2,18 @@
 workers export of it."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
+from typing import Any
 
 from grafana_foundation_sdk.models import units
 
 from fedil_model.methods import METHODS, find_method
 from fedil_model.methods.interface import Chart, ClientValue, MethodSpec, Series
-from ops.monitoring.grafana.board import RUN, SITE, of_run
-from ops.monitoring.grafana.panels import Panel, Query, buckets, lines
+from ops.monitoring.grafana.panels import Panel, Queries, bars, buckets, lines
 
+RUN = 'run=~"$run"'
+SITE = 'site=~"$site"'
 MakePanel = Callable[[int], Panel]
 """Of this width"""
 _COLORS = ("light-green", "orange", "light-orange", "yellow", "light-yellow", "light-red")
@@ -21,17 +23,20 @@ def registered() -> list[MethodSpec]:
     return [find_method(name) for name in METHODS]
 
 
-def outcome_colors() -> dict[str, str]:
+def outcomes(colors: Mapping[str, str], **panel: Any) -> Panel:
+    """Bars, also of the outcomes that methods declare"""
     names = dict.fromkeys(outcome.name for spec in registered() for outcome in spec.display.outcomes)
-    return {name: _COLORS[index % len(_COLORS)] for index, name in enumerate(names)}
+    declared = {name: _COLORS[index % len(_COLORS)] for index, name in enumerate(names)}
+    return bars(**panel, colors={**colors, **declared})
 
 
-def models_text() -> str:
-    """What each model is, by method"""
-    return " ".join(
+def accuracy(about: str, **panel: Any) -> Panel:
+    """Lines; the text says what each model is, by method."""
+    models = (
         f"{spec.title}: {'; '.join(f'{model.name}, {model.help}' for model in spec.display.models)}."
         for spec in registered()
     )
+    return lines(**panel, about=" ".join([about, *models]))
 
 
 def method_rows() -> tuple[dict[str, list[Panel]], list[Panel]]:
@@ -53,7 +58,7 @@ def worker_row() -> list[Panel]:
     panels: list[MakePanel] = []
     for chart in (chart for spec in registered() for chart in spec.display.charts):
         means = {_at_worker(series): series for series in chart.series if series.source == "client_mean"}
-        new = [_query_by_site(metric, series) for metric, series in means.items() if metric not in drawn]
+        new = dict(_query_by_site(metric, series) for metric, series in means.items() if metric not in drawn)
         panels += [partial(_chart, chart, new)] if new else []
         drawn |= means.keys()
     return _spread(panels)
@@ -71,7 +76,7 @@ def metrics_of(spec: MethodSpec) -> set[str]:
 
 def _panels(spec: MethodSpec, metrics: Collection[str]) -> list[MakePanel]:
     """Of what is declared, only these metrics"""
-    charts = [(chart, list(_queries(chart, metrics))) for chart in spec.display.charts]
+    charts = [(chart, _queries(chart, metrics)) for chart in spec.display.charts]
     values = [value for value in spec.display.client_values if _histogram(value) in metrics]
     return [
         *(partial(_chart, chart, queries) for chart, queries in charts if queries),
@@ -79,38 +84,37 @@ def _panels(spec: MethodSpec, metrics: Collection[str]) -> list[MakePanel]:
     ]
 
 
-def _queries(chart: Chart, metrics: Collection[str]) -> Iterator[Query]:
+def _queries(chart: Chart, metrics: Collection[str]) -> dict[str, str]:
     """One for each metric: series that share one differ in a label."""
     by_metric = {series.metric_name: series for series in chart.series}
-    for metric, series in by_metric.items():
-        if metric in metrics:
-            yield _query(metric, series)
+    return dict(_query(metric, series) for metric, series in by_metric.items() if metric in metrics)
 
 
-def _query(metric: str, series: Series) -> Query:
+def _query(metric: str, series: Series) -> tuple[str, str]:
     if series.metric_label is not None:
         label, _ = series.metric_label
-        return Query(f"max by (run, {label}) ({metric}{{{RUN}}})", f"{{{{{label}}}}} {{{{run}}}}")
+        return f"{{{{{label}}}}} {{{{run}}}}", f"max by (run, {label}) ({metric}{{{RUN}}})"
     legend = f"{series.title} {{{{run}}}}"
     if series.source == "client_gain":
-        return Query(f"sum by (run) (increase({metric}{{{RUN}}}[$__rate_interval]))", legend)
-    return Query(of_run(metric), legend)
+        return legend, f"sum by (run) (increase({metric}{{{RUN}}}[$__rate_interval]))"
+    # One value for a run, also while a standby server shows the same run.
+    return legend, f"max by (run) ({metric}{{{RUN}}})"
 
 
-def _query_by_site(metric: str, series: Series) -> Query:
+def _query_by_site(metric: str, series: Series) -> tuple[str, str]:
     """Of each worker's last task: a site that stands apart has other data, or bad data."""
     label = series.metric_label[0] if series.metric_label else None
     if label is None:
-        return Query(f"avg by (site) ({metric}{{{SITE}}})", f"{series.title} {{{{site}}}}")
-    return Query(f"avg by (site, {label}) ({metric}{{{SITE}}})", f"{{{{{label}}}}} {{{{site}}}}")
+        return f"{series.title} {{{{site}}}}", f"avg by (site) ({metric}{{{SITE}}})"
+    return f"{{{{{label}}}}} {{{{site}}}}", f"avg by (site, {label}) ({metric}{{{SITE}}})"
 
 
-def _chart(chart: Chart, queries: list[Query], width: int) -> Panel:
+def _chart(chart: Chart, queries: Queries, width: int) -> Panel:
     kinds = {series.unit for series in chart.series}
     return lines(
         chart.title,
         chart.help,
-        *queries,
+        queries,
         unit=units.PercentUnit if kinds == {"share"} else units.Short,
         lowest=None if "" in kinds else 0,
         highest=1 if kinds == {"share"} else None,

@@ -1,56 +1,41 @@
 """Kinds of panels, each with a title, a text that says how to read it, and queries."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol, Self
 
 from grafana_foundation_sdk.builders import common as build_common
 from grafana_foundation_sdk.builders import dashboard as build_dashboard
 from grafana_foundation_sdk.builders import heatmap, prometheus, stat, statetimeline, table, text, timeseries
 from grafana_foundation_sdk.cog.builder import Builder
-from grafana_foundation_sdk.cog.variants import Dataquery
 from grafana_foundation_sdk.models import common, dashboard, units
 from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 from grafana_foundation_sdk.models.text import TextMode
 
 PROMETHEUS = common.DataSourceRef(type_val="prometheus", uid="${datasource}")
-GREEN, YELLOW, RED, BLUE, GREY = "green", "orange", "red", "blue", "#808080"
+_AnyPanel = heatmap.Panel | stat.Panel | statetimeline.Panel | table.Panel | timeseries.Panel
+BLUE, GREY = "blue", "#808080"
 
 Panel = Builder[dashboard.Panel]
 Steps = Mapping[float | None, str]
 """From which value on which colour; None: from the lowest"""
+Queries = Mapping[str, str]
+"""Legend → expression"""
+Words = Mapping[str, tuple[str, str]]
+"""What to show instead of a value, and in which colour"""
 
 
-@dataclass(frozen=True)
-class Query:
-    expr: str
-    legend: str = "{{run}}"
-
-
-class _Common(Protocol):
-    """What the builders of all panels have."""
-
-    def title(self, title: str) -> Self: ...
-    def description(self, description: str) -> Self: ...
-    def datasource(self, datasource: common.DataSourceRef) -> Self: ...
-    def span(self, w: int) -> Self: ...
-    def height(self, h: int) -> Self: ...
-    def with_target(self, target: Builder[Dataquery]) -> Self: ...
-
-
-def _begin(
-    panel: _Common, title: str, about: str, width: int, height: int, *queries: Query, instant: bool = False
-) -> None:
+def _begin(panel: _AnyPanel, title: str, about: str, width: int, height: int) -> None:
     panel.title(title).description(about).datasource(PROMETHEUS).span(width).height(height)
-    for letter, query in zip("ABCDEFGH", queries, strict=False):
-        made = _target(letter, query)
+
+
+def _ask(panel: _AnyPanel, queries: Queries, instant: bool = False) -> None:
+    for letter, (legend, expr) in zip("ABCDEFGH", queries.items(), strict=False):
+        made = _target(letter, legend, expr)
         panel.with_target(made.instant() if instant else made.range())
 
 
-def _target(letter: str, query: Query) -> prometheus.Dataquery:
-    made = prometheus.Dataquery().ref_id(letter).expr(query.expr).legend_format(query.legend)
-    return made.datasource(PROMETHEUS)
+def _target(letter: str, legend: str, expr: str) -> prometheus.Dataquery:
+    return prometheus.Dataquery().ref_id(letter).expr(expr).legend_format(legend).datasource(PROMETHEUS)
 
 
 def _thresholds(steps: Steps) -> Builder[dashboard.ThresholdsConfig]:
@@ -65,17 +50,18 @@ def _by_thresholds() -> Builder[dashboard.FieldColor]:
 def number(
     title: str,
     about: str,
-    *queries: Query,
+    queries: Queries,
     unit: str = units.Short,
     steps: Steps | None = None,
-    words: Mapping[str, tuple[str, str]] | None = None,
+    words: Words | None = None,
     names_only: bool = False,
     width: int = 3,
 ) -> Panel:
-    """The last value, large. `words`: what to show instead of a value, and in which colour. `names_only`: names of the
-    series that exist now; a query over time would also find earlier ones."""
+    """The last value, large. `names_only`: names of the series that exist now; a query over time would also find
+    earlier ones."""
     panel = stat.Panel()
-    _begin(panel, title, about, width, 4, *queries, instant=names_only)
+    _begin(panel, title, about, width, 4)
+    _ask(panel, queries, instant=names_only)
     panel.unit(unit).thresholds(_thresholds(steps or {None: BLUE})).color_scheme(_by_thresholds())
     panel.reduce_options(build_common.ReduceDataOptions().calcs(["lastNotNull"]))
     panel.graph_mode(common.BigValueGraphMode.NONE).color_mode(common.BigValueColorMode.VALUE)
@@ -85,7 +71,7 @@ def number(
     return panel
 
 
-def _mapping(words: Mapping[str, tuple[str, str]]) -> dashboard.ValueMap:
+def _mapping(words: Words) -> dashboard.ValueMap:
     return dashboard.ValueMap(
         options={
             value: dashboard.ValueMappingResult(text=shown, color=color)
@@ -97,7 +83,7 @@ def _mapping(words: Mapping[str, tuple[str, str]]) -> dashboard.ValueMap:
 def lines(
     title: str,
     about: str,
-    *queries: Query,
+    queries: Queries,
     unit: str = units.Short,
     lowest: float | None = 0,
     highest: float | None = None,
@@ -106,7 +92,7 @@ def lines(
     width: int = 12,
 ) -> Panel:
     """`marks`: lines across the panel, where something begins to be good or bad."""
-    panel = _graph(title, about, unit, width, *queries)
+    panel = _graph(title, about, unit, width, queries)
     panel.fill_opacity(0).line_width(2).show_points(common.VisibilityMode.AUTO)
     if lowest is not None and not logarithmic:
         panel.min(lowest)
@@ -125,13 +111,13 @@ def lines(
 def bars(
     title: str,
     about: str,
-    *queries: Query,
+    queries: Queries,
     unit: str = units.Short,
     colors: Mapping[str, str] | None = None,
     width: int = 12,
 ) -> Panel:
     """Stacked: what happened within each step of time. `colors`: by name of a series."""
-    panel = _graph(title, about, unit, width, *queries)
+    panel = _graph(title, about, unit, width, queries)
     panel.draw_style(common.GraphDrawStyle.BARS).fill_opacity(80).line_width(0).min(0)
     panel.stacking(build_common.StackingConfig().mode(common.StackingMode.NORMAL).group("A"))
     for name, color in (colors or {}).items():
@@ -140,9 +126,10 @@ def bars(
     return panel
 
 
-def _graph(title: str, about: str, unit: str, width: int, *queries: Query) -> timeseries.Panel:
+def _graph(title: str, about: str, unit: str, width: int, queries: Queries) -> timeseries.Panel:
     panel = timeseries.Panel()
-    _begin(panel, title, about, width, 8, *queries)
+    _begin(panel, title, about, width, 8)
+    _ask(panel, queries)
     panel.unit(unit).span_nulls(True)
     legend = build_common.VizLegendOptions().show_legend(True).placement(common.LegendPlacement.BOTTOM)
     panel.legend(legend.display_mode(common.LegendDisplayMode.TABLE).calcs(["lastNotNull", "max"]))
@@ -154,19 +141,18 @@ def buckets(title: str, about: str, expr: str, *, unit: str = units.Short, width
     """A histogram over time; `expr` gives the increase by `le`."""
     panel = heatmap.Panel()
     _begin(panel, title, about, width, 8)
-    panel.with_target(_target("A", Query(expr, "{{le}}")).format(PromQueryFormat.HEATMAP).range())
+    panel.with_target(_target("A", "{{le}}", expr).format(PromQueryFormat.HEATMAP).range())
     colors = heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Blues").steps(32)
     panel.calculate(False).color(colors.exponent(0.5).fill("dark-blue"))
     panel.y_axis(heatmap.YAxisConfig().unit(unit).axis_placement(common.AxisPlacement.LEFT))
     return panel.rows_frame(heatmap.RowsHeatmapOptions().layout(common.HeatmapCellLayout.AUTO)).cell_gap(1)
 
 
-def states(
-    title: str, about: str, query: Query, words: Mapping[str, tuple[str, str]], width: int = 12
-) -> Panel:
+def states(title: str, about: str, queries: Queries, words: Words, width: int = 12) -> Panel:
     """A band for each series, coloured by what it was when."""
     panel = statetimeline.Panel()
-    _begin(panel, title, about, width, 8, query)
+    _begin(panel, title, about, width, 8)
+    _ask(panel, queries)
     panel.mappings([_mapping(words)]).thresholds(_thresholds({None: GREY})).color_scheme(_by_thresholds())
     panel.show_value(common.VisibilityMode.NEVER).merge_values(True).row_height(0.8).fill_opacity(80)
     return panel.legend(build_common.VizLegendOptions().show_legend(False))
@@ -176,7 +162,7 @@ def rows(title: str, about: str, expr: str) -> Panel:
     """A table of the labels of what is there now. A cell `instance` leads to the live page behind it."""
     panel = table.Panel()
     _begin(panel, title, about, 24, 6)
-    panel.with_target(_target("A", Query(expr, "")).format(PromQueryFormat.TABLE).instant())
+    panel.with_target(_target("A", "", expr).format(PromQueryFormat.TABLE).instant())
     hidden = dict.fromkeys(("Time", "Value", "__name__", "job"), True)
     panel.with_transformation(
         dashboard.DataTransformerConfig(id_val="organize", options={"excludeByName": hidden})
@@ -186,5 +172,5 @@ def rows(title: str, about: str, expr: str) -> Panel:
     return panel
 
 
-def words(title: str, content: str, *, height: int) -> Panel:
-    return text.Panel().title(title).mode(TextMode.MARKDOWN).content(content).span(24).height(height)
+def words(title: str, content: str) -> Panel:
+    return text.Panel().title(title).mode(TextMode.MARKDOWN).content(content).span(24).height(24)

@@ -33,8 +33,8 @@ from broker_config.brokers.topology import (
 )
 from broker_config.protocol.errors import FedILError
 from fedil_model.errors import LearningError
-from ops.local.services.rabbitmq import read_settings
 from tests.federation import blobs_recipe
+from tests.services import read_settings
 
 NAMES = [
     "a",

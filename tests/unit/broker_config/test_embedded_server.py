@@ -25,6 +25,7 @@ from broker_config.stores.memory.store import MemoryStore
 from broker_config.transports import connect_transport
 from broker_config.transports.interface import DELIVERY_LIMIT
 from broker_config.transports.memory.broker import EmbeddedBroker
+from tests.memory_store import new_store
 
 QUEUE = "fedil.tasks.a"
 SOON = 60.0
@@ -42,6 +43,7 @@ import sys, time
 from pathlib import Path
 from broker_config.embedded.server import serve
 from broker_config.stores.memory.store import MemoryStore
+from tests.memory_store import new_store
 from broker_config.transports.memory.broker import EmbeddedBroker
 server = serve(EmbeddedBroker(), MemoryStore(Path(sys.argv[2])), Path(sys.argv[1]))
 print("serving", flush=True)
@@ -58,7 +60,7 @@ def socket_path() -> Iterator[Path]:
 
 @pytest.fixture
 def server(socket_path: Path) -> Iterator[BrokerServer]:
-    with serve(EmbeddedBroker(), MemoryStore(), socket_path) as server:
+    with serve(EmbeddedBroker(), new_store(), socket_path) as server:
         yield server
 
 
@@ -152,14 +154,14 @@ def test_a_killed_broker_is_unavailable_and_its_successor_has_the_ledgers(
 
 def test_a_socket_with_a_running_broker_is_not_taken_over(server: BrokerServer, socket_path: Path) -> None:
     with pytest.raises(FedILError, match="another broker answers"):
-        serve(EmbeddedBroker(), MemoryStore(), socket_path)
+        serve(EmbeddedBroker(), new_store(), socket_path)
     connect_transport(server.url).close()
 
 
 def test_a_file_that_is_no_socket_is_not_deleted(socket_path: Path) -> None:
     socket_path.write_text("precious")
     with pytest.raises(FedILError, match="cannot serve"):
-        serve(EmbeddedBroker(), MemoryStore(), socket_path)
+        serve(EmbeddedBroker(), new_store(), socket_path)
     assert socket_path.read_text() == "precious"
 
 

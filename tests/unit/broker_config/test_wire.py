@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from broker_config.protocol import wire
+from broker_config.protocol import buffers, wire
 from broker_config.protocol.errors import MessageRejected
 from broker_config.protocol.messages import ModelEntry, Refusal, TrainTask, Update
 from broker_config.transports.interface import ModelAddress
@@ -89,7 +89,7 @@ def test_a_bool_that_is_neither_0_nor_1_is_rejected() -> None:
     body = encoded("model", {}, {"mask": np.array([True, False])})
     payload = body[:-18] + b"\2\0"
     with pytest.raises(MessageRejected, match="bool"):
-        wire.decode_arrays(payload + bytes.fromhex(wire.digest([payload])), "model")
+        wire.decode_arrays(payload + bytes.fromhex(buffers.digest([payload])), "model")
 
 
 @pytest.mark.parametrize("field", TASK_FIELDS)

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 
 from broker_config.brokers.topology import tasks_queue, updates_queue
+from broker_config.protocol.buffers import digest
 from broker_config.protocol.messages import ModelEntry, Refusal, TrainTask, Update
-from broker_config.protocol.wire import decode_message, digest, encode_arrays, encode_message
+from broker_config.protocol.wire import decode_message, encode_arrays, encode_message
 from broker_config.transports.interface import Delivery
 from broker_config.transports.memory.transport import MemoryTransport
 from client_worker.participant import Participant

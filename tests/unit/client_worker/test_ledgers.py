@@ -5,6 +5,7 @@ from broker_config.process.retry import RetryPolicy
 from broker_config.protocol.errors import BrokerRefused, BrokerUnavailable, LedgerFenced
 from broker_config.stores.memory.store import MemoryStore
 from client_worker.ledgers import ReconnectingLedgers
+from tests.memory_store import new_store
 
 
 @pytest.fixture(autouse=True)
@@ -16,7 +17,7 @@ class Connect:
     """Connects to a store; the first attempts fail."""
 
     def __init__(self, failures: int) -> None:
-        self.store, self._failures, self.attempts = MemoryStore(), failures, 0
+        self.store, self._failures, self.attempts = new_store(), failures, 0
 
     def __call__(self) -> MemoryStore:
         self.attempts += 1
@@ -39,7 +40,7 @@ def test_a_broken_connection_is_replaced() -> None:
     connect = Connect(failures=0)
     ledgers = ReconnectingLedgers(connect, RetryPolicy())
     ledgers.commit("run", 0, 1, b"first")
-    broken = MemoryStore()
+    broken = new_store()
 
     def away(*_: object, **__: object) -> bytes:
         raise BrokerUnavailable("lost")

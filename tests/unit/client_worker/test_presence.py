@@ -2,6 +2,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from broker_config.brokers.topology import workers_topic
 from broker_config.protocol.errors import BrokerUnavailable
 from broker_config.stores.memory.store import MemoryStore
 from client_worker.presence import worker_presence
+from tests.memory_store import new_store
 
 TOPIC = workers_topic("here")
 PATIENCE = 60.0
@@ -30,7 +32,7 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def test_a_worker_is_on_the_board_while_it_lives_with_what_it_is_doing() -> None:
-    store = MemoryStore()
+    store = new_store()
     presence = worker_presence(lambda: store, "here", "cuda:1")
 
     def facts() -> dict[str, Any]:
@@ -53,7 +55,7 @@ def test_a_worker_is_on_the_board_while_it_lives_with_what_it_is_doing() -> None
 
 
 def test_since_begins_with_a_state_and_not_with_every_fact() -> None:
-    presence = worker_presence(MemoryStore, "here", "cpu")
+    presence = worker_presence(new_store, "here", "cpu")
     began = presence._facts["since"]
     presence.update(state="starting", tasks_done=4)
     assert presence._facts["since"] == began
@@ -64,8 +66,8 @@ def test_since_begins_with_a_state_and_not_with_every_fact() -> None:
 class Flaky(MemoryStore):
     """Out of order until it is repaired."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
         self.attempts = 0
         self.repaired = threading.Event()
 
@@ -77,10 +79,10 @@ class Flaky(MemoryStore):
 
 
 def test_a_board_that_fails_is_mentioned_once_and_used_again_when_it_works(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     caplog.set_level(logging.WARNING)
-    store = Flaky()
+    store = Flaky(tmp_path)
     with worker_presence(lambda: store, "here", "cpu") as presence:
         until(lambda: store.attempts >= 3)
         assert caplog.text.count(f"cannot update the status of {presence.name}: no board") == 1

@@ -13,6 +13,7 @@ from fedil_model.methods import find_method
 from fedil_model.methods.fedil.ledger import Ledger
 from fedil_model.methods.interface import Display, StateView
 from ops.inspect.diagnostics import LabelSetTruth
+from tests.memory_store import new_store
 
 FEDIL = find_method("fedil")
 LABELS = np.array([0, 1, 2, 0, 1, 2])
@@ -29,7 +30,7 @@ ALL_RIGHT = ledger([0, 1, 2], [True, True, True])
 
 
 def test_a_share_is_that_of_right_labels_over_all_clients() -> None:
-    store = MemoryStore()
+    store = new_store()
     truth = LabelSetTruth(store, "run", FEDIL, LABELS, CLIENTS)
     assert truth.shares({}) == {"purity_pseudo_labels": None, "purity_credible": None, "purity_taught": None}
     store.commit("run", 0, 1, ONE_RIGHT_OF_TWO)
@@ -43,7 +44,7 @@ def test_a_share_is_that_of_right_labels_over_all_clients() -> None:
 
 @pytest.mark.parametrize("damaged", [b"nonsense", ledger([0, 1], [True, True])], ids=["bytes", "size"])
 def test_a_ledger_that_makes_no_sense_is_left_out(damaged: bytes) -> None:
-    store = MemoryStore()
+    store = new_store()
     store.commit("run", 0, 1, ONE_RIGHT_OF_TWO)
     store.commit("run", 1, 1, damaged)
     truth = LabelSetTruth(store, "run", FEDIL, LABELS, CLIENTS)
@@ -74,7 +75,7 @@ def test_only_the_ledgers_of_clients_that_trained_are_decoded_again(monkeypatch:
         return decode_arrays(body, kind)
 
     monkeypatch.setattr(ops.inspect.diagnostics, "decode_arrays", counted)
-    store = MemoryStore()
+    store = new_store()
     for client in (0, 1):
         store.commit("run", client, 1, ONE_RIGHT_OF_TWO)
     truth = LabelSetTruth(store, "run", FEDIL, LABELS, CLIENTS)
@@ -86,7 +87,7 @@ def test_only_the_ledgers_of_clients_that_trained_are_decoded_again(monkeypatch:
 
 
 def test_ledgers_are_read_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, clients = MemoryStore(), [CLIENTS[0]] * (3 * CLIENTS_AT_ONCE + 1)
+    store, clients = new_store(), [CLIENTS[0]] * (3 * CLIENTS_AT_ONCE + 1)
     for client in range(len(clients)):
         store.commit("run", client, 1, ONE_RIGHT_OF_TWO)
     asked, latest = list[int](), store.latest
@@ -106,7 +107,7 @@ def test_a_method_without_label_sets_or_a_view_reads_no_ledger() -> None:
     def never(*_: object) -> StateView:
         raise AssertionError
 
-    store = MemoryStore()
+    store = new_store()
     store.commit("run", 0, 1, ALL_RIGHT)
     store.latest = never  # type: ignore[assignment]
     for spec in (

@@ -14,7 +14,7 @@ from ops.inspect.report.evidence import Evidence, Missing
 from ops.inspect.report.held_labels import HeldLabels, Picture
 from ops.inspect.report.page import run_page
 from ops.inspect.report.reading import Run, read_run
-from ops.inspect.report.verdicts import MEANINGS, figures, meaning_of
+from ops.inspect.report.verdicts import figures, meaning_of, meanings
 from server_worker.run.checkpoint import Checkpoint, CheckpointFolder
 from server_worker.watch.events import ClientOutcome
 from tests.unit.ops.records import make_record
@@ -259,7 +259,7 @@ def test_the_environment_is_shown_for_people(tmp_path: Path) -> None:
 def test_every_verdict_is_explained_and_none_claims_convergence(tmp_path: Path, verdict: str) -> None:
     run = make_run(tmp_path / "r", [make_record(n, verdict=verdict) for n in (1, 2)])
     meaning = meaning_of(run)
-    assert meaning is MEANINGS[verdict]
+    assert meaning is meanings()[verdict]
     text = parsed_page(run).text
     assert meaning.text in text
     assert "never prove convergence" in text

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ops.local.services import private_prometheus
+from ops.local.services import Prometheus
 from ops.local.services.process import find_program
 from ops.monitoring.files import Places, prometheus_files, write_monitoring
 from ops.monitoring.grafana.runbook import runbook_lines
@@ -94,7 +94,7 @@ def rules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, A
     folder = tmp_path_factory.mktemp("prometheus")
     files = prometheus_files(Places(servers=(NOWHERE,), rabbitmq=(NOWHERE,)))
     list(write_monitoring(folder, files))
-    with needed(lambda: private_prometheus(folder, files["prometheus.yml"])) as prometheus:
+    with needed(lambda: Prometheus(folder, files["prometheus.yml"])) as prometheus:
         with urllib.request.urlopen(f"{prometheus.url}/api/v1/rules") as reply:
             groups = json.load(reply)["data"]["groups"]
         yield [rule for group in groups for rule in group["rules"]]

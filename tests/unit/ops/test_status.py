@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from rich.console import Console
 from broker_config.brokers.topology import RUNS_TOPIC, workers_topic
 from broker_config.protocol.schema import check_run
 from broker_config.stores.memory.store import MemoryStore
-from ops.cli.commands.status import gather, render
+from ops.cli.commands.status import gather
+from ops.cli.view.board import render
 
 NOW = 1_000_000.0
 ROUND = {"round": 3, "accuracy": {"global": 0.9833, "server": 0.9805}, "delta_norm": 1.2914}
@@ -160,8 +162,8 @@ class Strict(MemoryStore):
 
 
 @pytest.mark.parametrize("sites", [["north"], 7, None, "north", {"no such: name": 1}, {"": 1}], ids=str)
-def test_sites_that_are_none_are_passed_over(sites: object) -> None:
-    store = Strict()
+def test_sites_that_are_none_are_passed_over(sites: object, tmp_path: Path) -> None:
+    store = Strict(tmp_path)
     store.announce(RUNS_TOPIC, "run-1", {"sites": sites}, 60.0)
     store.announce(workers_topic("south"), "w1", WORKER, 60.0)
     board = gather(store, ["south"])

@@ -12,7 +12,6 @@ from broker_config.brokers.topology import DEAD_LETTERS, tasks_queue, updates_qu
 from broker_config.protocol.errors import CheckpointDamaged, FedILError, LedgerMissing
 from broker_config.protocol.messages import Refusal, Update
 from broker_config.protocol.wire import decode_message, encode_message
-from broker_config.stores.memory.store import MemoryStore
 from broker_config.transports.interface import Buffers, Delivery, ModelAddress
 from broker_config.transports.memory.transport import MemoryTransport
 from fedil_model.training.flat_model import Weights
@@ -20,6 +19,7 @@ from server_worker.coordinator import Stopped
 from server_worker.round.evaluation import Evaluation
 from server_worker.run.checkpoint import Checkpoint
 from tests.federation import RUN, SITE, Diary, Federation, InlineEvaluator, blobs_recipe, working
+from tests.memory_store import new_store
 from tests.serving import Clock
 
 QUEUE = updates_queue(RUN)
@@ -218,7 +218,7 @@ def test_a_run_that_has_begun_elsewhere_is_not_begun_again(tmp_path: Path) -> No
 
 def test_a_store_that_loses_everything_in_the_middle_of_a_run_ends_it_by_name(tmp_path: Path) -> None:
     federation = Federation(blobs_recipe(rounds=4, split={"clients": 3}), tmp_path)
-    emptied = MemoryStore()
+    emptied = new_store()
 
     def forget(number: int, answered: int) -> None:
         if (number, answered) == (1, 3):

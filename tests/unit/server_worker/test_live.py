@@ -318,7 +318,6 @@ def test_a_whole_round_from_before_a_restart_is_read_from_the_history(tmp_path: 
 
 
 def test_a_whole_round_is_found_after_the_history_was_edited(tmp_path: Path) -> None:
-    """The remembered positions of lines are then wrong."""
     live = live_run(tmp_path)
     writer = HistoryWriter(tmp_path / "history.jsonl", live)
     writer.run_started(1, 30)

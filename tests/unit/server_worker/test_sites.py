@@ -2,6 +2,7 @@ from broker_config.brokers.topology import workers_topic
 from broker_config.stores.memory.store import MemoryStore
 from server_worker.round.sites import WatchedSites
 from server_worker.watch.notices import Notice, SiteBack, SiteLost
+from tests.memory_store import new_store
 
 
 class Clock:
@@ -27,7 +28,7 @@ def watched(
 
 def test_a_site_counts_as_present_until_its_workers_have_had_time_to_come() -> None:
     clock = Clock()
-    sites = watched(MemoryStore(), clock, [])
+    sites = watched(new_store(), clock, [])
     assert sites.present() == ("a", "b")
     pass_time(sites, clock, 59.0)
     assert sites.present() == ("a", "b")
@@ -36,7 +37,7 @@ def test_a_site_counts_as_present_until_its_workers_have_had_time_to_come() -> N
 
 
 def test_a_site_that_vanished_is_named_once_and_so_is_its_return() -> None:
-    clock, store, notes = Clock(), MemoryStore(), list[Notice]()
+    clock, store, notes = Clock(), new_store(), list[Notice]()
     sites = watched(store, clock, notes)
     store.announce(workers_topic("a"), "w", {}, 1000.0)
     pass_time(sites, clock, 100.0)
@@ -50,7 +51,7 @@ def test_a_site_that_vanished_is_named_once_and_so_is_its_return() -> None:
 
 
 def test_the_store_is_asked_once_a_second_at_most_however_often_loops_ask() -> None:
-    clock, store = Clock(), MemoryStore()
+    clock, store = Clock(), new_store()
     asked: list[str] = []
     notices = store.notices
     store.notices = lambda topic: asked.append(topic) or notices(topic)  # type: ignore[func-returns-value, method-assign]
@@ -61,7 +62,7 @@ def test_the_store_is_asked_once_a_second_at_most_however_often_loops_ask() -> N
 
 
 def test_a_site_answers_for_its_own_clients_only() -> None:
-    sites = watched(MemoryStore(), Clock(), [])
+    sites = watched(new_store(), Clock(), [])
     assert sites.wrong_sender("site-a", 3) == ""
     assert sites.wrong_sender("site-a", 4) == "user 'site-a' answers for client 4, which belongs to site b"
     assert (
@@ -73,19 +74,19 @@ def test_a_site_answers_for_its_own_clients_only() -> None:
 
 
 def test_the_servers_own_credentials_and_a_broker_without_users_are_trusted() -> None:
-    sites = watched(MemoryStore(), Clock(), [])
+    sites = watched(new_store(), Clock(), [])
     assert sites.wrong_sender("server", 4) == ""
     assert sites.wrong_sender(None, 4) == ""
 
 
 def test_clients_belong_to_sites_in_order() -> None:
-    sites = watched(MemoryStore(), Clock(), [])
+    sites = watched(new_store(), Clock(), [])
     assert [sites.site_of(client) for client in range(6)] == ["a", "a", "a", "a", "b", "b"]
 
 
 def test_time_without_a_look_is_not_counted_as_absence() -> None:
     clock = Clock()
-    sites = watched(MemoryStore(), clock, [])
+    sites = watched(new_store(), clock, [])
     clock.now = 1000.0
     assert sites.present() == ("a", "b")
     pass_time(sites, clock, 1061.0)

@@ -18,40 +18,20 @@ MOST_CLASSES = 120
 def samples(evidence: Evidence) -> dict[str, object]:
     held, names = evidence.held_labels, evidence.class_names
     if isinstance(held, Missing):
-        return {"absent": f"Nothing to show: {held.why}."}
+        return {"absent": held.why}
     total, right = len(held.said_N), held.num_right
-    if not total:
-        return {"absent": _none_yet(held)}
     return {
         "absent": "",
-        "text": _sentence(held),
-        "unreadable": ", ".join(map(str, held.unreadable[:10])),
-        "not_pictures": held.not_pictures,
+        "held": held,
+        "set": held.name.replace("_", " "),
+        "total": total,
+        "right": percent(right / total if total else None),
         "galleries": [
             (f"Wrong ({total - right:,})", "wrong", [_shown(one, names) for one in held.wrong]),
             (f"Right ({right:,})", "right", [_shown(one, names) for one in held.right]),
         ],
         "by_label": list(_by_label(held, names)),
     }
-
-
-def _none_yet(held: HeldLabels) -> str:
-    more = f" {held.others:,} samples carry a label in another set." if held.others else ""
-    return f"No sample carries a label in the set {_words(held)} yet.{more}"
-
-
-def _sentence(held: HeldLabels) -> str:
-    total = len(held.said_N)
-    more = f" {held.others:,} more carry a label in another set only." if held.others else ""
-    return (
-        f"{total:,} samples carry a label in the set {_words(held)}; {percent(held.num_right / total)} % of those "
-        f"labels are right.{more} The truth is known here because the data are an experiment’s; neither server nor "
-        "clients saw it."
-    )
-
-
-def _words(held: HeldLabels) -> str:
-    return f"“{held.name.replace('_', ' ')}”"
 
 
 def _shown(picture: Picture, names: Sequence[str]) -> dict[str, object]:

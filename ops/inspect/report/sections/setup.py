@@ -17,55 +17,35 @@ from server_worker.run.recipe import make_recipe
 NAMES = {
     "fedil": "FedIL",
     "python": "Python",
-    "torch": "torch",
-    "numpy": "numpy",
-    "device": "device",
+    **{name: name for name in ("torch", "numpy", "device")},
     "gpu": "GPU",
     "cuda": "CUDA",
     "cpu": "processor",
     "bf16": "bfloat16",
     "cores": "cores used",
     "memory_bytes": "memory",
-    "system": "system",
-    "workers": "workers",
-    "first_started": "first started",
-    "last_started": "last started",
-    "starts": "starts",
+    **{
+        name: name.replace("_", " ")
+        for name in ("system", "workers", "first_started", "last_started", "starts")
+    },
 }
+"""In this order"""
 NOT_COMPARED = frozenset({"name", "description", "profile", "seed"})
 MOST_CLASSES = 120
 
 
 def split(run: Run, evidence: Evidence) -> dict[str, object]:
     counts = evidence.class_counts
+    sizes = np.array([len(held) for held in run.split.clients] if run.split else [])
+    sites = ", ".join(f"{site} ({clients})" for site, clients in run.recipe.federation.sites.items())
     return {
-        "text": _who_holds(run),
+        "sizes": sizes,
+        "median": np.median(sizes) if len(sizes) else 0,
+        "sites": f" Sites: {sites}." if sites else "",
         "absent": counts.why if isinstance(counts, Missing) else "",
         "plots": [panel(split_plot(run, evidence))],
         "by_class": [] if isinstance(counts, Missing) else list(_by_class(counts, evidence.class_names)),
     }
-
-
-def _who_holds(run: Run) -> str:
-    split, settings = run.split, run.recipe.split
-    if split is None:
-        return "There is no readable split.json in the folder."
-    sizes = np.array([len(held) for held in split.clients])
-    if not sizes.any():
-        return (
-            f"{len(split.labelled):,} labelled samples at the server. The samples of the {len(sizes)} clients are at "
-            f"their sites, and nothing is known of them here.{_sites(run)}"
-        )
-    return (
-        f"{len(split.labelled):,} labelled samples ({settings.label_split}) at the server; {sizes.sum():,} unlabelled "
-        f"ones at {len(sizes)} clients, {sizes.min():,} to {sizes.max():,} each (median {np.median(sizes):,.0f}), "
-        f"partition “{settings.partition}”.{_sites(run)}"
-    )
-
-
-def _sites(run: Run) -> str:
-    sites = run.recipe.federation.sites
-    return f" Sites: {', '.join(f'{site} ({clients})' for site, clients in sites.items())}." if sites else ""
 
 
 def _by_class(counts: np.ndarray, names: Sequence[str]) -> Iterator[tuple[str, ...]]:
