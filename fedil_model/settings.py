@@ -115,7 +115,8 @@ class Learning(Settings):
     """Which of the method's profiles fills in what the recipe leaves out; "paper" is the published algorithm."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     rounds: PositiveInt = 30
-    autocast: Literal["off", "bf16"] = "off"
+    autocast: Literal["off", "bf16", "auto"] = "off"
+    """"auto": bf16 where the processor computes it. Devices that do and devices that do not give other bits."""
     data: DataSettings = DataSettings()
     split: SplitSettings = SplitSettings(labelled_fraction=0.01)
     network: NetworkSettings = NetworkSettings()

@@ -19,7 +19,7 @@ class MaxPool2x2(nn.Module):
     window holds zeros of both signs, and the pixel that receives the gradient where a window holds NaN."""
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        if x_BCHW.device.type != "cpu" or _is_traced():
+        if x_BCHW.device.type != "cpu" or not x_BCHW.is_contiguous() or _is_traced():
             return functional.max_pool2d(x_BCHW, 2)
         if not (torch.is_grad_enabled() and x_BCHW.requires_grad):
             top, bottom = _larger_of_rows(_corners(x_BCHW))

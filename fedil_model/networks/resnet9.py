@@ -3,6 +3,7 @@
 The activation sits inside each conv block and not after the addition. Channels: w, 2w, 4w, 8w.
 """
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -48,6 +49,8 @@ class ResNet9(nn.Module):
             Residual(8 * w, norm),
         )
         self.fc = nn.Linear(8 * w, num_classes, bias=norm != "none")
+        # Faster with batch norm (bf16 on a CPU: by a third), slower with group norm.
+        self._layout = torch.channels_last if norm in ("bn", "sbn") else torch.contiguous_format
         self._initialise()
 
     def _initialise(self) -> None:
@@ -58,7 +61,7 @@ class ResNet9(nn.Module):
             nn.init.zeros_(self.fc.bias)
 
     def embed(self, x_BCHW: Tensor) -> Tensor:
-        features = self.features(x_BCHW)
+        features = self.features(x_BCHW.contiguous(memory_format=self._layout))
         # Over the whole map: the layout's "maxpool 4" for 32×32 inputs, and right for others: padding 28×28
         # digits to 32×32 first would cost three tenths more time.
         return functional.max_pool2d(features, features.shape[-2:]).flatten(1)

@@ -2,20 +2,35 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 from typing import Literal
 
 import torch
 
 from fedil_model.errors import SettingError
 
-Autocast = Literal["off", "bf16"]
+Autocast = Literal["off", "bf16", "auto"]
 
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "alloc_failed")
 """CUDA, cuDNN and NCCL; the CPU's allocator; cuBLAS"""
 
 
 def autocast(device: torch.device, precision: Autocast) -> torch.autocast:
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
+    enabled = precision == "bf16" or (precision == "auto" and computes_bf16(device.type))
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled)
+
+
+@cache
+def computes_bf16(device_type: str) -> bool:
+    """Whether the processor multiplies bfloat16 itself. Elsewhere it is emulated, which is slower than float32."""
+    if device_type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return bool({"avx512_bf16", "amx_bf16", "bf16"} & set(flags.split()))
 
 
 def choose_device(name: str) -> torch.device:

@@ -62,6 +62,8 @@ def _facts(device: "torch.device") -> dict[str, str | int]:
     import numpy
     import torch
 
+    from fedil_model.training.precision import computes_bf16
+
     facts: dict[str, str | int] = {
         "fedil": software_version(),
         "python": platform.python_version(),
@@ -69,6 +71,7 @@ def _facts(device: "torch.device") -> dict[str, str | int]:
         "numpy": numpy.__version__,
         "device": str(device),
         "cpu": _processor(),
+        "bf16": "computed" if computes_bf16(device.type) else "emulated",
         "cores": usable_cores(),
         "memory_bytes": _memory_bytes(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}".strip(),

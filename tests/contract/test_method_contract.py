@@ -255,21 +255,22 @@ def test_a_run_killed_between_any_two_steps_of_its_server_ends_with_the_same_bit
     name: str, tmp_path: Path
 ) -> None:
     """Every second time the broker dies with the server, as in a simulation."""
-    undisturbed = Federation(recipe_for(name), tmp_path / "undisturbed")
+    recipe = recipe_for(name, rounds=2)
+    undisturbed = Federation(recipe, tmp_path / "undisturbed")
     assert undisturbed.play() is not None
     for lives in itertools.count():
         folder = tmp_path / f"killed-{lives}"
-        first = Federation(recipe_for(name), folder, wrap=partial(Mortal, lives=iter(range(lives))))
+        first = Federation(recipe, folder, wrap=partial(Mortal, lives=iter(range(lives))))
         try:
             assert first.play() is not None
         except Killed:
             broker = first.broker if lives % 2 else EmbeddedBroker()
-            again = Federation(recipe_for(name), folder, broker=broker)
+            again = Federation(recipe, folder, broker=broker)
             assert again.play() is not None
             assert again.fingerprint() == undisturbed.fingerprint()
         else:
             break
-    assert lives >= 1 + 7 * ROUNDS
+    assert lives >= 1 + 7 * recipe.rounds
 
 
 @every_method

@@ -5,7 +5,7 @@ P parameters, of which the first D take weight decay; v_D and v_R are the first 
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
@@ -165,10 +165,16 @@ class IncrementalFold:
         self.num_accepted = 0
 
     def add(
-        self, delta: Weights, client_decay: float, gauge: Gauge | None = None, weight: float = 1.0
+        self,
+        delta: Weights,
+        client_decay: float,
+        gauge: Gauge | None = None,
+        weight: float = 1.0,
+        gate: Callable[[], Verdict] = lambda: Verdict(ACCEPTED),
     ) -> Verdict:
         """`delta` is θ* − θ′ and θ*'s running statistics, `gauge` that of its version (this one if None);
-        `client_decay` is what decay alone left of its starting weights, 0 < `weight` ≤ 1 its say in the mean."""
+        `client_decay` is what decay alone left of its starting weights, 0 < `weight` ≤ 1 its say in the mean. `gate` is
+        asked about valid updates only."""
         gauge = gauge or self.gauge
         measured = gauge.measure(delta.params, client_decay, self._settings)
         buffers = delta.buffers / self._sum.units_Q
@@ -179,7 +185,11 @@ class IncrementalFold:
             return Verdict(INVALID, excess)
         if min(measured.norm, measured.moved) <= TINY_NORM:
             return Verdict(REJECTED, "the client did not move")
+        tried = gate()
+        if tried.outcome != ACCEPTED:
+            return tried
         verdict = self._judge(measured)
+        verdict = replace(verdict, values={**tried.values, **verdict.values})
         return self._take(delta.params, buffers, verdict, measured, weight) if verdict.counts else verdict
 
     def _judge(self, measured: Measured) -> Verdict:

@@ -28,7 +28,7 @@ class ClientTraining:
     def __init__(self, context: MethodContext, student: FlatModel, teacher: FlatModel) -> None:
         assert isinstance(context.learning.method, FedILSettings)
         self.device, self._learning, self._views = context.device, context.learning, context.views
-        self._settings = context.learning.method
+        self._settings, self._num_classes = context.learning.method, context.num_classes
         self._student, self._teacher = student, teacher
         teacher.release()
         self._micro_batch: int | None = None
@@ -100,6 +100,7 @@ class ClientTraining:
         settings = self._learning.client
         optimiser = FlatSGD(self._student, settings, lr)
         weights = self._loss_weights()
+        prior_C = self._settings.logit_adjustment * plan.log_shares(self._num_classes)
         totals = torch.zeros_like(weights)
         self._student.module.train()
         self._teacher.module.eval()
@@ -108,7 +109,7 @@ class ClientTraining:
                 batch = self._make_views(inputs, plan, batch_U, generator)
                 optimiser.zero_grad()
                 for part, shares in batch.parts(self._micro_batch):
-                    losses = self._losses(part)
+                    losses = self._losses(part, prior_C)
                     if shares is not None:
                         losses = losses * losses.new_tensor([shares.B, shares.B, shares.B, shares.L])
                     (losses @ weights).backward()  # type: ignore[no-untyped-call]
@@ -141,7 +142,7 @@ class ClientTraining:
         s = self._settings
         return s.pseudo_source == "live" or max(s.weight_pseudo_weak, s.weight_consistency) > 0.0
 
-    def _losses(self, batch: ViewedBatch) -> Tensor:
+    def _losses(self, batch: ViewedBatch, prior_C: Tensor) -> Tensor:
         """ξa, its twin on the weak view, ξb and ξc of one batch, from a single forward pass of all views."""
         weak, strong, trusted = batch.weak_B, batch.strong_S, batch.trusted_L
         parts = [part for part in (weak, strong, trusted) if len(part)]
@@ -158,10 +159,10 @@ class ClientTraining:
             pseudo = pseudo_label_loss(strong_SC, labels_B, confidence_B >= self._settings.threshold)
         elif len(strong):
             labels_B, share = batch.labels_B, len(strong) / len(batch.labels_B)
-            pseudo = credible_loss(strong_SC, labels_B[batch.sure_B]) * share
-            pseudo_weak = pseudo_label_loss(weak_BC, labels_B, batch.sure_B) if len(weak) else zero
+            pseudo = credible_loss(strong_SC + prior_C, labels_B[batch.sure_B]) * share
+            pseudo_weak = pseudo_label_loss(weak_BC + prior_C, labels_B, batch.sure_B) if len(weak) else zero
         consistency = consistency_loss(logits_server_BC, weak_BC) if consistent else zero
-        trust = credible_loss(credible_LC, batch.labels_L) if len(trusted) else zero
+        trust = credible_loss(credible_LC + prior_C, batch.labels_L) if len(trusted) else zero
         return torch.stack([pseudo, pseudo_weak, consistency, trust])
 
 
@@ -229,6 +230,12 @@ class _Plan:
             len(ledger),
             float(targets.sure_N.float().mean()),
         )
+
+    def log_shares(self, num_classes: int) -> Tensor:
+        """Of the classes among the labels that are trained on; a class without any counts as half a sample."""
+        labels = torch.cat([self.labels_U[self.sure_U], self.credible.labels])
+        counts_C = torch.bincount(labels, minlength=num_classes).float().clamp(min=0.5)
+        return (counts_C / counts_C.sum()).log()
 
     def taught(self, num_samples: int) -> np.ndarray:
         """The label that ξa trains each sample on; NO_LABEL for the others."""

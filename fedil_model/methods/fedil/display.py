@@ -11,6 +11,7 @@ from fedil_model.methods.interface import (
 )
 
 PROJECTED, REJECTED = "projected", "rejected_cosine"
+REJECTED_LOSS, REJECTED_MOVEMENT = "rejected_loss", "rejected_movement"
 
 
 def _purity(label_set: str, title: str, help: str, column: str = "") -> Series:
@@ -117,8 +118,35 @@ DISPLAY = Display(
             threshold=0.0,
             buckets=tuple(tenth / 10 for tenth in range(-10, 11)),
         ),
+        ClientValue(
+            "excess_loss",
+            "excess loss",
+            "Loss of the client's model on the server's labelled samples, less that of where it started.",
+            low=-0.5,
+            high=2.0,
+            buckets=(-0.1, 0.0, 0.1, 0.2, 0.5, 1.0, 2.0),
+        ),
+        ClientValue(
+            "movement_cosine",
+            "movement cosine",
+            "Cosine of the client's movement with the average movement of earlier rounds. Below 0 it is rejected.",
+            low=-0.5,
+            high=0.5,
+            threshold=0.0,
+            buckets=(-0.5, -0.2, -0.1, -0.05, 0.0, 0.05, 0.1, 0.2, 0.5),
+        ),
     ),
     outcomes=(
+        Outcome(
+            REJECTED_LOSS,
+            "rejected: loss",
+            "Its model is worse on the server's labelled samples than where it started, by more than the margin.",
+        ),
+        Outcome(
+            REJECTED_MOVEMENT,
+            "rejected: movement",
+            "It moved against the average movement of earlier rounds.",
+        ),
         Outcome(PROJECTED, "projected", "Accepted without its part against the server's step."),
         Outcome(
             REJECTED, "rejected: cosine", "Its cosine with the server's step is negative, or it did not move."

@@ -4,14 +4,16 @@
 """
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from fedil_model.methods.averaging import add_momentum, read_delta, read_statistics, typical_effort
 from fedil_model.methods.fedil.aggregation import Gauge, IncrementalFold
+from fedil_model.methods.fedil.gate import MOVEMENT, LabelGate
 from fedil_model.methods.fedil.settings import FedILSettings
-from fedil_model.methods.interface import INVALID, Answer, Folded, State, Tensors, Verdict
+from fedil_model.methods.interface import ACCEPTED, INVALID, Answer, Folded, State, Tensors, Verdict
 from fedil_model.settings import Learning
 from fedil_model.training.exact_sum import BLOCK
 from fedil_model.training.flat_model import Weights
@@ -30,10 +32,11 @@ class FedILFold:
         version: int,
         num_decayed: int,
         variances_Q: Tensor,
+        gate: LabelGate | None,
     ) -> None:
         """`variances_Q` as in read_statistics"""
         self._learning, self._settings = learning, settings
-        self._state = dict(state)
+        self._state, self._gate = dict(state), gate
         self._bases, self._version, self._num_decayed = bases, version, num_decayed
         self._global, server = (Weights.named(bases[version], name) for name in ("global", "server"))
         self._variances_Q = variances_Q.to(self._global.buffers.device)
@@ -57,10 +60,18 @@ class FedILFold:
         # What the client did depends on the version that it received: its θ′, its θ₀ and its learning rate.
         lr = learning_rate(self._learning.client, answer.base_version, self._learning.rounds)
         decay = decay_factor(self._learning.client, lr, answer.num_steps)
-        verdict = self._fold.add(delta, decay, self._gauge(answer.base_version), answer.weight)
+        gate = partial(self._try, delta, answer.base_version)
+        verdict = self._fold.add(delta, decay, self._gauge(answer.base_version), answer.weight, gate)
         if verdict.counts:
             self._efforts.append(lr * answer.num_steps)
         return verdict
+
+    def _try(self, delta: Weights, version: int) -> Verdict:
+        if self._gate is None:
+            return Verdict(ACCEPTED)
+        global_, server = self._sides(version)
+        start = server if self._settings.client_init == "server" else global_
+        return self._gate.judge(Weights(global_.params + delta.params, delta.buffers), start, version)
 
     def _gauge(self, version: int) -> Gauge:
         """Made when the first update needs it: it has to read that version's models, and may keep g₀."""
@@ -78,6 +89,7 @@ class FedILFold:
         delta = self._fold.mean()
         self._fold.drop_sums()
         self._correct_stale_updates(delta)
+        self._remember_movement(delta)
         empty = 0 if delta is not None else int(self._state["empty_rounds"]) + 1
         self._state["empty_rounds"] = torch.tensor(empty, dtype=torch.int64)
         if delta is None:
@@ -113,6 +125,15 @@ class FedILFold:
                 share = self._fold.share(gauge) * staleness / (1 + staleness)
                 for total, now, then in _blocks(delta, global_, global_then):
                     total += share * (then - now)
+
+    def _remember_movement(self, delta: Weights | None) -> None:
+        """What clients added to where they started, on average, and half of what is remembered"""
+        if delta is None or MOVEMENT not in self._state:
+            return
+        global_, server = self._sides(self._version)
+        start = server if self._settings.client_init == "server" else global_
+        moved_P = delta.params - (start.params - global_.params)
+        self._state[MOVEMENT] = moved_P.add_(self._state[MOVEMENT].to(moved_P.device), alpha=0.9)
 
     def _server_step(self, version: int) -> Weights:
         """θ₀ − θ′, and θ₀'s running statistics"""

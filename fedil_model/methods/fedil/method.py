@@ -4,15 +4,17 @@
 """
 
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from fedil_model.data.datasets.interface import Samples
 from fedil_model.methods.base import MethodBase
 from fedil_model.methods.fedil.client import ClientTraining
 from fedil_model.methods.fedil.fold import FedILFold
+from fedil_model.methods.fedil.gate import MOVEMENT, LabelGate
 from fedil_model.methods.fedil.settings import FedILSettings
 from fedil_model.methods.interface import (
     Activation,
@@ -23,6 +25,7 @@ from fedil_model.methods.interface import (
     State,
     Tensors,
 )
+from fedil_model.training.evaluate import predict_logits
 from fedil_model.training.flat_model import Weights
 from fedil_model.training.optimiser import decay_factor, learning_rate
 
@@ -38,6 +41,8 @@ class FedIL(MethodBase):
         state: dict[str, Tensor] = {**weights.tensors("global")}
         if self._settings.server_momentum > 0.0:
             state["momentum"] = torch.zeros_like(weights.params)
+        if self._settings.movement_filter:
+            state[MOVEMENT] = torch.zeros_like(weights.params)
         if self._settings.ema_decay > 0.0:
             state.update(weights.clone().tensors("ema"))
         state["empty_rounds"] = torch.zeros((), dtype=torch.int64)
@@ -65,14 +70,24 @@ class FedIL(MethodBase):
         return ClientTraining(self._context, self._student, self._network())
 
     def open_fold(
-        self,
-        state: State,
-        bases: Mapping[int, Tensors],
-        version: int,
-        labelled: Samples,  # noqa: ARG002
+        self, state: State, bases: Mapping[int, Tensors], version: int, labelled: Samples
     ) -> FedILFold:
+        movement = state[MOVEMENT].to(self.device) if MOVEMENT in state else None
+        gate = None
+        if self._settings.loss_margin > 0.0 or movement is not None:
+            gate = LabelGate(self._settings, partial(self._loss, labelled), movement)
         num_decayed, variances_Q = self._student.num_decayed, self._variances()
-        return FedILFold(self._learning, self._settings, state, bases, version, num_decayed, variances_Q)
+        return FedILFold(
+            self._learning, self._settings, state, bases, version, num_decayed, variances_Q, gate
+        )
+
+    def _loss(self, labelled: Samples, weights: Weights) -> float:
+        """Of a model on the labelled samples"""
+        refreshed = self._refreshed(weights, labelled)
+        with self._student.temporarily_loaded():
+            self._student.load_view(refreshed)
+            logits = predict_logits(self._student.module, labelled.inputs, self._views)
+        return float(cross_entropy(logits.double(), labelled.labels))
 
     def end_round(
         self,

@@ -35,9 +35,17 @@ class FedILSettings(MethodSettings):
     batches: Literal["mixed", "sure"] = "mixed"
     """"mixed": a batch holds any samples, and those that are not sure add nothing to ξa (paper). "sure": batches hold
     only sure and credible samples, repeated to the size of the shard, so that batch norm sees full batches."""
+    logit_adjustment: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Adds this much of log(share of each class among the client's labels) to the logits of ξa and ξc: a client that
+    has two classes then does not teach the others away. 0 with labels that are "live"."""
     cosine_filter: bool = True
     cosine_reference: Literal["global", "start"] = "global"
     """Cosine of θ* − θ′ (paper), or of θ* − (where the client started), against θ₀ − θ′."""
+    loss_margin: float = Field(default=0.0, ge=0.0)
+    """Reject an update whose loss on the server's labelled samples exceeds that of its start by more; 0: no test."""
+    movement_filter: bool = False
+    """Reject an update whose movement from its start opposes the average movement of earlier rounds. The server keeps
+    one more vector of parameters."""
     on_reject: Literal["drop", "project"] = "drop"
     """Drop an update with a negative cosine (paper), or remove only its part against g₀."""
     normalise: Literal["none", "reference"] = "none"
@@ -59,6 +67,8 @@ class FedILSettings(MethodSettings):
             raise ValueError(
                 'batches = "sure" needs labels before training: set pseudo_source to "global", "server" or "ensemble"'
             )
+        if self.logit_adjustment > 0.0 and self.pseudo_source == "live":
+            raise ValueError("logit_adjustment needs labels before training: set pseudo_source, or it to 0")
         return self
 
 

@@ -227,6 +227,17 @@ def test_bfloat16_autocast_trains_on_this_device_with_float32_weights() -> None:
     assert float(torch.cosine_similarity(a, b, dim=0)) > 0.9
 
 
+@pytest.mark.parametrize("computes", [True, False])
+def test_automatic_autocast_takes_bfloat16_where_the_processor_computes_it(
+    computes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedil_model.training.precision.computes_bf16", lambda _: computes)
+    automatic, told = method(autocast="auto"), method(autocast="bf16" if computes else "off")
+    broadcast = broadcast_of(told)
+    a, b = client(automatic, broadcast).update, client(told, broadcast).update
+    assert torch.equal(a["delta.params"], b["delta.params"])
+
+
 def test_with_batch_norm_the_buffers_are_part_of_the_update_and_of_the_mean() -> None:
     fedil = method(network={"norm": "bn"})
     broadcast = broadcast_of(fedil)

@@ -324,7 +324,7 @@ def with_statistics() -> FedILFold:
 
     bases = {1: broadcast(10.0, 4.0), 2: broadcast(0.0, 1.0)}
     state = {**bases[2], "empty_rounds": torch.zeros((), dtype=torch.int64)}
-    return FedILFold(LEARNING, FedILSettings(), state, bases, 2, 0, torch.tensor([False, True]))
+    return FedILFold(LEARNING, FedILSettings(), state, bases, 2, 0, torch.tensor([False, True]), gate=None)
 
 
 def statistics(mean: float, variance: float, base_version: int) -> Answer:

@@ -23,6 +23,7 @@ NAMES = {
     "gpu": "GPU",
     "cuda": "CUDA",
     "cpu": "processor",
+    "bf16": "bfloat16",
     "cores": "cores used",
     "memory_bytes": "memory",
     "system": "system",

@@ -1,0 +1,121 @@
+"""Updates that are tried on the server's labels, and compared with the movement of earlier rounds."""
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedil_model.methods.fedil.gate import MOVEMENT
+from fedil_model.methods.interface import ClientResult, Method, ServerStep, State, Verdict
+from tests.unit.fedil_model.steps import LABELLED, activate, answered, make
+
+GATED = {"loss_margin": 0.5, "movement_filter": True, "client_init": "server", "threshold": 0.6}
+
+
+def begin(**method: Any) -> tuple[Method, ServerStep]:
+    made = make("fedil", profile="paper", method=GATED | {"pseudo_source": "server"} | method)
+    return made, made.server_step(made.initial_state(LABELLED), LABELLED, 1)
+
+
+def moved_by(result: ClientResult, step: ServerStep, factor: float) -> ClientResult:
+    """With `factor` × the client's movement from θ₀"""
+    start = step.broadcast["server.params"] - step.broadcast["global.params"]
+    movement = result.update["delta.params"] - start
+    return replace(result, update={**result.update, "delta.params": start + factor * movement})
+
+
+def with_permuted_labels(made: Method, broadcast: Mapping[str, Tensor]) -> ClientResult:
+    """A client that trains for long with the classes of its labels shifted by one: the last layer's rows are."""
+    shifted = dict(broadcast)
+    for side in ("global", "server"):
+        params = broadcast[f"{side}.params"].clone()
+        network = made._student  # type: ignore[attr-defined]
+        offset = 0
+        for parameter in network._parameters:
+            rows = params[offset : offset + parameter.numel()].view(parameter.shape)
+            if parameter.shape[0] == 4:
+                rows.copy_(rows.roll(1, 0).clone())
+            offset += parameter.numel()
+        shifted[f"{side}.params"] = params
+    result = activate(made, shifted)
+    delta = result.update["delta.params"] + shifted["global.params"] - broadcast["global.params"]
+    return replace(result, update={**result.update, "delta.params": delta})
+
+
+def judge(made: Method, state: State, step: ServerStep, result: ClientResult, number: int = 1) -> Verdict:
+    fold = made.open_fold(state, {number: step.broadcast}, number, LABELLED)
+    return fold.add(answered(result, number))
+
+
+def after_a_round(made: Method, step: ServerStep) -> State:
+    fold = made.open_fold(step.state, {1: step.broadcast}, 1, LABELLED)
+    assert fold.add(answered(activate(made, step.broadcast))).counts
+    return fold.close().state
+
+
+def test_an_honest_update_passes_and_shows_its_excess_loss() -> None:
+    made, step = begin()
+    verdict = judge(made, step.state, step, activate(made, step.broadcast))
+    assert verdict.outcome == "accepted"
+    assert verdict.values["excess_loss"] <= 0.5
+    assert "movement_cosine" not in verdict.values, "the first round has nothing to compare with"
+
+
+@pytest.mark.parametrize("client_init", ["server", "global"])
+def test_permuted_labels_are_rejected_by_their_loss_and_change_nothing(client_init: str) -> None:
+    made, step = begin(client_init=client_init, cosine_filter=False)
+    poison, honest = with_permuted_labels(made, step.broadcast), activate(made, step.broadcast)
+    states = []
+    for results in ([honest], [poison, honest], [honest, poison]):
+        fold = made.open_fold(step.state, {1: step.broadcast}, 1, LABELLED)
+        verdicts = [fold.add(answered(result)) for result in results]
+        assert {verdict.outcome for verdict in verdicts} <= {"accepted", "rejected_loss"}
+        states.append(fold.close().state)
+    assert verdicts[1].outcome == "rejected_loss"
+    assert verdicts[1].detail.startswith("loss ")
+    assert verdicts[1].values["excess_loss"] > 0.5
+    for one, other in itertools.pairwise(states):
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_permuted_labels_pass_the_cosine_alone_where_clients_start_from_the_servers_model() -> None:
+    """Why the gate exists."""
+    made, step = begin(loss_margin=0.0, movement_filter=False)
+    poison = moved_by(activate(made, step.broadcast), step, -0.5)
+    assert judge(made, step.state, step, poison).outcome == "accepted"
+
+
+def test_a_negated_movement_is_rejected_from_the_second_round_on() -> None:
+    made, step = begin(loss_margin=0.0)
+    state = after_a_round(made, step)
+    second = made.server_step(state, LABELLED, 2)
+    honest = activate(made, second.broadcast, round_number=2)
+    assert judge(made, second.state, second, honest, 2).values["movement_cosine"] > 0.0
+    verdict = judge(made, second.state, second, moved_by(honest, second, -1.0), 2)
+    assert verdict.outcome == "rejected_movement"
+    assert verdict.values["movement_cosine"] < 0.0
+
+
+def test_the_movement_is_that_of_the_clients_without_the_servers_step() -> None:
+    made, step = begin()
+    result = activate(made, step.broadcast)
+    start = step.broadcast["server.params"] - step.broadcast["global.params"]
+    movement = after_a_round(made, step)[MOVEMENT]
+    assert torch.allclose(movement, result.update["delta.params"] - start, atol=1e-6)
+    assert float(movement.abs().max()) > 1e-4
+
+
+def test_without_the_tests_no_update_is_tried() -> None:
+    made, step = begin(loss_margin=0.0, movement_filter=False)
+    assert MOVEMENT not in step.state
+    assert set(judge(made, step.state, step, activate(made, step.broadcast)).values) == {"cosine"}
+
+
+def test_a_model_that_is_not_finite_is_invalid_and_not_a_matter_of_its_loss() -> None:
+    made, step = begin()
+    poison = moved_by(activate(made, step.broadcast), step, float("nan"))
+    assert judge(made, step.state, step, poison).outcome == "invalid"
