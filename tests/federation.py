@@ -74,7 +74,8 @@ def blobs_recipe(**changes: Any) -> Recipe:
         "network": {"name": "mlp", "width": 16},
         "client": {"epochs": 2, "batch_size": 16, "lr": 0.1},
         "server": {"epochs": 2, "batch_size": 10, "pretrain_epochs": 30, "lr": 0.1},
-        "method": {"threshold": 0.6, "credibility": 2},
+        # Without tests of updates: every update of these few samples counts.
+        "method": {"threshold": 0.6, "credibility": 2, "loss_margin": 0.0, "movement_filter": False},
         "federation": {"clients_per_round": 3, "deadline_seconds": 600.0},
     }
     return make_recipe(merge(base, changes))

@@ -1,9 +1,11 @@
 """Server-only training: the floor that a federated run has to beat, from the same labels and nothing else.
 
-It has a budget of epochs and a cosine over its steps. Strong views and the learning rate are chosen on labels held out
-from the labelled samples; then it trains on all of them. N samples, C classes.
+It has a budget of epochs and a cosine over its steps. Strong views and the learning rate are the server's own, unless
+others do better on labels held out from the labelled samples by more than one standard error; then it trains on all of
+them. N samples, C classes.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -59,7 +61,7 @@ class Floor:
 
     def train(self) -> list[Choice]:
         """Leaves the trained floor in the model. Returns what was tried, the choice first."""
-        tried = sorted(map(self._try, self._candidates()), key=_from_best_to_worst)
+        tried = self._rank([self._try(candidate) for candidate in self._candidates()])
         for number, choice in enumerate(tried):
             try:
                 self._fit(self._labelled, choice.lr, choice.strong_weight, self._epochs, "baseline")
@@ -70,6 +72,21 @@ class Floor:
             else:
                 return tried[number:]
         raise AssertionError("there is always a candidate")
+
+    def _rank(self, tried: list[Choice]) -> list[Choice]:
+        """From best to worst, but the server's own first unless the best is clearly better."""
+        ranked = sorted(tried, key=_from_best_to_worst)
+        server = self._learning.server
+        wanted = (server.pretrain_lr or server.lr, _strong_weights(server)[-1])
+        own = next(one for one in ranked if (one.lr, one.strong_weight) == wanted)
+        share = own.held_out_accuracy
+        held_out = sum(
+            len(hold_out(self._labelled, self._learning.seed, n)[1].labels) for n in range(HOLD_OUTS)
+        )
+        error = math.sqrt(share * (1.0 - share) / max(held_out, 1))
+        if ranked[0].held_out_accuracy - share > error + 1e-9:
+            return ranked
+        return [own, *(one for one in ranked if one is not own)]
 
     def _candidates(self) -> Iterator[tuple[float, float]]:
         """Learning rates and weights of the strong view"""

@@ -137,6 +137,10 @@ DISPLAY = Display(
         ),
     ),
     outcomes=(
+        Outcome(PROJECTED, "projected", "Accepted without its part against the server's step."),
+        Outcome(
+            REJECTED, "rejected: cosine", "Its cosine with the server's step is negative, or it did not move."
+        ),
         Outcome(
             REJECTED_LOSS,
             "rejected: loss",
@@ -146,10 +150,6 @@ DISPLAY = Display(
             REJECTED_MOVEMENT,
             "rejected: movement",
             "It moved against the average movement of earlier rounds.",
-        ),
-        Outcome(PROJECTED, "projected", "Accepted without its part against the server's step."),
-        Outcome(
-            REJECTED, "rejected: cosine", "Its cosine with the server's step is negative, or it did not move."
         ),
     ),
 )

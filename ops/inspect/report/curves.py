@@ -63,7 +63,7 @@ def curves(run: Run) -> list[Plot]:
                 partial(draw_client_value, run=run, value=value),
                 value.help,
             )
-            for value in run.display.client_values
+            for value in _measured(run)
         ),
         *(
             Plot(_slug(chart.title), chart.title, partial(draw_chart, run=run, chart=chart), chart.help)
@@ -86,6 +86,13 @@ def curves(run: Run) -> list[Plot]:
             )
         )
     return plots
+
+
+def _measured(run: Run) -> Sequence[ClientValue]:
+    """Client values that some update has: which ones depends on settings. The first also where none has."""
+    values = run.display.client_values
+    known = {name for record in run.records for outcome in record.outcomes for name in outcome.values}
+    return [value for value in values if value.name in known] or values[:1]
 
 
 def _slug(title: str) -> str:
@@ -182,7 +189,9 @@ def draw_client_value(figure: "Figure", run: Run, value: ClientValue) -> None:
             if found is not None and math.isfinite(found):
                 points[outcome.outcome].append((record.round, found))
     if not points:
-        raise NothingToDraw(f"no update has a {value.title}: no client has answered, or it is not measured")
+        raise NothingToDraw(
+            f"no update has a value of {value.title}: no client has answered, or it is not measured"
+        )
     many = sum(map(len, points.values())) > MOST_POINTS_AS_SHAPES
     if value.threshold is not None:
         axes.axhline(value.threshold, color=drawing.INK, linewidth=1.0)

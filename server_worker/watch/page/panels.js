@@ -4,7 +4,7 @@ import { barKind } from "./bars.js";
 import { formatOf, siteOf } from "./display.js";
 import { heatKind } from "./heat.js";
 import { lineKind } from "./lines.js";
-import { brief, count, duration, percent, secondsUnit } from "./numbers.js";
+import { brief, count, duration, known, percent, secondsUnit } from "./numbers.js";
 import { Panel } from "./panel.js";
 import { extent } from "./scales.js";
 import { stripKind } from "./strip.js";
@@ -23,7 +23,7 @@ export function makePanels(display, outcomes, now, redraw, detail) {
   const panels = [
     accuracyPanel(models, now),
     normPanel(models[0], redraw),
-    ...values.map((value) => valuePanel(value, values.length > 1, outcomes, now, detail)),
+    ...values.map((value, index) => valuePanel(value, index, values.length > 1, outcomes, now, detail)),
     ...(values.length ? [] : [outcomePanel(outcomes)]),
     stalenessPanel(),
     ...charts.map(chartPanel),
@@ -97,14 +97,18 @@ function normPanel(model, redraw) {
   });
 }
 
-function valuePanel(value, several, outcomes, now, detail) {
+/** The first is always there: it also shows outcomes. Which others are measured depends on settings. */
+function valuePanel(value, index, several, outcomes, now, detail) {
   return new Panel({
     id: `value-${value.name}`,
     title: several ? `Every client's update: ${value.title}` : "Every client's update",
     size: "wide",
     hint: value.help,
     kind: stripKind({ value, outcomes, siteOf: (client) => siteOf(now().about, client), detail }),
-    rows: (run) => [...run.rounds, ...openRows(run)],
+    rows: (run) => {
+      const rows = [...run.rounds, ...openRows(run)];
+      return index === 0 || rows.some((row) => row.values[value.name].some(known)) ? rows : [];
+    },
   });
 }
 

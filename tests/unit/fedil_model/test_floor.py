@@ -54,7 +54,7 @@ def test_candidates_are_tried_on_a_part_and_the_best_trains_on_all_labels(
     tried = made.train()
     candidates = {(lr, strong) for lr in (0.05, 0.1, 0.2) for strong in (0.0, 0.5)}
     assert {(choice.lr, choice.strong_weight) for choice in tried} == candidates
-    assert tried == sorted(tried, key=lambda choice: (-choice.held_out_accuracy, choice.held_out_loss))
+    assert tried[1:] == sorted(tried[1:], key=lambda one: (-one.held_out_accuracy, one.held_out_loss))
     *trials, last = calls
     assert [(call["samples"], call["epochs"]) for call in trials] == [(16, 2)] * 2 * len(candidates)
     assert (last["samples"], last["epochs"]) == (20, 8)
@@ -80,10 +80,18 @@ def test_the_floor_learns_and_repeats_to_the_bit() -> None:
     assert accuracy(model.module, cloud(200, 99), TensorViews()) > 0.7
 
 
-def test_accuracy_decides_and_loss_breaks_ties(monkeypatch: pytest.MonkeyPatch) -> None:
-    scores = {0.05: (0.5, 0.1), 0.1: (0.9, 0.7), 0.2: (0.9 - 1e-16, 0.6)}
+@pytest.mark.parametrize(
+    ("own", "chosen"),
+    [(0.5, 0.2), (0.74, 0.2), (0.86, 0.1), (0.9, 0.1)],
+    ids=["far", "clear", "close", "same"],
+)
+def test_the_servers_own_rate_stays_unless_another_is_better_by_a_standard_error(
+    own: float, chosen: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight labels are held out: at 0.74 the error is 0.155, at 0.86 it is 0.123. Among others, loss breaks ties."""
+    scores = {0.05: (0.9, 0.7), 0.1: (own, 0.1), 0.2: (0.9 - 1e-16, 0.6)}
     monkeypatch.setattr(Floor, "_try", lambda _, tried: Choice(tried[0], tried[1], *scores[tried[0]]))
-    assert floor()[0].train()[0].lr == 0.2
+    assert floor()[0].train()[0].lr == chosen
 
 
 def test_hold_outs_have_a_fifth_of_every_class_and_share_no_sample() -> None:

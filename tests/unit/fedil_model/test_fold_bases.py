@@ -172,7 +172,12 @@ LEARNING = make_learning(
         "network": {"name": "mlp", "width": 4, "norm": "none"},
         "client": {"lr": 0.1, "lr_schedule": "cosine", "weight_decay": 0.01},
         "server": {"pretrain_epochs": 0},
-        "method": {"client_init": "global"},
+        "method": {
+            "client_init": "global",
+            "loss_margin": 0.0,
+            "movement_filter": False,
+            "empty_rounds_before_fallback": 0,
+        },
     }
 )
 

@@ -169,7 +169,7 @@ def test_the_axes_of_a_single_round_have_whole_rounds_and_no_number_twice(tmp_pa
     assert len(said) == len(set(said)) > 0
 
 
-(COSINE,) = FEDIL.client_values
+COSINE = FEDIL.client_values[0]
 LOSSES = next(chart for chart in FEDIL.charts if chart.title == "Losses")
 draw_cosine, draw_losses = partial(draw_client_value, value=COSINE), partial(draw_chart, chart=LOSSES)
 

@@ -54,6 +54,8 @@ NAMES = {
     "fedil_updates_used_total": COUNTER,
     "fedil_messages_refused_total": COUNTER,
     "fedil_update_cosine": HISTOGRAM,
+    "fedil_update_excess_loss": HISTOGRAM,
+    "fedil_update_movement_cosine": HISTOGRAM,
     "fedil_update_staleness": HISTOGRAM,
     "fedil_pseudo_labels": GAUGE,
     "fedil_credible_samples": GAUGE,
