@@ -144,7 +144,7 @@ DISPLAY = Display(
         Outcome(
             REJECTED_LOSS,
             "rejected: loss",
-            "Its model is worse on the server's labelled samples than where it started, by more than the margin.",
+            "Its training added more to the loss on the server's labelled samples than that of others.",
         ),
         Outcome(
             REJECTED_MOVEMENT,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedil_model.methods.averaging import add_momentum, read_delta, read_statistics, typical_effort
 from fedil_model.methods.fedil.aggregation import Gauge, IncrementalFold
-from fedil_model.methods.fedil.gate import MOVEMENT, LabelGate
+from fedil_model.methods.fedil.gate import EXCESS_LOSSES, MOVEMENT, LabelGate
 from fedil_model.methods.fedil.settings import FedILSettings
 from fedil_model.methods.interface import ACCEPTED, INVALID, Answer, Folded, State, Tensors, Verdict
 from fedil_model.settings import Learning
@@ -90,6 +90,8 @@ class FedILFold:
         self._fold.drop_sums()
         self._correct_stale_updates(delta)
         self._remember_movement(delta)
+        if self._gate is not None and EXCESS_LOSSES in self._state:
+            self._state[EXCESS_LOSSES] = self._gate.seen()
         empty = 0 if delta is not None else int(self._state["empty_rounds"]) + 1
         self._state["empty_rounds"] = torch.tensor(empty, dtype=torch.int64)
         if delta is None:

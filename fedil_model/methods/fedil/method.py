@@ -14,7 +14,7 @@ from fedil_model.data.datasets.interface import Samples
 from fedil_model.methods.base import MethodBase
 from fedil_model.methods.fedil.client import ClientTraining
 from fedil_model.methods.fedil.fold import FedILFold
-from fedil_model.methods.fedil.gate import MOVEMENT, LabelGate
+from fedil_model.methods.fedil.gate import EXCESS_LOSSES, MOVEMENT, LabelGate
 from fedil_model.methods.fedil.settings import FedILSettings
 from fedil_model.methods.interface import (
     Activation,
@@ -41,6 +41,8 @@ class FedIL(MethodBase):
         state: dict[str, Tensor] = {**weights.tensors("global")}
         if self._settings.server_momentum > 0.0:
             state["momentum"] = torch.zeros_like(weights.params)
+        if self._settings.loss_margin > 0.0:
+            state[EXCESS_LOSSES] = torch.zeros(0, dtype=torch.float64)
         if self._settings.movement_filter:
             state[MOVEMENT] = torch.zeros_like(weights.params)
         if self._settings.ema_decay > 0.0:
@@ -72,10 +74,10 @@ class FedIL(MethodBase):
     def open_fold(
         self, state: State, bases: Mapping[int, Tensors], version: int, labelled: Samples
     ) -> FedILFold:
-        movement = state[MOVEMENT].to(self.device) if MOVEMENT in state else None
         gate = None
-        if self._settings.loss_margin > 0.0 or movement is not None:
-            gate = LabelGate(self._settings, partial(self._loss, labelled), movement)
+        if self._settings.loss_margin > 0.0 or self._settings.movement_filter:
+            loss = partial(self._loss, labelled)
+            gate = LabelGate(self._settings, loss, state, self._context.num_classes)
         num_decayed, variances_Q = self._student.num_decayed, self._variances()
         return FedILFold(
             self._learning, self._settings, state, bases, version, num_decayed, variances_Q, gate

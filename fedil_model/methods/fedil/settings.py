@@ -42,7 +42,8 @@ class FedILSettings(MethodSettings):
     cosine_reference: Literal["global", "start"] = "global"
     """Cosine of θ* − θ′ (paper), or of θ* − (where the client started), against θ₀ − θ′."""
     loss_margin: float = Field(default=0.0, ge=0.0)
-    """Reject an update whose loss on the server's labelled samples exceeds that of its start by more; 0: no test."""
+    """Reject an update that adds to the loss on the server's labelled samples by more than this above what is usual:
+    the median of recent updates, or four times their spread where that is more; 0: no test."""
     movement_filter: bool = False
     """Reject an update whose movement from its start opposes the average movement of earlier rounds. The server keeps
     one more vector of parameters."""

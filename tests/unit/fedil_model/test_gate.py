@@ -1,6 +1,7 @@
 """Updates that are tried on the server's labels, and compared with the movement of earlier rounds."""
 
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -9,8 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedil_model.methods.fedil.gate import MOVEMENT
+from fedil_model.methods.fedil.gate import EXCESS_LOSSES, MOVEMENT, NUM_KEPT, LabelGate
+from fedil_model.methods.fedil.settings import FedILSettings
 from fedil_model.methods.interface import ClientResult, Method, ServerStep, State, Verdict
+from fedil_model.training.flat_model import Weights
 from tests.unit.fedil_model.steps import LABELLED, activate, answered, make
 
 GATED = {"loss_margin": 0.5, "movement_filter": True, "client_init": "server", "threshold": 0.6}
@@ -76,10 +79,10 @@ def test_permuted_labels_are_rejected_by_their_loss_and_change_nothing(client_in
         assert {verdict.outcome for verdict in verdicts} <= {"accepted", "rejected_loss"}
         states.append(fold.close().state)
     assert verdicts[1].outcome == "rejected_loss"
-    assert verdicts[1].detail.startswith("loss ")
+    assert verdicts[1].detail.startswith("adds ")
     assert verdicts[1].values["excess_loss"] > 0.5
     for one, other in itertools.pairwise(states):
-        assert all(torch.equal(one[name], other[name]) for name in one)
+        assert all(torch.equal(one[name], other[name]) for name in one if name != EXCESS_LOSSES)
 
 
 def test_permuted_labels_pass_the_cosine_alone_where_clients_start_from_the_servers_model() -> None:
@@ -119,3 +122,44 @@ def test_a_model_that_is_not_finite_is_invalid_and_not_a_matter_of_its_loss() ->
     made, step = begin()
     poison = moved_by(activate(made, step.broadcast), step, float("nan"))
     assert judge(made, step.state, step, poison).outcome == "invalid"
+
+
+def limit_after(*excess_losses: float, margin: float = 0.5) -> float:
+    """The largest excess loss that passes, to a hundredth, with four classes"""
+    state = {EXCESS_LOSSES: torch.tensor(excess_losses, dtype=torch.float64)}
+    start = Weights(torch.zeros(2), torch.zeros(0))
+    passed = 0.0
+    for hundredths in range(400):
+        trained = Weights(torch.tensor([hundredths / 100, 1.0]), torch.zeros(0))
+        gate = LabelGate(FedILSettings(loss_margin=margin), lambda model: float(model.params[0]), state, 4)
+        if gate.judge(trained, start, 1).outcome == "accepted":
+            passed = hundredths / 100
+    return passed
+
+
+def test_the_limit_follows_what_earlier_updates_added() -> None:
+    assert limit_after() == pytest.approx(math.log(4), abs=0.02)
+    assert limit_after(margin=2.0) == pytest.approx(2.0, abs=0.02)
+    assert limit_after(0.1, 0.1, 0.1) == pytest.approx(0.6, abs=0.02)
+    assert limit_after(1.0, 1.2, 1.4, 1.6, 1.8) == pytest.approx(1.4 + 4 * 0.2, abs=0.02)
+
+
+def test_two_of_five_hostile_updates_hardly_raise_the_limit() -> None:
+    assert limit_after(*[0.02, 0.04, 0.06] * 8, *[1000.0] * 16) < 0.7
+
+
+def test_the_last_updates_are_remembered_in_an_order_of_their_own() -> None:
+    made, step = begin(movement_filter=False)
+    results = [activate(made, step.broadcast, client=client) for client in range(3)]
+    found = []
+    for order in (results, results[::-1]):
+        fold = made.open_fold(step.state, {1: step.broadcast}, 1, LABELLED)
+        for result in order:
+            fold.add(answered(result))
+        found.append(fold.close().state[EXCESS_LOSSES])
+    assert len(found[0]) == 3
+    assert torch.equal(*found)
+    many = {**step.state, EXCESS_LOSSES: torch.arange(NUM_KEPT, dtype=torch.float64)}
+    fold = made.open_fold(many, {1: step.broadcast}, 1, LABELLED)
+    fold.add(answered(results[0]))
+    assert fold.close().state[EXCESS_LOSSES][0] == 1.0
