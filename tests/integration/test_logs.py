@@ -176,9 +176,10 @@ def test_a_server_tells_its_start_each_answer_each_round_and_its_end(said: Said)
         of_round = [event for event in said.server if event.round == number]
         answers = [event for event in of_round if event.client is not None]
         assert len({event.client for event in answers}) == len(answers) == 4
-        kinds = "accepted|rejected_cosine|projected"
+        kinds = "accepted|rejected_cosine|rejected_loss|rejected_movement|projected"
         assert all(
-            re.fullmatch(rf"({kinds}), cosine -?\d\.\d{{3}}; \d of 4", event.message) for event in answers
+            re.fullmatch(rf"({kinds})(, [a-z_ ]+ -?\d\.\d{{3}})+.*; \d of 4", event.message)
+            for event in answers
         )
         (closed,) = [event.message for event in of_round if event.message.startswith("closed: ")]
         assert re.match(r"closed: accepted \d of 4, ‖Δθ‖ \d\S*, ", closed)

@@ -26,9 +26,13 @@ ROUNDS = 4
 SETTINGS = {
     **{"rounds": ROUNDS, "split.clients": 5, "network.width": 8, "baseline_epochs": 5},
     **{"client.epochs": 2, "server.epochs": 2, "server.pretrain_epochs": 10},
+    **{
+        "client.lr_schedule": "constant",
+        "server.lr_schedule": "constant",
+    },  # with it, rounds make another recipe
     **{"method.credibility": 2, "method.threshold": 0.3},  # low enough that some promoted labels are wrong
 }
-DRAWINGS, COMPARED = 12, 18
+DRAWINGS, COMPARED = 14, 19
 HOSTILE = "<img src=x onerror=alert(1)><script>document.title='owned'</script>"
 
 

@@ -189,7 +189,7 @@ class IncrementalFold:
         if tried.outcome != ACCEPTED:
             return tried
         verdict = self._judge(measured)
-        verdict = replace(verdict, values={**tried.values, **verdict.values})
+        verdict = replace(verdict, values={**verdict.values, **tried.values})
         return self._take(delta.params, buffers, verdict, measured, weight) if verdict.counts else verdict
 
     def _judge(self, measured: Measured) -> Verdict:
