@@ -90,7 +90,8 @@ def _held_and_right(labels_N: np.ndarray, truth_N: np.ndarray) -> tuple[int, int
     if labels_N.shape != truth_N.shape:
         raise StateError(f"a ledger of {labels_N.size} samples does not fit a shard of {truth_N.size}")
     held_N = labels_N >= 0
-    return int(held_N.sum()), int((held_N & (labels_N == truth_N)).sum())
+    # For a few samples, several times as fast as sum()
+    return int(np.count_nonzero(held_N)), int(np.count_nonzero(held_N & (labels_N == truth_N)))
 
 
 def _readable(ask: Callable[[Sequence[int]], _Ledgers], clients: Sequence[int]) -> _Ledgers:

@@ -13,8 +13,8 @@ def view_ledger(arrays: Arrays) -> StateView:
     return StateView(
         counts={
             "samples": len(ledger),
-            "pseudo_labels": int((ledger.labels_N >= 0).sum()),
-            "credible": int(ledger.credible_N.sum()),
+            "pseudo_labels": int(np.count_nonzero(ledger.labels_N >= 0)),
+            "credible": int(np.count_nonzero(ledger.credible_N)),
         },
         tables=partial(_tables, ledger),
         label_sets={
