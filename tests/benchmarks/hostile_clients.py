@@ -2,8 +2,8 @@
 
 permuted: they train on the labels of the next class. negated: they send their own movement with the opposite sign.
 flipped: they send the whole update with the opposite sign. Each with the tests of updates that profile `fedil` has, and
-without them (the cosine alone). Accuracy of θ′ in %, mean of the last five rounds, by seed. Not for profile `paper`,
-whose labels are made while it trains: these clients' permutation would not reach them.
+without them (the cosine alone). Accuracy of θ′ in %, mean of the last five rounds, by seed. Not for profile `paper`:
+it makes its labels during training, where this permutation does not reach them.
 
 `ratio`: points lost in the worst of these cases with the tests, mean over seeds. Writes ops/results.
 """

@@ -105,7 +105,7 @@ def test_increments_that_grow_under_a_falling_learning_rate_are_diverging() -> N
 
 
 PROMOTED = 20 - 15 * T / len(T)
-"""Steps of a client whose samples are promoted, from 20 to 5"""
+"""Steps of a client as its samples are promoted, from 20 to 5"""
 
 
 @pytest.mark.parametrize("rates", [np.full(len(T), 0.05), COSINE_LR], ids=["constant", "cosine"])

@@ -32,7 +32,7 @@ def moved_by(result: ClientResult, step: ServerStep, factor: float) -> ClientRes
 
 
 def with_permuted_labels(made: Method, broadcast: Mapping[str, Tensor]) -> ClientResult:
-    """A client that trains for long with the classes of its labels shifted by one: the last layer's rows are."""
+    """A client that trains on labels shifted by one class: the rows of the last layer that it receives are shifted."""
     shifted = dict(broadcast)
     for side in ("global", "server"):
         params = broadcast[f"{side}.params"].clone()
@@ -85,7 +85,7 @@ def test_permuted_labels_are_rejected_by_their_loss_and_change_nothing(client_in
         assert all(torch.equal(one[name], other[name]) for name in one if name != EXCESS_LOSSES)
 
 
-def test_permuted_labels_pass_the_cosine_alone_where_clients_start_from_the_servers_model() -> None:
+def test_a_reversed_movement_passes_the_cosine_alone_where_clients_start_from_the_servers_model() -> None:
     """Why the gate exists."""
     made, step = begin(loss_margin=0.0, movement_filter=False)
     poison = moved_by(activate(made, step.broadcast), step, -0.5)
