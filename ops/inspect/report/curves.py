@@ -27,6 +27,8 @@ STYLES = (
     (drawing.GREEN, "s"),
     (drawing.RED, "x"),
     (drawing.SKY, "D"),
+    (drawing.INK, "+"),
+    (drawing.FAINT, "*"),
 )
 """Colours and markers of the engine's outcomes and then of the method's"""
 PHASES = {
@@ -208,7 +210,7 @@ def draw_client_value(figure: "Figure", run: Run, value: ClientValue) -> None:
             s=3 if many else 16,
             color=colour,
             marker=marker,
-            linewidths=1.1 if marker == "x" else 0.0,
+            linewidths=1.1 if marker in "x+" else 0.0,
             alpha=0.35 if many else 0.75,
             label=f"{drawing.label(declared.get(kind, kind))} ({len(xs)})",
             rasterized=many,

@@ -11,8 +11,11 @@ import matplotlib
 import pytest
 from matplotlib.figure import Figure
 
+from fedil_model.methods import METHODS, find_method
 from fedil_model.methods.fedil.display import DISPLAY as FEDIL
 from ops.inspect.report.curves import (
+    ENGINE_OUTCOMES,
+    STYLES,
     curves,
     draw_accuracy,
     draw_chart,
@@ -238,3 +241,10 @@ def test_a_label_is_short_and_never_hidden() -> None:
     assert label("_private") == "private"
     assert label("") == "–"
     assert len(label("x" * 100)) == 28
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_outcomes_that_a_method_declares_look_different(name: str) -> None:
+    declared = find_method(name).display.outcomes
+    assert len(ENGINE_OUTCOMES) + len(declared) < len(STYLES), "one is for outcomes that are not declared"
+    assert len(set(STYLES)) == len(STYLES)
