@@ -98,7 +98,7 @@ class Trainer:
             torch.cuda.empty_cache()
 
     def _train(self, task: TrainTask, learning: Learning) -> Update:
-        began = time.perf_counter()
+        began, cpu_began = time.perf_counter(), time.process_time()
         method, broadcast = self._method_for(task, learning), self._broadcast_for(task)
         kept = self._ledgers.read(task.run, task.client, task.activation, at_least=task.ledger_at_least)
         ledger = _ledger_in(kept, task) if kept is not None else None
@@ -114,6 +114,7 @@ class Trainer:
         metrics = {
             "seconds_train": trained - fetched,
             "seconds_fetch": fetched - began,
+            "seconds_cpu": time.process_time() - cpu_began,
             "images_per_second": len(inputs) * learning.client.epochs / max(trained - fetched, 1e-9),
         }
         if self._micro_batch:

@@ -3,7 +3,7 @@ clients are asked and when a round closes is the mode's business (round/loop.py,
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Protocol, TypeVar
 
@@ -34,7 +34,7 @@ from server_worker.round.validation import MetricsFilter
 from server_worker.run.ledger_checks import LedgerChecks
 from server_worker.run.progress import Progress, from_checkpoint, latest, to_checkpoint
 from server_worker.run.recipe import Recipe, numbers_depend_on
-from server_worker.watch.events import NOT_LEARNED, ClosedRound
+from server_worker.watch.events import NOT_LEARNED, ClientOutcome, ClosedRound
 from server_worker.watch.notices import RoundRemark
 
 __all__ = ["Coordinator", "ServerContext", "Stopped"]
@@ -91,6 +91,7 @@ class Coordinator:
         )
         self._restarted = True
         """This process has not finished a round yet: answers to an earlier life may be in the queue."""
+        self._cpu_counted = time.process_time()
         self._mode = self._make_mode()
 
     def _make_mode(self) -> Mode[Any]:
@@ -215,8 +216,14 @@ class Coordinator:
                 seconds=stopwatch.seconds(),
                 refused=self._inbox.take_refused(),
                 finished_at=time.time(),
+                cpu_seconds=self._take_cpu_seconds(outcomes),
             ),
         )
+
+    def _take_cpu_seconds(self, outcomes: Sequence[ClientOutcome]) -> float:
+        before, self._cpu_counted = self._cpu_counted, time.process_time()
+        clients = sum(max(outcome.metrics.get("seconds_cpu", 0.0), 0.0) for outcome in outcomes)
+        return self._cpu_counted - before + clients
 
     def _checkpoint(self, progress: Progress) -> float:
         """Save, then acknowledge the updates: one that is not in a checkpoint must come back after a crash."""

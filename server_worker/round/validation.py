@@ -12,7 +12,7 @@ MOST_SAMPLES = 10**9
 _LARGEST_METRIC = 1e30
 """Sums and squares of such numbers are still finite."""
 _LONGEST_TEXT = 1000
-ENGINE_METRICS = ("seconds_train", "seconds_fetch", "images_per_second", "micro_batch")
+ENGINE_METRICS = ("seconds_train", "seconds_fetch", "seconds_cpu", "images_per_second", "micro_batch")
 """What a worker adds to the method's own metrics"""
 
 

@@ -52,6 +52,8 @@ class ClosedRound:
     """Messages that arrived during this round and did not count, by reason: late, duplicate, digest, …"""
     finished_at: float = 0.0
     """Seconds since 1970"""
+    cpu_seconds: float = 0.0
+    """Of this process since the round before, or since the run began, and of the training that clients report"""
 
 
 @dataclass(frozen=True)

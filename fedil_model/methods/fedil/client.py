@@ -75,7 +75,7 @@ class ClientTraining:
 
     def _observe(self, global_: Weights, server: Weights, inputs: Tensor) -> "_Targets":
         """The frozen, received models on the plain view. The teacher stays loaded with θ₀ for ξb."""
-        at_a_time = min(500, self._micro_batch or 500)
+        at_a_time = min(250, self._micro_batch or 250)
         self._teacher.load_view(global_)
         global_NC = predict_logits(self._teacher.module, inputs, self._views, at_a_time).softmax(1)
         self._teacher.load_view(server)
