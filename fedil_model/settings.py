@@ -58,7 +58,8 @@ class NetworkSettings(Settings):
     name: str = "resnet9"
     """A registered network, or `module:callable` of your own."""
     width: PositiveInt = 64
-    norm: Literal["none", "bn", "sbn", "gn"] = "bn"
+    norm: Literal["none", "bn", "sbn", "gn", "auto"] = "bn"
+    """"auto": batch norm for colour images, group norm for the rest."""
     options: dict[str, Any] = {}
 
 
