@@ -35,15 +35,13 @@ class Cell:
 
 def parse_seeds(text: str) -> list[int]:
     """ "3" is 0, 1, 2; "0-4" and "1,5" are themselves."""
-    try:
-        if text.isdecimal():
-            return list(range(int(text)))
-        seeds: list[int] = []
+    seeds: list[int] = []
+    if text.isdecimal():
+        seeds += range(int(text))
+    elif re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
         for part in text.split(","):
             first, _, last = part.partition("-")
             seeds += range(int(first), int(last or first) + 1)
-    except ValueError:
-        seeds = []
     if not seeds:
         raise SettingError(f'--seeds {text}: give a number of seeds ("3"), a range ("0-4") or a list ("1,5")')
     return list(dict.fromkeys(seeds))
