@@ -147,7 +147,7 @@ def test_readme_tables_writes_what_results_say_and_check_notices_drift(tmp_path:
     readme.write_text("before\n<!-- table one -->\nold\n<!-- end -->\nafter\n")
 
     def run(*options: str) -> int:
-        words = [sys.executable, SCRIPTS / "readme_tables.py", tmp_path, *options]
+        words = [sys.executable, str(SCRIPTS / "readme_tables.py"), str(tmp_path), *options]
         return subprocess.run(words, capture_output=True, timeout=60, check=False).returncode
 
     assert run("--check") == 1
