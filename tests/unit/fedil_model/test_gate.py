@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedil_model.data.datasets.interface import Samples
 from fedil_model.methods.fedil.gate import EXCESS_LOSSES, MOVEMENT, NUM_KEPT, LabelGate
+from fedil_model.methods.fedil.method import _some
 from fedil_model.methods.fedil.settings import FedILSettings
 from fedil_model.methods.interface import ClientResult, Method, ServerStep, State, Verdict
 from fedil_model.training.flat_model import Weights
@@ -163,3 +165,12 @@ def test_the_last_updates_are_remembered_in_an_order_of_their_own() -> None:
     fold = made.open_fold(many, {1: step.broadcast}, 1, LABELLED)
     fold.add(answered(results[0]))
     assert fold.close().state[EXCESS_LOSSES][0] == 1.0
+
+
+def test_updates_are_tried_on_some_hundred_labels_with_every_class_in_its_share() -> None:
+    labels = torch.tensor([0] * 4000 + [1] * 900 + [2] * 100)[torch.randperm(5000)]
+    some = _some(Samples(torch.arange(5000.0)[:, None], labels))
+    assert torch.bincount(some.labels).tolist() == [200, 45, 5]
+    assert torch.equal(labels[some.inputs[:, 0].long()], some.labels)
+    few = _some(LABELLED)
+    assert sorted(few.labels.tolist()) == sorted(LABELLED.labels.tolist())
