@@ -22,6 +22,8 @@ METHODS: dict[str, str] = {
     "fedavg_fixmatch": "fedil_model.methods.fedavg_fixmatch:spec",
     "semifl": "fedil_model.methods.semifl:spec",
     "fedmatch": "fedil_model.methods.fedmatch:spec",
+    "server_only": "fedil_model.methods.server_only:server_only",
+    "supervised": "fedil_model.methods.server_only:supervised",
 }
 """Name → `module:callable` of its MethodSpec. Imported when a recipe names it, since most of them import torch."""
 DEFAULT_METHOD = "fedil"
