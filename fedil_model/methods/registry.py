@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 METHODS: dict[str, str] = {
     "fedil": "fedil_model.methods.fedil:spec",
-    "fedavg_fixmatch": "fedil_model.methods.fedavg_fixmatch:spec",
+    "fedavg_fixmatch": "fedil_model.methods.consistency:fedavg_fixmatch",
+    "fedprox_fixmatch": "fedil_model.methods.consistency:fedprox_fixmatch",
+    "fedavg_uda": "fedil_model.methods.consistency:fedavg_uda",
+    "fedprox_uda": "fedil_model.methods.consistency:fedprox_uda",
     "semifl": "fedil_model.methods.semifl:spec",
     "fedmatch": "fedil_model.methods.fedmatch:spec",
     "server_only": "fedil_model.methods.server_only:server_only",
