@@ -25,6 +25,7 @@ METHODS: dict[str, str] = {
     "fedprox_uda": "fedil_model.methods.consistency:fedprox_uda",
     "semifl": "fedil_model.methods.semifl:spec",
     "fedmatch": "fedil_model.methods.fedmatch:spec",
+    "fl2": "fedil_model.methods.fl2:spec",
     "rscfed": "fedil_model.methods.rscfed:spec",
     "server_only": "fedil_model.methods.server_only:server_only",
     "supervised": "fedil_model.methods.server_only:supervised",
