@@ -35,8 +35,8 @@ from server_worker.run.recipe import load_recipe, make_recipe, numbers_depend_on
         ),
         ({"federation": {"mode": "buffered", "max_staleness": -1}}, "federation.max_staleness"),
         ({"client": {"momentum": 0.0}}, "nesterov needs momentum"),
-        ({"profile": [1]}, "profile: Input should be 'fedil', 'fedil-bn' or 'paper'"),
-        ({"profile": "papr"}, "profile: Input should be 'fedil', 'fedil-bn' or 'paper'"),
+        ({"profile": [1]}, "profile: Input should be 'fedil' or 'paper'"),
+        ({"profile": "papr"}, "profile: Input should be 'fedil' or 'paper'"),
         ({"client": {"lr": float("nan")}}, "client.lr"),
     ],
 )
