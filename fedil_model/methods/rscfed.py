@@ -134,10 +134,14 @@ def spec() -> MethodSpec:
         make=RSCFed,
         display=DISPLAY,
         profiles=PROFILES,
-        view_state=lambda arrays: StateView({"teacher_steps": int(arrays["steps"][0]) if arrays else 0}),
+        view_state=view_state,
         buffered=False,
         keeps_updates=True,
     )
+
+
+def view_state(arrays: Arrays) -> StateView:
+    return StateView({"teacher_steps": int(arrays["steps"][0]) if "steps" in arrays else 0})
 
 
 def consistency_loss(logits_student_BC: Tensor, logits_teacher_BC: Tensor) -> Tensor:

@@ -186,7 +186,9 @@ def fold_of(
 
 def test_the_new_model_is_the_mean_of_the_groups() -> None:
     """Without distances and with as many labels as a client has samples, every member counts the same."""
-    made = method(method={"distance_factor": 0.0, "clients_per_group": 2, "groups": 1})
+    made = method(
+        method={"distance_factor": 0.0, "labelled_factor": 1.0, "clients_per_group": 2, "groups": 1}
+    )
     deltas = {
         client: torch.full((len(broadcast_of(made)["global.params"]),), 0.01 * client) for client in (1, 2)
     }
@@ -220,7 +222,9 @@ def test_a_far_model_counts_less_than_a_near_one() -> None:
 
 
 def test_a_sample_count_beyond_the_others_is_bounded() -> None:
-    made = method(method={"distance_factor": 0.0, "clients_per_group": 3, "groups": 1})
+    made = method(
+        method={"distance_factor": 0.0, "labelled_factor": 1.0, "clients_per_group": 3, "groups": 1}
+    )
     step = made.server_step(made.initial_state(LABELLED), LABELLED, 1)
     size = len(step.broadcast["global.params"])
 
