@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from server_worker.round.context import LabelTruth
     from server_worker.run.inputs import RunInputs
 
-_AT_ONCE = 80
-"""In every round, so that it costs few round trips"""
+_A_ROUND = 50
+"""Ledgers that are read in a round: a sample of its clients, where there are more"""
 _Ledgers = dict[int, tuple[int, bytes]]
 """Client → activation, and its ledger"""
 
@@ -44,14 +44,14 @@ class LabelSetTruth:
         self._total = np.zeros((len(self._sets), 2), np.int64)
 
     def shares(self, answered: Mapping[int, int]) -> Mapping[str, float | None]:
-        """By the name of the series; None where a set is empty or the store cannot be read. Reads the ledgers of the
+        """By the name of the series; None where a set is empty or the store cannot be read. Reads the ledgers of
         clients that have `answered` (client → activation) since the last call; the first time, all of them."""
         if not self._sets:
             return {}
         clients = self._since(answered) if self._began else range(len(self._clients))
         ask = partial(self._of_answers, answered) if self._began else partial(self._store.latest, self._run)
         try:
-            for batch in in_batches(clients, _AT_ONCE if self._began else CLIENTS_AT_ONCE):
+            for batch in in_batches(clients, _A_ROUND if self._began else CLIENTS_AT_ONCE):
                 for client, (activation, body) in _readable(ask, batch).items():
                     self._hold(client, activation, self._count(client, body))
         except FedILError:
@@ -66,9 +66,10 @@ class LabelSetTruth:
         return {client: (answered[client], ledger) for client, ledger in kept.items()}
 
     def _since(self, answered: Mapping[int, int]) -> list[int]:
-        """Without clients that were asked and have not trained"""
-        never = (0, None)
-        return [client for client, last in answered.items() if self._counted.get(client, never)[0] < last]
+        """Without clients that were asked and have not trained. Those that were not read for longest come first."""
+        known = {client: self._counted[client][0] if client in self._counted else 0 for client in answered}
+        fresh = [client for client, last in answered.items() if known[client] < last]
+        return sorted(fresh, key=lambda client: known[client] - answered[client])[:_A_ROUND]
 
     def _hold(self, client: int, activation: int, counts: np.ndarray) -> None:
         if client in self._counted:

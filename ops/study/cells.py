@@ -1,7 +1,6 @@
 """What a study runs: one recipe for each variant and seed, checked before anything starts."""
 
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -11,7 +10,7 @@ from typing import Any
 from fedil_model.errors import SettingError
 from fedil_model.methods.registry import DEFAULT_METHOD, find_method
 from ops.cli.recipe_files import find_recipe, flatten, with_data_root
-from server_worker.run.recipe import Recipe, load_recipe, make_recipe
+from server_worker.run.recipe import Recipe, load_recipe, make_recipe, read_values
 
 _OF_A_METHOD = re.compile(r"^(?P<variant>[A-Za-z0-9_./-]+):(?P<override>[A-Za-z_][\w.]*=.*)$", re.DOTALL)
 """`semifl:method.threshold=0.9`"""
@@ -36,15 +35,13 @@ class Cell:
 
 def parse_seeds(text: str) -> list[int]:
     """ "3" is 0, 1, 2; "0-4" and "1,5" are themselves."""
-    try:
-        if text.isdecimal():
-            return list(range(int(text)))
-        seeds: list[int] = []
+    seeds: list[int] = []
+    if text.isdecimal():
+        seeds += range(int(text))
+    elif re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
         for part in text.split(","):
             first, _, last = part.partition("-")
             seeds += range(int(first), int(last or first) + 1)
-    except ValueError:
-        seeds = []
     if not seeds:
         raise SettingError(f'--seeds {text}: give a number of seeds ("3"), a range ("0-4") or a list ("1,5")')
     return list(dict.fromkeys(seeds))
@@ -127,12 +124,9 @@ def _recipe(name: str, overrides: Sequence[str]) -> Recipe:
 
 def _for_another_method(path: Path, overrides: Sequence[str]) -> Recipe | None:
     chosen = [text.partition("=")[2] for text in overrides if text.startswith("method.name=")]
-    if not chosen or not path.is_file():
+    if not chosen:
         return None
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
-        return None  # load_recipe says what is wrong with it
+    values = read_values(path)
     table = values.get("method")
     own = table.get("name", DEFAULT_METHOD) if isinstance(table, Mapping) else DEFAULT_METHOD
     if chosen[-1] == own:

@@ -81,7 +81,7 @@ def _line(one: Progress) -> str:
 def print_table(results: Mapping[str, Any]) -> None:
     table = Table()
     for heading in ("variant", "accuracy, %", "seeds", "rounds", "CPU s", "wall s", "MB sent", "MB received"):
-        table.add_column(heading, justify="left" if heading == "variant" else "right")
+        table.add_column(heading, justify="left" if heading == "variant" else "right", no_wrap=True)
     for row in results["table"]:
         numbers = (row[key] for key in ("rounds", "cpu_seconds", "seconds"))
         sizes = (row[key] for key in ("megabytes_sent", "megabytes_received"))
@@ -92,4 +92,5 @@ def print_table(results: Mapping[str, Any]) -> None:
             *("–" if value is None else f"{value:.0f}" for value in numbers),
             *("–" if value is None else f"{value:.1f}" for value in sizes),
         )
-    Console().print(table)
+    console = Console()
+    console.print(table, width=None if console.is_terminal else 120)

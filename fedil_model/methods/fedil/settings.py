@@ -101,6 +101,7 @@ PROFILES: dict[str, dict[str, dict[str, Any]]] = {
             "logit_adjustment": 1.0,
             "loss_margin": 0.5,
             "movement_filter": True,
+            "server_momentum": 0.5,
             "empty_rounds_before_fallback": 1,
         },
     },
