@@ -42,6 +42,7 @@ from server_worker.round.evaluation import Evaluation
 from server_worker.round.sites import OneSite, Sites
 from server_worker.run.checkpoint import CheckpointFolder
 from server_worker.run.digests import ledger_digest, model_digest
+from server_worker.run.inputs import labelled_samples
 from server_worker.run.progress import Progress
 from server_worker.run.recipe import Recipe, make_recipe
 from server_worker.watch.events import ClientOutcome, RoundRecord
@@ -167,7 +168,6 @@ class Federation:
         return Participant(transport, self.trainer(transport), self.site)
 
     def coordinator(self, transport: Transport | None = None) -> Coordinator:
-        chosen = torch.from_numpy(self.split.labelled)
         context = ServerContext(
             transport=transport or self.connect(),
             store=self.ledgers,
@@ -181,7 +181,7 @@ class Federation:
             away=self.away,
             connect_for_inspection=self.connect_for_inspection,
         )
-        labelled = Samples(self.train.inputs[chosen], self.train.labels[chosen])
+        labelled = labelled_samples(self.train, self.split, self.recipe)
         method = make_method(self.recipe.learning(), self.dataset, torch.device("cpu"))
         return Coordinator(self.recipe.name, self.recipe, self.wrap(method), labelled, context)
 

@@ -65,6 +65,25 @@ def _find_misfit(delta: Weights, base: Weights) -> str:
     return ""
 
 
+def check_delta(
+    delta: Weights, base: Weights, variances_Q: Tensor, max_norm: float
+) -> tuple[Tensor, float] | Verdict:
+    """(running statistics that the client ended with, norm of its increment of the parameters), or why it is none"""
+    values_Q = read_statistics(delta, base, variances_Q)
+    if isinstance(values_Q, Verdict):
+        return values_Q
+    norm = norm_of(delta.params)
+    if not math.isfinite(norm):
+        return Verdict(INVALID, "its norm is not finite")
+    excess = find_excess(norm, max_norm)
+    return Verdict(INVALID, excess) if excess else (values_Q, norm)
+
+
+def max_norm_of(base: Weights) -> float:
+    """Of updates that start from these weights"""
+    return MAX_NORM_RATIO * max(norm_of(base.params), 1.0)
+
+
 def find_excess(norm: float, max_norm: float) -> str:
     return f"norm {norm:.3g} exceeds {max_norm:.3g}" if norm > max_norm else ""
 
@@ -170,15 +189,10 @@ class AveragingFold:
     def add_delta(self, delta: Weights, answer: Answer) -> Verdict:
         """`delta` of a version that is kept."""
         base = Weights.named(self._bases[answer.base_version], self._name).to(delta.params.device)
-        values_Q = read_statistics(delta, base, self._variances_Q)
-        if isinstance(values_Q, Verdict):
-            return values_Q
-        norm = norm_of(delta.params)
-        if not math.isfinite(norm):
-            return Verdict(INVALID, "its norm is not finite")
-        excess = find_excess(norm, self._max_norm(answer.base_version, base))
-        if excess:
-            return Verdict(INVALID, excess)
+        checked = check_delta(delta, base, self._variances_Q, self._max_norm(answer.base_version, base))
+        if isinstance(checked, Verdict):
+            return checked
+        values_Q, norm = checked
         weight = self._weight_of(answer)
         largest = weight * bound_entries(delta.params, norm)
         if not self._sum.add(delta.params, largest, weight, values_Q / self._sum.units_Q, weight):
@@ -191,7 +205,7 @@ class AveragingFold:
 
     def _max_norm(self, version: int, base: Weights) -> float:
         if version not in self._max_norms:
-            self._max_norms[version] = MAX_NORM_RATIO * max(norm_of(base.params), 1.0)
+            self._max_norms[version] = max_norm_of(base)
         return self._max_norms[version]
 
     def _weight_of(self, answer: Answer) -> float:

@@ -55,15 +55,23 @@ class MethodBase:
         return self._student.take_weights()
 
     def _train_on_labels(
-        self, labelled: Samples, round_number: int, settings: ServerSettings | None = None
+        self,
+        labelled: Samples,
+        round_number: int,
+        settings: ServerSettings | None = None,
+        *,
+        ceiling: float = 1.0,
     ) -> tuple[Weights, Supervised]:
-        """Trains what the student holds on the labelled samples, as a round does, and takes it."""
+        """Trains what the student holds on the labelled samples, as a round does, and takes it. `ceiling` as in
+        train_supervised"""
         settings = settings or self._learning.server
         lr, seed = (
             learning_rate(settings, round_number, self._learning.rounds),
             self._seed("server", round_number),
         )
-        done = self._train_supervised(labelled, settings, settings.epochs, lr, settings.strong_weight, seed)
+        done = self._train_supervised(
+            labelled, settings, settings.epochs, lr, settings.strong_weight, seed, ceiling=ceiling
+        )
         self._refresh(labelled)
         return self._student.take_weights(), done
 
@@ -77,6 +85,7 @@ class MethodBase:
         seed: int,
         *,
         decay: bool = False,
+        ceiling: float = 1.0,
     ) -> Supervised:
         with seeded(seed, self.device):
             return train_supervised(
@@ -90,6 +99,7 @@ class MethodBase:
                 generator=torch.Generator().manual_seed(seed),
                 precision=self._learning.autocast,
                 decay=decay,
+                ceiling=ceiling,
                 check_stop=self.check_stop,
             )
 
@@ -134,6 +144,12 @@ class MethodBase:
         with autocast(self.device, self._learning.autocast):
             logits_BC: Tensor = self._student.module(inputs).float()
         return logits_BC
+
+    def _logits_of_any(self, inputs: Tensor) -> Tensor:
+        """The same also for a single sample, which counts twice: batch norm trains on two at least."""
+        if len(inputs) > 1:
+            return self._logits(inputs)
+        return self._logits(torch.cat([inputs, inputs]))[:1]
 
     def _take_delta(self, activation: Activation, start: Weights, losses: Sequence[float]) -> Weights:
         """What training added to `start`. Raises NumericError if it diverged."""

@@ -322,3 +322,7 @@ class MethodSpec:
     """Its fold accepts updates that started from older versions."""
     keeps_updates: bool = False
     """Its fold keeps every update of a round: server memory grows with the clients per round."""
+    asks_clients: bool = True
+    """False: the server trains alone. Nothing is broadcast, asked or awaited, whatever the recipe's federation says."""
+    labels: Literal["split", "all"] = "split"
+    """The server's labelled samples: those of the split, or all training samples, for a ceiling."""

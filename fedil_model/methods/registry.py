@@ -19,9 +19,16 @@ if TYPE_CHECKING:
 
 METHODS: dict[str, str] = {
     "fedil": "fedil_model.methods.fedil:spec",
-    "fedavg_fixmatch": "fedil_model.methods.fedavg_fixmatch:spec",
+    "fedavg_fixmatch": "fedil_model.methods.consistency:fedavg_fixmatch",
+    "fedprox_fixmatch": "fedil_model.methods.consistency:fedprox_fixmatch",
+    "fedavg_uda": "fedil_model.methods.consistency:fedavg_uda",
+    "fedprox_uda": "fedil_model.methods.consistency:fedprox_uda",
     "semifl": "fedil_model.methods.semifl:spec",
     "fedmatch": "fedil_model.methods.fedmatch:spec",
+    "fl2": "fedil_model.methods.fl2:spec",
+    "rscfed": "fedil_model.methods.rscfed:spec",
+    "server_only": "fedil_model.methods.server_only:server_only",
+    "supervised": "fedil_model.methods.server_only:supervised",
 }
 """Name → `module:callable` of its MethodSpec. Imported when a recipe names it, since most of them import torch."""
 DEFAULT_METHOD = "fedil"

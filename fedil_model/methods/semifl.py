@@ -108,11 +108,9 @@ def mix_loss(logits_BC: Tensor, labels_B: Tensor, other_labels_B: Tensor, share:
     )
 
 
-class SemiFL(MethodBase):
-    def __init__(self, context: MethodContext) -> None:
-        super().__init__(context)
-        assert isinstance(context.learning.method, SemiFLSettings)
-        self._settings = context.learning.method
+class FineTunedAverage(MethodBase):
+    """The server's part: the average of a round is trained on the labelled samples, which gives the model that clients
+    receive. Clients predict their samples with it once, before they train."""
 
     def initial_state(self, labelled: Samples) -> State:
         weights = self._pretrain(labelled)
@@ -122,12 +120,42 @@ class SemiFL(MethodBase):
         """The model is as `end_round` left it, with its static statistics."""
         return ServerStep(state, Weights.named(state, "global").tensors("global"))
 
+    def _predict(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
+        """Probabilities of every sample: one pass of the received model over weak views."""
+        with evaluating(self._student.module):
+            parts = [
+                self._logits(part)
+                for raw in torch.split(inputs, _AT_A_TIME)
+                for (part,) in split_batch(self.micro_batch, self._views.weak(raw, generator))
+            ]
+        return torch.cat(parts).softmax(1)
+
+    def end_round(self, state: State, broadcast: Tensors, labelled: Samples, round_number: int) -> RoundEnd:
+        average = Weights.named(state, "global").to(self.device)
+        aggregate = self._refreshed(average, labelled)
+        self._student.load(average)
+        tuned, done = self._train_on_labels(labelled, round_number)
+        before = Weights.named(broadcast, "global").to(self.device)
+        return RoundEnd(
+            {**state, **tuned.tensors("global")},
+            {"global": tuned, "aggregate": aggregate},
+            metrics={"loss_server": done.loss},
+            delta_norm=norm_of(tuned.params - before.params),
+        )
+
+
+class SemiFL(FineTunedAverage):
+    def __init__(self, context: MethodContext) -> None:
+        super().__init__(context)
+        assert isinstance(context.learning.method, SemiFLSettings)
+        self._settings = context.learning.method
+
     def client_step(self, activation: Activation) -> ClientResult:
         """Without a confident sample: no step, and an update without tensors."""
         received, inputs = Weights.named(activation.broadcast, "global"), activation.inputs
         losses = torch.zeros(2, device=self.device)
         with self._client_training(activation, received) as (optimiser, generator):
-            confidence_N, labels_N = self._pseudo_labels(inputs, generator)
+            confidence_N, labels_N = self._predict(inputs, generator).max(1)
             sure_F = (confidence_N >= self._settings.threshold).nonzero()[:, 0]
             if len(sure_F) == 0:
                 self._student.release()
@@ -142,17 +170,6 @@ class SemiFL(MethodBase):
         delta = self._take_delta(activation, received, [fix, mix])
         metrics = {"loss_fix": fix, "loss_mix": mix, "sure_share": len(sure_F) / len(inputs)}
         return ClientResult(delta.tensors("delta"), {}, optimiser.num_steps, metrics)
-
-    def _pseudo_labels(self, inputs: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """(confidence, label) of every sample: one pass of the received model over weak views."""
-        with evaluating(self._student.module):
-            parts = [
-                self._logits(part)
-                for raw in torch.split(inputs, _AT_A_TIME)
-                for (part,) in split_batch(self.micro_batch, self._views.weak(raw, generator))
-            ]
-        confidence_N, labels_N = torch.cat(parts).softmax(1).max(1)
-        return confidence_N, labels_N
 
     def _learn(
         self, inputs: Tensor, labels_N: Tensor, sure_B: Tensor, share: float, generator: torch.Generator
@@ -186,19 +203,6 @@ class SemiFL(MethodBase):
     ) -> "SemiFLFold":
         momentum, variances_Q = self._settings.server_momentum, self._variances()
         return SemiFLFold(self._learning, state, bases, version, variances_Q=variances_Q, momentum=momentum)
-
-    def end_round(self, state: State, broadcast: Tensors, labelled: Samples, round_number: int) -> RoundEnd:
-        average = Weights.named(state, "global").to(self.device)
-        aggregate = self._refreshed(average, labelled)
-        self._student.load(average)
-        tuned, done = self._train_on_labels(labelled, round_number)
-        before = Weights.named(broadcast, "global").to(self.device)
-        return RoundEnd(
-            {**state, **tuned.tensors("global")},
-            {"global": tuned, "aggregate": aggregate},
-            metrics={"loss_server": done.loss},
-            delta_norm=norm_of(tuned.params - before.params),
-        )
 
 
 class SemiFLFold(AveragingFold):

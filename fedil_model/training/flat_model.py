@@ -40,6 +40,14 @@ class Weights:
             raise StateError(f"the weights {name!r} are missing ({error} not found)") from error
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """Of the tensors that the two vectors consist of, in their order"""
+
+    params: tuple[int, ...]
+    buffers: tuple[int, ...]
+
+
 class FlatModel:
     """A module whose parameters and gradients are views of one vector each, so that an optimiser step, a
     clip or an upload is one operation instead of one per layer.
@@ -65,6 +73,9 @@ class FlatModel:
             if buffer.is_floating_point() and buffer.dtype != torch.float32:
                 raise NetworkError(f"buffer {name} is {buffer.dtype}; only float32 is supported")
         self._buffers = [b for _, b in module.named_buffers() if b.is_floating_point()]
+        self.sizes = Sizes(
+            tuple(p.numel() for p in self._parameters), tuple(b.numel() for b in self._buffers)
+        )
         # Counters (BatchNorm's num_batches_tracked) are not sent, so every load begins with them as built;
         # otherwise one client's training would show in the next one's.
         self._counters = [(b, b.clone()) for _, b in module.named_buffers() if not b.is_floating_point()]
@@ -114,6 +125,12 @@ class FlatModel:
     def buffers(self) -> Tensor:
         flat = [b.detach().reshape(-1) for b in self._buffers]
         return torch.cat(flat) if flat else torch.zeros(0, device=self.device)
+
+    def move_towards(self, other: "FlatModel", share: float) -> None:
+        """By this share of the distance, parameters and buffers: the step of a moving average."""
+        self.params.lerp_(other.params, share)
+        for mine, its in zip(self._buffers, other._buffers, strict=True):
+            mine.lerp_(its, share)
 
     def take_weights(self) -> Weights:
         """What the network holds now, and then holds no more."""

@@ -1,9 +1,11 @@
 """Training on labelled data: the server's step of every method here, and the server-only floor."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from fedil_model.data.datasets.interface import Samples, Views
@@ -34,10 +36,12 @@ def train_supervised(
     generator: torch.Generator,
     precision: Autocast = "off",
     decay: bool = False,
+    ceiling: float = 1.0,
     check_stop: Callable[[], None] = lambda: None,
 ) -> Supervised:
     """Eq. 22, with the loss that it means: cross-entropy of the weak view against the true label. With `decay` the rate
-    goes to 0 along a cosine over these steps. `check_stop` is called with every batch, and may raise."""
+    goes to 0 along a cosine over these steps. A sample counts only while the probability of its label is at most
+    `ceiling`. `check_stop` is called with every batch, and may raise."""
     optimiser = FlatSGD(model, settings, lr)
     model.module.train()
     epoch_loss = torch.zeros((), device=model.device)
@@ -55,7 +59,9 @@ def train_supervised(
                 weights.append(strong_weight)
             with autocast(model.device, precision):
                 parts = torch.split(model.module(torch.cat(inputs)).float(), len(batch))
-            losses = [w * F.cross_entropy(part, labels_B) for w, part in zip(weights, parts, strict=True)]
+            losses = [
+                w * labelled_loss(part, labels_B, ceiling) for w, part in zip(weights, parts, strict=True)
+            ]
             loss = torch.stack(losses).sum()
             optimiser.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
@@ -67,3 +73,11 @@ def train_supervised(
             "training on the labelled data diverged: begin anew with a lower server.lr or server.clip_norm"
         )
     return result
+
+
+def labelled_loss(logits_BC: Tensor, labels_B: Tensor, ceiling: float) -> Tensor:
+    """Cross-entropy. The mean is over the whole batch: a sample above the ceiling counts as zero."""
+    if ceiling >= 1.0:
+        return F.cross_entropy(logits_BC, labels_B)
+    losses_B = F.cross_entropy(logits_BC, labels_B, reduction="none")
+    return (losses_B * (losses_B.detach() >= -math.log(ceiling))).mean()

@@ -70,7 +70,7 @@ def load_weights(
     from fedil_model.methods import find_method
     from fedil_model.training.flat_model import FlatModel, Weights, from_arrays
     from server_worker.run.checkpoint import CheckpointFolder
-    from server_worker.run.inputs import chosen_samples, make_fit, network_of
+    from server_worker.run.inputs import labelled_samples, make_fit, network_of
 
     checkpoint = CheckpointFolder(RunDir(run_dir).checkpoints).latest()
     models = checkpoint.meta.get("models", {}) if checkpoint else {}
@@ -87,7 +87,7 @@ def load_weights(
     weights = Weights(params, buffers)
     (fit,) = (one.fit for one in find_method(recipe.method.name).display.models if one.name == which)
     if fit:
-        labelled = chosen_samples(dataset.load_train(), Split.load(RunDir(run_dir).split).labelled)
+        labelled = labelled_samples(dataset.load_train(), Split.load(RunDir(run_dir).split), recipe)
         weights = make_fit(fit, labelled, dataset, recipe)(model, weights)
     model.load(weights)
     return model.module.eval()

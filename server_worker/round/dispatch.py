@@ -68,7 +68,6 @@ class TaskDispatcher:
 
     def ask(self, version: int, activations: Mapping[int, int]) -> None:
         """`activations`: client → the number of this activation"""
-        model = self._models[version]
         for client, activation in activations.items():
             try:
                 self._context.store.open_activation(self._run, client, activation)
@@ -81,7 +80,7 @@ class TaskDispatcher:
                 round=version,
                 client=client,
                 activation=activation,
-                model=model,
+                model=self._models[version],
                 extras=self._extras_for(version, client),
                 learning=self._learning,
                 ledger_at_least=min(self._answered[client], activation - 1),

@@ -59,7 +59,7 @@ class RoundsMode:
         )
 
     def versions(self, opened: OpenRound) -> tuple[int, ...]:
-        return (opened.number,)
+        return (opened.number,) if opened.needed else ()
 
     def ask(self, opened: OpenRound, restarted: bool) -> OpenRound:  # noqa: ARG002
         return self._ask(opened, opened.awaited)
@@ -90,7 +90,7 @@ class RoundsMode:
                 opened = self._desk.give_up_on_dead_tasks(opened)
                 opened = self._desk.give_up_on_absent_sites(opened)
                 heard = now()
-        if not opened.learned:
+        if opened.needed and not opened.learned:
             raise self._none_learned(opened)
         return opened
 

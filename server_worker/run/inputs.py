@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -60,7 +59,7 @@ def read_inputs(where: RunDir, recipe: Recipe, device: torch.device, *, resume: 
     check_views(recipe.data.name, dataset, train, test, device)
     network_of(recipe, dataset)  # one that does not fit is told before anything is written
     split = _split(where, recipe, dataset, train, resume)
-    labelled = _on_device(chosen_samples(train, split.labelled), device)
+    labelled = _on_device(labelled_samples(train, split, recipe), device)
     return RunInputs(dataset, train, test, split, labelled, device)
 
 
@@ -83,9 +82,12 @@ def _saved(where: RunDir) -> Split:
         raise DataError(f"{error}: delete it, and it is made anew") from error
 
 
-def chosen_samples(samples: Samples, positions: np.ndarray) -> Samples:
-    rows = torch.from_numpy(positions)
-    return Samples(samples.inputs[rows], samples.labels[rows])
+def labelled_samples(train: Samples, split: Split, recipe: Recipe) -> Samples:
+    """What the method's server trains on"""
+    if find_method(recipe.method.name).labels == "all":
+        return train
+    rows = torch.from_numpy(split.labelled)
+    return Samples(train.inputs[rows], train.labels[rows])
 
 
 def _on_device(samples: Samples, device: torch.device) -> Samples:

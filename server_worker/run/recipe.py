@@ -32,7 +32,8 @@ class FederationSettings(Settings):
     """"rounds": ask some clients, wait for them, aggregate (the paper). "buffered": always have some clients at
     work, and aggregate whenever enough have answered; the slowest delay no others, and `rounds` counts the
     aggregations."""
-    clients_per_round: PositiveInt = 5
+    clients_per_round: int = Field(default=5, ge=0)
+    """0 with a method that asks no clients, whatever the recipe says, and with no other."""
     over_select: int = Field(default=0, ge=0)
     """Ask so many clients more than needed; the round closes when `clients_per_round` have answered."""
     quorum: float = Field(default=1.0, gt=0.0, le=1.0)
@@ -101,9 +102,21 @@ class Recipe(Learning):
     many; 0 leaves it out."""
     federation: FederationSettings = FederationSettings()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _no_clients_where_the_method_asks_none(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """One recipe serves every method that is compared."""
+        if find_method(method_named(values)).asks_clients or not isinstance(
+            values.get("federation", {}), dict
+        ):
+            return values
+        return merge(values, {"federation": {"clients_per_round": 0, "over_select": 0}})
+
     @model_validator(mode="after")
     def _no_more_asked_than_there_are(self) -> "Recipe":
         federation = self.federation
+        if federation.clients_per_round == 0 and find_method(self.method.name).asks_clients:
+            raise ValueError(f"federation.clients_per_round is 0, but method {self.method.name} asks clients")
         if federation.mode == "buffered":
             keys, asked = "in_flight", federation.in_flight
         else:
@@ -136,9 +149,11 @@ class Recipe(Learning):
 
     @property
     def floor_epochs(self) -> int:
-        """Epochs of server-only training"""
+        """Epochs of server-only training; 0 by default where the method is nothing else"""
         if self.baseline_epochs is not None:
             return self.baseline_epochs
+        if not find_method(self.method.name).asks_clients:
+            return 0
         return self.server.pretrain_epochs + self.rounds * self.server.epochs
 
     def site_of(self, client: int) -> str:

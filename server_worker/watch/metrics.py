@@ -126,7 +126,7 @@ class _LastRound(Collector):
     def show(self, record: RoundRecord) -> None:
         self.round, self.planned, self._record = record.round, record.rounds, record
         self._accuracy.update(record.accuracy)  # stays until it is measured again
-        self._empty_rounds = 0 if record.accepted else (self._empty_rounds or 0) + 1
+        self._empty_rounds = 0 if record.accepted or not record.selected else (self._empty_rounds or 0) + 1
 
     def collect(self) -> Iterator[Metric]:
         yield gauge(
@@ -321,6 +321,6 @@ def _histogram(registry: Registry, value: ClientValue) -> Histogram:
 
 def _over_selected(recipe: Recipe) -> float:
     federation = recipe.federation
-    if federation.mode == "buffered":
+    if federation.mode == "buffered" or not federation.asked_per_round:
         return 0.0
-    return federation.over_select / (federation.clients_per_round + federation.over_select)
+    return federation.over_select / federation.asked_per_round

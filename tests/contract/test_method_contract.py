@@ -37,6 +37,9 @@ ROUNDS = 3
 CLIENTS = 4
 
 every_method = pytest.mark.parametrize("name", [*METHODS, OWN])
+with_clients = pytest.mark.parametrize(
+    "name", [name for name in (*METHODS, OWN) if find_method(name).asks_clients]
+)
 
 
 def recipe_for(name: str, **changes: Any) -> Recipe:
@@ -90,7 +93,7 @@ def bits(tensors: Tensors) -> dict[str, bytes]:
     return {name: array.tobytes() for name, array in to_arrays(tensors).items()}
 
 
-@every_method
+@with_clients
 def test_training_moves_the_weights_and_leaves_everything_received_alone(name: str) -> None:
     bench = Bench(name)
     activation = bench.activation(1)
@@ -108,12 +111,13 @@ def test_the_steps_are_functions_of_what_they_are_given(name: str) -> None:
     """A fresh method object gives the same bits, and torch's own generator is left alone."""
     bench = Bench(name)
     random_state = torch.random.get_rng_state()
-    first = bench.method.client_step(bench.activation(0))
-    again = bench.fresh().client_step(bench.activation(0))
-    assert bits(first.update) == bits(again.update)
-    assert {key: array.tobytes() for key, array in first.state.items()} == {
-        key: array.tobytes() for key, array in again.state.items()
-    }
+    if find_method(name).asks_clients:
+        first = bench.method.client_step(bench.activation(0))
+        again = bench.fresh().client_step(bench.activation(0))
+        assert bits(first.update) == bits(again.update)
+        assert {key: array.tobytes() for key, array in first.state.items()} == {
+            key: array.tobytes() for key, array in again.state.items()
+        }
     assert bits(bench.fresh().server_step(bench.state, bench.labelled, 1).broadcast) == bits(
         bench.step.broadcast
     )
@@ -127,14 +131,14 @@ def test_the_server_leaves_the_state_that_it_is_given_alone(name: str) -> None:
     step = bench.method.server_step(bench.state, bench.labelled, 1)
     fold = bench.method.open_fold(step.state, {1: step.broadcast}, 1, bench.labelled)
     kept = bits(step.state)
-    for client in range(2):
+    for client in range(2 if find_method(name).asks_clients else 0):
         fold.add(bench.answer(client, bench.method.client_step(bench.activation(client))))
     fold.close()
     assert bits(bench.state) == before
     assert bits(step.state) == kept
 
 
-@every_method
+@with_clients
 def test_the_fold_gives_the_same_bits_in_any_order(name: str) -> None:
     bench = Bench(name)
     answers = [
@@ -151,7 +155,7 @@ def test_the_fold_gives_the_same_bits_in_any_order(name: str) -> None:
     assert folded[0][1] > 0.0
 
 
-@every_method
+@with_clients
 def test_what_a_client_keeps_comes_back_from_bytes(name: str) -> None:
     bench = Bench(name)
     kept = bench.method.client_step(bench.activation(1)).state
@@ -162,7 +166,7 @@ def test_what_a_client_keeps_comes_back_from_bytes(name: str) -> None:
     assert result.num_steps > 0
 
 
-@every_method
+@with_clients
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e30])
 def test_poison_is_refused_and_changes_nothing(name: str, poison: float) -> None:
     if name == OWN:
@@ -222,7 +226,9 @@ def test_every_declared_series_appears_in_every_round(name: str, tmp_path: Path)
     assert [record.round for record in federation.diary.records] == [1, 2, 3]
     for record in federation.diary.records:
         check_record(name, record)
-    assert any(record.accepted for record in federation.diary.records)
+    asks_clients = find_method(name).asks_clients
+    assert any(record.accepted for record in federation.diary.records) == asks_clients
+    assert any(record.selected for record in federation.diary.records) == asks_clients
     assert any(record.delta_norm > 0 for record in federation.diary.records)
 
 
@@ -270,7 +276,8 @@ def test_a_run_killed_between_any_two_steps_of_its_server_ends_with_the_same_bit
             assert again.fingerprint() == undisturbed.fingerprint()
         else:
             break
-    assert lives >= 1 + 7 * recipe.rounds
+    # Without clients: no add, and no extra.
+    assert lives >= 1 + (7 if find_method(name).asks_clients else 4) * recipe.rounds
 
 
 @every_method

@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Iterator
 
+from fedil_model.methods import find_method
 from fedil_model.methods.interface import Series
 from ops.cli.view.ending import duration
 from ops.cli.view.rows import percent
@@ -66,11 +67,13 @@ def _updates(run: Run) -> str:
 
 def _label_cards(run: Run) -> Iterator[tuple[str, str, str]]:
     if run.split is not None:
-        unlabelled = sum(map(len, run.split.clients))
+        labelled, unlabelled = len(run.split.labelled), sum(map(len, run.split.clients))
         below = (
             f"and {unlabelled:,} samples without at {len(run.split.clients)} clients" if unlabelled else ""
         )
-        yield "labels at the server", f"{len(run.split.labelled):,}", below
+        if find_method(run.recipe.method.name).labels == "all":
+            labelled, below = labelled + unlabelled, "of all training samples"
+        yield "labels at the server", f"{labelled:,}", below
     for chart in run.display.charts if run.records else ():
         for series in chart.series:
             if series.source in ("client_total", "label_set"):

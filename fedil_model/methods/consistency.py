@@ -1,10 +1,14 @@
-"""FedAvg, or FedProx, with FixMatch at the clients: the simplest combination for labels at the server.
+"""FedAvg, or FedProx, with FixMatch or UDA at the clients: the simplest combinations for labels at the server.
 
-The server trains on its labelled samples and broadcasts the result; clients train it on pseudo-labels; the server
-averages, and does not train after the average. "global" is the average in the state, and in a broadcast what the
-server made of it. B batch, C classes.
+The server trains on its labelled samples and broadcasts the result; clients train it so that it predicts for strong
+views what it predicts for weak ones; the server averages, and does not train after the average. "global" is the average
+in the state, and in a broadcast what the server made of it. The four methods differ in their profiles.
+
+Adapted: both losses were published for one machine with a labelled and an unlabelled batch in every step. Here the
+labelled steps are the server's. UDA's training-signal annealing therefore counts rounds. B batch, C classes.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -42,9 +46,16 @@ from fedil_model.settings import MethodSettings, merge
 from fedil_model.training.flat_model import Weights
 
 
-class FixMatchSettings(MethodSettings):
+class ConsistencySettings(MethodSettings):
+    loss: Literal["fixmatch", "uda"] = "fixmatch"
+    """Of strong views, against the label of the weak view, or against its sharpened probabilities."""
     threshold: float = Field(default=0.95, ge=0.0, le=1.0)
-    """τ: a sample trains on the label of its weak view if the model being trained is at least this sure of it."""
+    """τ: a sample trains on the prediction for its weak view if the model being trained is at least this sure of it."""
+    temperature: float = Field(default=0.4, gt=0.0)
+    """UDA's T: the logits of weak views are divided by it; below 1 it sharpens."""
+    annealing: Literal["off", "exp"] = "off"
+    """UDA's training-signal annealing, at the server: a labelled sample counts only while the probability of its label
+    is at most a ceiling, which grows exponentially from about 1/C to 1 over the rounds."""
     proximal: float = Field(default=0.0, ge=0.0)
     """FedProx's μ: adds μ/2·‖θ − θ received‖² to the clients' loss; 0 is FedAvg."""
     weighting: Literal["uniform", "samples"] = "uniform"
@@ -54,9 +65,13 @@ class FixMatchSettings(MethodSettings):
     """Momentum on the mean update."""
 
 
-PROFILES: dict[str, dict[str, Any]] = {
-    "paper": merge(SHARED_OPTIMISERS, {"network": {"norm": "gn"}}),
-    "fedprox": merge(SHARED_OPTIMISERS, {"network": {"norm": "gn"}, "method": {"proximal": 0.01}}),
+_USUAL: dict[str, Any] = merge(SHARED_OPTIMISERS, {"network": {"norm": "gn"}})
+_FEDPROX = {"proximal": 0.01}
+_FIXMATCH: dict[str, dict[str, Any]] = {"paper": {}}
+_UDA: dict[str, dict[str, Any]] = {
+    # Without annealing: in a few tens of rounds the server would learn next to nothing before the last ones.
+    "uda": {"loss": "uda", "threshold": 0.8},
+    "paper": {"loss": "uda", "threshold": 0.8, "annealing": "exp"},
 }
 
 DISPLAY = Display(
@@ -74,7 +89,7 @@ DISPLAY = Display(
             log=True,
         ),
         losses_chart(
-            loss_series("pseudo", "pseudo-labels", "Cross-entropy of strong views against pseudo-labels.")
+            loss_series("pseudo", "strong views", "Loss of strong views against predictions for weak ones.")
         ),
         confident_chart("sure %"),
     ),
@@ -82,15 +97,32 @@ DISPLAY = Display(
 )
 
 
-def spec() -> MethodSpec:
+def _spec(title: str, reference: str, profiles: Mapping[str, dict[str, Any]], **method: Any) -> MethodSpec:
+    """`profiles` of the method's own settings, each with `method` on top"""
     return MethodSpec(
-        title="FedAvg + FixMatch",
-        reference="https://arxiv.org/abs/2001.07685",
-        settings=FixMatchSettings,
-        make=FedAvgFixMatch,
+        title=title,
+        reference=f"https://arxiv.org/abs/{reference}",
+        settings=ConsistencySettings,
+        make=Consistency,
         display=DISPLAY,
-        profiles=PROFILES,
+        profiles={name: merge(_USUAL, {"method": {**own, **method}}) for name, own in profiles.items()},
     )
+
+
+def fedavg_fixmatch() -> MethodSpec:
+    return _spec("FedAvg + FixMatch", "2001.07685", _FIXMATCH)
+
+
+def fedprox_fixmatch() -> MethodSpec:
+    return _spec("FedProx + FixMatch", "2001.07685", _FIXMATCH, **_FEDPROX)
+
+
+def fedavg_uda() -> MethodSpec:
+    return _spec("FedAvg + UDA", "1904.12848", _UDA)
+
+
+def fedprox_uda() -> MethodSpec:
+    return _spec("FedProx + UDA", "1904.12848", _UDA, **_FEDPROX)
 
 
 def fixmatch_loss(
@@ -104,10 +136,30 @@ def fixmatch_loss(
     return (losses_B * sure_B).mean(), sure_B.sum()
 
 
-class FedAvgFixMatch(MethodBase):
+def uda_loss(
+    logits_weak_BC: Tensor, logits_strong_BC: Tensor, threshold: float, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """The same with KL(sharpened prediction for the weak view ‖ prediction for the strong view), whose gradient is that
+    of the cross-entropy. Samples are confident by the prediction before it is sharpened."""
+    weak_BC = logits_weak_BC.detach()
+    sure_B = weak_BC.softmax(1).amax(1) >= threshold
+    log_targets_BC = (weak_BC / temperature).log_softmax(1)
+    losses_B = functional.kl_div(
+        logits_strong_BC.log_softmax(1), log_targets_BC, reduction="none", log_target=True
+    ).sum(1)
+    return (losses_B * sure_B).mean(), sure_B.sum()
+
+
+def annealing_ceiling(round_number: int, rounds: int, num_classes: int) -> float:
+    """exp(5·(t/T − 1))·(1 − 1/C) + 1/C in round t of T"""
+    done = min(round_number / rounds, 1.0)
+    return math.exp(5.0 * (done - 1.0)) * (1.0 - 1.0 / num_classes) + 1.0 / num_classes
+
+
+class Consistency(MethodBase):
     def __init__(self, context: MethodContext) -> None:
         super().__init__(context)
-        assert isinstance(context.learning.method, FixMatchSettings)
+        assert isinstance(context.learning.method, ConsistencySettings)
         self._settings = context.learning.method
 
     def initial_state(self, labelled: Samples) -> State:
@@ -119,9 +171,14 @@ class FedAvgFixMatch(MethodBase):
     def server_step(self, state: State, labelled: Samples, round_number: int) -> ServerStep:
         before = Weights.named(state, "global").to(self.device)
         self._student.load(before)
-        trained, done = self._train_on_labels(labelled, round_number)
+        trained, done = self._train_on_labels(labelled, round_number, ceiling=self._ceiling(round_number))
         metrics = {"loss_server": done.loss, "server_norm": norm_of(trained.params - before.params)}
         return ServerStep(state, trained.tensors("global"), metrics)
+
+    def _ceiling(self, round_number: int) -> float:
+        if self._settings.annealing == "off":
+            return 1.0
+        return annealing_ceiling(round_number, self._learning.rounds, self._context.num_classes)
 
     def client_step(self, activation: Activation) -> ClientResult:
         received, inputs = Weights.named(activation.broadcast, "global"), activation.inputs
@@ -148,10 +205,16 @@ class FedAvgFixMatch(MethodBase):
         """Adds the gradient of a part of a batch; returns its loss and its number of confident samples."""
         # In one pass, as published: batch norm then has two samples at least.
         logits_weak_BC, logits_strong_BC = self._logits(torch.cat([weak, strong])).chunk(2)
-        loss, num_sure = fixmatch_loss(logits_weak_BC, logits_strong_BC, self._settings.threshold)
+        loss, num_sure = self._loss(logits_weak_BC, logits_strong_BC)
         loss = loss * share
         loss.backward()  # type: ignore[no-untyped-call]
         return torch.stack([loss.detach(), num_sure])
+
+    def _loss(self, logits_weak_BC: Tensor, logits_strong_BC: Tensor) -> tuple[Tensor, Tensor]:
+        settings = self._settings
+        if settings.loss == "fixmatch":
+            return fixmatch_loss(logits_weak_BC, logits_strong_BC, settings.threshold)
+        return uda_loss(logits_weak_BC, logits_strong_BC, settings.threshold, settings.temperature)
 
     def _add_proximal_gradient(self, received: Weights) -> None:
         if self._settings.proximal > 0.0:

@@ -1,4 +1,4 @@
-"""FedAvg and FedProx with FixMatch at the clients. B batch, C classes."""
+"""FedAvg and FedProx with FixMatch or UDA at the clients. B batch, C classes."""
 
 import math
 from collections.abc import Mapping
@@ -11,9 +11,16 @@ from torch import Tensor
 
 from fedil_model.errors import NumericError, SettingError, StateError
 from fedil_model.methods import find_method, make_learning
-from fedil_model.methods.fedavg_fixmatch import FedAvgFixMatch, FixMatchSettings, fixmatch_loss
+from fedil_model.methods.consistency import (
+    Consistency,
+    ConsistencySettings,
+    annealing_ceiling,
+    fixmatch_loss,
+    uda_loss,
+)
 from fedil_model.methods.interface import ClientResult, Method
 from fedil_model.training.flat_model import Weights
+from fedil_model.training.supervised import labelled_loss
 from tests.unit.fedil_model.steps import (
     LABELLED,
     UNLABELLED,
@@ -108,7 +115,7 @@ def test_the_proximal_term_is_mu_times_the_distance_to_what_was_received() -> No
     """Two steps without any other gradient: the first gives the distance, which the second then shrinks."""
     mu, lr = 3.0, 0.1
     made = method(client=ONE_STEP | {"lr": lr}, method={"proximal": mu, "threshold": 1.0})
-    assert isinstance(made, FedAvgFixMatch)
+    assert isinstance(made, Consistency)
     received = Weights.named(broadcast_of(made), "global")
     made._student.load(received)
     made._student.params.add_(0.5)
@@ -162,7 +169,7 @@ def test_with_every_norm_a_round_ends_in_a_finite_model_of_both_kinds(norm: str)
 
 def test_batch_norms_variances_are_marked_for_the_fold() -> None:
     made = method(network={"norm": "bn"})
-    assert isinstance(made, FedAvgFixMatch)
+    assert isinstance(made, Consistency)
     assert made._variances().tolist() == ([False] * 16 + [True] * 16) * 2
     step = made.server_step(made.initial_state(LABELLED), LABELLED, 1)
     hostile = {name.replace("global", "delta"): -3 * tensor for name, tensor in step.broadcast.items()}
@@ -209,15 +216,95 @@ def test_bfloat16_autocast_trains_with_float32_weights() -> None:
     assert not torch.equal(a, b)
 
 
-def test_profiles_are_the_papers_and_fedprox() -> None:
-    paper = make_learning({"method": {"name": "fedavg_fixmatch"}})
-    assert paper.profile == "paper"
-    assert isinstance(paper.method, FixMatchSettings)
-    assert (paper.method.threshold, paper.method.proximal) == (0.95, 0.0)
-    assert (paper.client.batch_size, paper.client.clip_norm, paper.client.lr_schedule) == (10, 1.0, "cosine")
-    prox = make_learning({"profile": "fedprox", "method": {"name": "fedavg_fixmatch"}})
-    assert isinstance(prox.method, FixMatchSettings)
-    assert prox.method.proximal == 0.01
+@pytest.mark.parametrize(
+    ("name", "loss", "threshold", "proximal"),
+    [
+        ("fedavg_fixmatch", "fixmatch", 0.95, 0.0),
+        ("fedprox_fixmatch", "fixmatch", 0.95, 0.01),
+        ("fedavg_uda", "uda", 0.8, 0.0),
+        ("fedprox_uda", "uda", 0.8, 0.01),
+    ],
+)
+def test_four_methods_of_the_same_settings(name: str, loss: str, threshold: float, proximal: float) -> None:
+    paper = make_learning({"profile": "paper", "method": {"name": name}})
+    assert isinstance(paper.method, ConsistencySettings)
+    assert (paper.method.loss, paper.method.threshold, paper.method.proximal) == (loss, threshold, proximal)
+    assert (paper.method.temperature, paper.method.annealing) == (0.4, "exp" if loss == "uda" else "off")
+    assert (paper.client.epochs, paper.client.batch_size, paper.client.clip_norm) == (5, 10, 1.0)
+    other = make_learning({"method": {"name": name, "proximal": 0.5, "loss": "uda"}}).method
+    assert isinstance(other, ConsistencySettings)
+    assert (other.proximal, other.loss, other.annealing) == (0.5, "uda", "off")
+
+
+# ---- UDA --------------------------------------------------------------------------------------------------------
+
+
+def test_udas_loss_is_the_divergence_from_sharpened_predictions_of_confident_samples() -> None:
+    weak_BC = logits((0.9, 0.1), (0.7, 0.3), (0.15, 0.85)).requires_grad_()
+    strong_BC = logits((0.5, 0.5), (0.3, 0.7), (0.25, 0.75)).requires_grad_()
+    loss, num_sure = uda_loss(weak_BC, strong_BC, threshold=0.8, temperature=0.5)
+    torch.autograd.backward(loss)
+    expected = 0.0
+    for weak, strong in (((0.9, 0.1), (0.5, 0.5)), ((0.15, 0.85), (0.25, 0.75))):
+        squares = [p * p for p in weak]  # T = 1/2
+        target = [square / sum(squares) for square in squares]
+        expected += sum(q * math.log(q / p) for q, p in zip(target, strong, strict=True))
+    assert float(loss.detach()) == pytest.approx(expected / 3, rel=1e-5)
+    assert int(num_sure) == 2
+    assert weak_BC.grad is None
+    assert strong_BC.grad is not None
+    # The gradient of a cross-entropy: (prediction − target) / B.
+    assert strong_BC.grad[0].tolist() == pytest.approx(
+        [(0.5 - 0.81 / 0.82) / 3, (0.5 - 0.01 / 0.82) / 3], rel=1e-4
+    )
+    assert strong_BC.grad[1].tolist() == [0.0, 0.0]
+
+
+def test_udas_loss_is_zero_where_views_agree() -> None:
+    same_BC = logits((0.9, 0.1), (0.2, 0.8))
+    loss, _ = uda_loss(same_BC, same_BC, threshold=0.5, temperature=1.0)
+    assert float(loss) == pytest.approx(0.0, abs=1e-7)
+
+
+def test_clients_train_with_the_loss_of_the_settings() -> None:
+    broadcast = broadcast_of(method())
+    made = method(method={"loss": "uda"}, client={"weight_decay": 0.0})
+    before, result = copied(broadcast), activate(made, broadcast)
+    assert float(step_of(result).norm()) > 1e-3
+    assert same(before, broadcast)
+    assert not torch.equal(
+        step_of(result), step_of(activate(method(client={"weight_decay": 0.0}), broadcast))
+    )
+
+
+def test_the_ceiling_of_training_signal_annealing_ends_at_one() -> None:
+    assert annealing_ceiling(30, 30, 10) == 1.0
+    assert annealing_ceiling(31, 30, 10) == 1.0
+    assert annealing_ceiling(15, 30, 10) == pytest.approx(0.9 * 0.0820850 + 0.1, rel=1e-5)
+    assert annealing_ceiling(1, 1000, 4) == pytest.approx(0.25, abs=0.01)
+
+
+def test_a_labelled_sample_counts_while_the_probability_of_its_label_is_at_most_the_ceiling() -> None:
+    logits_BC = logits((0.9, 0.1), (0.3, 0.7), (0.4, 0.6)).requires_grad_()
+    loss = labelled_loss(logits_BC, torch.tensor([0, 0, 1]), ceiling=0.65)
+    torch.autograd.backward(loss)
+    assert float(loss.detach()) == pytest.approx((-math.log(0.3) - math.log(0.6)) / 3)
+    assert logits_BC.grad is not None
+    assert logits_BC.grad.any(dim=1).tolist() == [False, True, True]
+
+
+def test_annealing_leaves_out_labelled_samples_that_are_known_already() -> None:
+    """One step on the whole labelled set: the gradient is the mean over those below the ceiling, of all."""
+    one = ONE_STEP | {"lr": 0.1}
+    pretrained = {"pretrain_epochs": 3, "pretrain_lr": 0.1}
+    annealed = method(server=one | pretrained, method={"annealing": "exp"}, rounds=10)
+    plain = method(server=one | pretrained, rounds=10)
+    state = annealed.initial_state(LABELLED)
+    last, full = (made.server_step(state, LABELLED, 10) for made in (annealed, plain))
+    assert same(last.broadcast, full.broadcast)
+    first, full = (made.server_step(state, LABELLED, 6) for made in (annealed, plain))
+    assert 0.0 <= first.metrics["loss_server"] < full.metrics["loss_server"]
+    assert first.metrics["server_norm"] != full.metrics["server_norm"]
 
 
 @pytest.mark.parametrize("wrong", [{"proximal": -0.1}, {"threshold": 1.5}, {"proxmial": 1.0}])

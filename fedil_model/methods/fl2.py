@@ -1,0 +1,242 @@
+"""(FL)² (arXiv 2410.23227): SemiFL with thresholds of each client's own, training against sharp minima, and an average
+in which clients that are less sure count more.
+
+Adapted: static statistics are those of the server's labelled samples, since no message asks clients for theirs. How
+sure a client is, which decides its weight, is the client's own word: the server holds it to between 1/C and 1.
+N samples of the client, F of them chosen, B batch, C classes, P parameters.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from pydantic import Field, PositiveFloat
+from torch import Tensor
+from torch.nn import functional
+
+from fedil_model.data.datasets.interface import Samples
+from fedil_model.methods.averaging import on_grid
+from fedil_model.methods.base import split_batch
+from fedil_model.methods.declared import (
+    CLIENT_NORM,
+    CONFIDENT_BY_CLIENT,
+    SHARED_OPTIMISERS,
+    confident_chart,
+    loss_series,
+    losses_chart,
+)
+from fedil_model.methods.interface import (
+    Activation,
+    Answer,
+    Chart,
+    ClientResult,
+    ClientValue,
+    Display,
+    MethodContext,
+    MethodSpec,
+    Series,
+    State,
+    Tensors,
+    Verdict,
+)
+from fedil_model.methods.semifl import DISPLAY as SEMIFL_DISPLAY
+from fedil_model.methods.semifl import FineTunedAverage, SemiFLFold
+from fedil_model.settings import MethodSettings, merge
+from fedil_model.training.flat_model import Weights
+
+_SMALLEST_SCALE = 0.01
+"""Of a parameter in the ascent step: one that is 0 moves as well."""
+
+
+class FL2Settings(MethodSettings):
+    sure: float = Field(default=0.95, ge=0.0, le=1.0)
+    """Samples of which the received model is at least this sure take part in the training against sharp minima."""
+    radius: PositiveFloat = 0.1
+    """ρ: how far the ascent step goes, relative to the parameters' sizes."""
+    weight_sharpness: float = Field(default=1.0, ge=0.0)
+    """Of the divergence after the ascent step; 0 leaves it out."""
+    weighting: Literal["status", "uniform"] = "status"
+    """"status": an update counts 1 − its client's mean confidence. That is the client's own word: for sites that you
+    trust. "uniform": updates count the same."""
+    server_momentum: float = Field(default=0.5, ge=0.0, lt=1.0)
+    """Momentum on the mean update."""
+
+
+PROFILES: dict[str, dict[str, Any]] = {
+    "paper": merge(
+        SHARED_OPTIMISERS,
+        {"network": {"norm": "sbn"}, "client": {"batch_size": 32}, "server": {"pretrain_epochs": 50}},
+    )
+}
+
+DISPLAY = Display(
+    models=SEMIFL_DISPLAY.models,
+    charts=(
+        Chart("Updates", "How far clients move the model that they receive.", (CLIENT_NORM,), log=True),
+        losses_chart(
+            loss_series("fix", "strong views", "Cross-entropy of strong views against pseudo-labels."),
+            loss_series(
+                "sharpness", "sharpness", "Divergence of predictions when an ascent step moves the model."
+            ),
+        ),
+        confident_chart("sure %"),
+        Chart(
+            "Thresholds",
+            "Mean confidence of the received model in a client's samples, from which its thresholds are made.",
+            (
+                Series(
+                    "confidence", "mean confidence", "Mean over clients.", source="client_mean", unit="share"
+                ),
+            ),
+        ),
+    ),
+    client_values=(
+        CONFIDENT_BY_CLIENT,
+        ClientValue(
+            "confidence",
+            "mean confidence",
+            "Mean confidence of the received model in the client's samples, as the client reports it.",
+            low=0.0,
+            high=1.0,
+            buckets=CONFIDENT_BY_CLIENT.buckets,
+        ),
+    ),
+    outcomes=SEMIFL_DISPLAY.outcomes,
+)
+
+
+def spec() -> MethodSpec:
+    return MethodSpec(
+        title="(FL)²",
+        reference="https://arxiv.org/abs/2410.23227",
+        settings=FL2Settings,
+        make=FL2,
+        display=DISPLAY,
+        profiles=PROFILES,
+    )
+
+
+def adaptive_thresholds(probabilities_NC: Tensor) -> tuple[Tensor, Tensor]:
+    """(mean confidence, threshold of each class): classes that the model predicts less often have lower ones."""
+    confidence = probabilities_NC.amax(1).mean()
+    expected_C = probabilities_NC.mean(0)
+    return confidence, confidence * expected_C / expected_C.max()
+
+
+def ascent_step(params_P: Tensor, grads_P: Tensor, radius: float) -> Tensor:
+    """Adaptive SAM's: ρ·s²g / ‖s·g‖, where s is the size of each parameter"""
+    scale_P = params_P.abs().add_(_SMALLEST_SCALE)
+    scaled_P = scale_P * grads_P
+    return scaled_P.mul(scale_P).mul_(radius / (torch.linalg.vector_norm(scaled_P) + 1e-12))
+
+
+class FL2(FineTunedAverage):
+    def __init__(self, context: MethodContext) -> None:
+        super().__init__(context)
+        assert isinstance(context.learning.method, FL2Settings)
+        self._settings = context.learning.method
+
+    def client_step(self, activation: Activation) -> ClientResult:
+        """Without a chosen sample: no step, and an update without tensors."""
+        received, inputs = Weights.named(activation.broadcast, "global"), activation.inputs
+        losses = torch.zeros(2, device=self.device)
+        with self._client_training(activation, received) as (optimiser, generator):
+            probabilities_NC = self._predict(inputs, generator)
+            mean, thresholds_C = adaptive_thresholds(probabilities_NC)
+            confidence_N, labels_N = probabilities_NC.max(1)
+            chosen_F = (confidence_N > thresholds_C[labels_N]).nonzero()[:, 0]
+            if len(chosen_F) == 0:
+                self._student.release()
+                return ClientResult({}, {}, 0, {"sure_share": 0.0, "confidence": float(mean)})
+            for batch in self._client_batches(len(chosen_F), generator):
+                rows = chosen_F[batch]
+                # All of a batch's views at once: what is drawn does not depend on the parts it is trained in.
+                strong_B = self._views.strong(inputs.index_select(0, rows), generator)
+                optimiser.zero_grad()
+                losses += self._learn(strong_B, labels_N[rows], confidence_N[rows] >= self._settings.sure)
+                optimiser.step()
+        fix, sharpness = (losses / optimiser.num_steps).tolist()
+        delta = self._take_delta(activation, received, [fix, sharpness])
+        metrics = {
+            "loss_fix": fix,
+            "loss_sharpness": sharpness,
+            "sure_share": len(chosen_F) / len(inputs),
+            "confidence": float(mean),
+        }
+        return ClientResult(delta.tensors("delta"), {}, optimiser.num_steps, metrics)
+
+    def _learn(self, strong_B: Tensor, labels_B: Tensor, sure_B: Tensor) -> Tensor:
+        """Adds the gradient of one batch; returns its two losses. The gradient of the sure samples' loss alone says
+        where the ascent step goes."""
+        grads_P = self._student.grads
+        of_sure_P = torch.zeros_like(grads_P)
+        total, logits_parts = torch.zeros(2, device=self.device), []
+        for strong, labels, sure in split_batch(self.micro_batch, strong_B, labels_B, sure_B):
+            logits_BC = self._logits_of_any(strong)
+            losses_B = functional.cross_entropy(logits_BC, labels, reduction="none") / len(labels_B)
+            before_P = grads_P.clone()
+            (losses_B * sure).sum().backward(retain_graph=True)  # type: ignore[no-untyped-call]
+            of_sure_P += grads_P - before_P
+            (losses_B * ~sure).sum().backward()  # type: ignore[no-untyped-call]
+            total[0] += losses_B.detach().sum()
+            logits_parts.append(logits_BC.detach())
+        if self._settings.weight_sharpness > 0.0 and bool(sure_B.any()):
+            total[1] = self._flatten(strong_B, torch.cat(logits_parts), sure_B, of_sure_P)
+        return total
+
+    def _flatten(self, strong_B: Tensor, logits_BC: Tensor, sure_B: Tensor, of_sure_P: Tensor) -> Tensor:
+        """Adds the gradient, where an ascent step leads, of the divergence from the sure samples' predictions here.
+        Returns the divergence, a mean over the sure samples."""
+        params_P, total = self._student.params, torch.zeros((), device=self.device)
+        here_P = params_P.clone()
+        params_P.add_(ascent_step(here_P, of_sure_P, self._settings.radius))
+        for strong, logits, sure in split_batch(self.micro_batch, strong_B, logits_BC, sure_B):
+            moved = self._logits_of_any(strong).log_softmax(1)
+            divergence_B = functional.kl_div(
+                moved, logits.log_softmax(1), reduction="none", log_target=True
+            ).sum(1)
+            divergence = (divergence_B * sure).sum() / sure_B.sum()
+            (self._settings.weight_sharpness * divergence).backward()  # type: ignore[no-untyped-call]
+            total += divergence.detach()
+        params_P.copy_(here_P)
+        return total
+
+    def open_fold(
+        self,
+        state: State,
+        bases: Mapping[int, Tensors],
+        version: int,
+        labelled: Samples,  # noqa: ARG002
+    ) -> "FL2Fold":
+        fold = FL2Fold(
+            self._learning,
+            state,
+            bases,
+            version,
+            variances_Q=self._variances(),
+            momentum=self._settings.server_momentum,
+        )
+        fold.by_status = self._settings.weighting == "status"
+        fold.lowest_confidence = 1.0 / self._context.num_classes
+        return fold
+
+
+class FL2Fold(SemiFLFold):
+    by_status: bool
+    lowest_confidence: float
+    """No mean of largest probabilities is lower."""
+
+    def add(self, answer: Answer) -> Verdict:
+        verdict = super().add(answer)
+        if not verdict.counts:
+            return verdict
+        return replace(verdict, values={**verdict.values, "confidence": self._confidence(answer)})
+
+    def _confidence(self, answer: Answer) -> float:
+        """A client that does not report it counts least."""
+        return min(max(answer.metrics.get("confidence", 1.0), self.lowest_confidence), 1.0)
+
+    def _weight_of(self, answer: Answer) -> float:
+        weight = super()._weight_of(answer)
+        return on_grid(weight * (1.0 - self._confidence(answer))) if self.by_status else weight

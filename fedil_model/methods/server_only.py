@@ -1,0 +1,163 @@
+"""Training at the server alone: `server_only` on the split's labels, a floor; `supervised` on all of them, a ceiling.
+
+Both train round by round with the server's optimiser and schedule, as the server of any other method does, and ask no
+clients. server.strong_weight adds strong views. A round is server.epochs passes over a random part of the samples that
+is drawn anew for it. The part is everything for `server_only`, and a fifth for `supervised`: with five epochs its round
+has as many steps as one pass over all samples.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from pydantic import Field
+
+from fedil_model.data.datasets.interface import Samples
+from fedil_model.methods.averaging import norm_of
+from fedil_model.methods.base import MethodBase
+from fedil_model.methods.declared import SERVER_NORM, SHARED_OPTIMISERS, loss_series
+from fedil_model.methods.interface import (
+    INVALID,
+    Activation,
+    Answer,
+    Chart,
+    ClientResult,
+    Display,
+    Folded,
+    MethodContext,
+    MethodSpec,
+    Model,
+    RoundEnd,
+    ServerStep,
+    State,
+    Tensors,
+    Verdict,
+)
+from fedil_model.settings import MethodSettings, merge
+from fedil_model.training.flat_model import Weights
+from fedil_model.training.optimiser import learning_rate
+
+ASKS_NO_CLIENTS = "this method asks no clients"
+
+
+class ServerOnlySettings(MethodSettings):
+    part: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Share of the labelled samples that a round trains on, drawn anew in every round."""
+
+
+_USUAL: dict[str, Any] = merge(SHARED_OPTIMISERS, {"network": {"norm": "gn"}})
+_STRONG: dict[str, Any] = merge(_USUAL, {"server": {"strong_weight": 1.0, "pretrain_strong_weight": 1.0}})
+_PAPER: dict[str, Any] = merge(_USUAL, {"network": {"norm": "bn"}, "server": {"lr": 0.1}})
+"""SemiFL's recipe for both: its partially and its fully supervised rows"""
+_FIFTH: dict[str, Any] = {"method": {"part": 0.2}}
+
+DISPLAY = Display(
+    models=(Model("global", "server's", "the model trained on the server's labelled samples"),),
+    charts=(
+        Chart("Steps", "How far a round moves the model.", (SERVER_NORM,), log=True),
+        Chart(
+            "Losses",
+            "Mean over the last epoch of a round.",
+            (loss_series("server", "server", "Cross-entropy on the labelled samples.", at_server=True),),
+        ),
+    ),
+)
+
+
+def server_only() -> MethodSpec:
+    return MethodSpec(
+        title="Server only",
+        reference="",
+        settings=ServerOnlySettings,
+        make=ServerOnly,
+        display=DISPLAY,
+        profiles={"weak": _USUAL, "strong": _STRONG, "paper": _PAPER},
+        buffered=False,
+        asks_clients=False,
+    )
+
+
+def supervised() -> MethodSpec:
+    paper = merge(_PAPER, {"server": {"batch_size": 250}})
+    return MethodSpec(
+        title="Supervised, all labels",
+        reference="",
+        settings=ServerOnlySettings,
+        make=ServerOnly,
+        display=DISPLAY,
+        profiles={
+            "weak": merge(_USUAL, _FIFTH),
+            "strong": merge(_STRONG, _FIFTH),
+            "paper": merge(paper, _FIFTH),
+        },
+        buffered=False,
+        asks_clients=False,
+        labels="all",
+    )
+
+
+class ServerOnly(MethodBase):
+    def __init__(self, context: MethodContext) -> None:
+        super().__init__(context)
+        assert isinstance(context.learning.method, ServerOnlySettings)
+        self._part = context.learning.method.part
+
+    def initial_state(self, labelled: Samples) -> State:
+        return self._pretrain(labelled).tensors("global")
+
+    def server_step(self, state: State, labelled: Samples, round_number: int) -> ServerStep:
+        before = Weights.named(state, "global").to(self.device)
+        self._student.load(before)
+        trained, done = self._train_on_labels(self._draw(labelled, round_number), round_number)
+        metrics = {"loss_server": done.loss, "server_norm": norm_of(trained.params - before.params)}
+        return ServerStep(state, trained.tensors("global"), metrics)
+
+    def _draw(self, labelled: Samples, round_number: int) -> Samples:
+        if self._part == 1.0:
+            return labelled
+        generator = torch.Generator().manual_seed(self._seed("part", round_number))
+        drawn = torch.randperm(len(labelled.labels), generator=generator)[: self._num_drawn(labelled)]
+        rows = drawn.to(labelled.labels.device)
+        return Samples(labelled.inputs[rows], labelled.labels[rows])
+
+    def _num_drawn(self, labelled: Samples) -> int:
+        return max(round(self._part * len(labelled.labels)), 1)
+
+    def client_step(self, activation: Activation) -> ClientResult:
+        raise NotImplementedError(f"client {activation.client}: {ASKS_NO_CLIENTS}")
+
+    def open_fold(
+        self,
+        state: State,
+        bases: Mapping[int, Tensors],
+        version: int,
+        labelled: Samples,
+    ) -> "EmptyFold":
+        settings, part = self._learning.server, self._num_drawn(labelled)
+        steps = settings.epochs * -(-part // settings.batch_size)
+        lr = learning_rate(settings, version, self._learning.rounds)
+        return EmptyFold(state, bases[version], lr * steps)
+
+    def end_round(
+        self,
+        state: State,
+        broadcast: Tensors,  # noqa: ARG002
+        labelled: Samples,  # noqa: ARG002
+        round_number: int,  # noqa: ARG002
+    ) -> RoundEnd:
+        return RoundEnd(state, {"global": Weights.named(state, "global")})
+
+
+class EmptyFold:
+    """Of a round without clients: the new model is what the server's step made."""
+
+    def __init__(self, state: State, trained: Tensors, effort: float) -> None:
+        self._state, self._trained, self._effort = state, trained, effort
+
+    def add(self, answer: Answer) -> Verdict:  # noqa: ARG002
+        return Verdict(INVALID, ASKS_NO_CLIENTS)
+
+    def close(self) -> Folded:
+        before, after = Weights.named(self._state, "global"), Weights.named(self._trained, "global")
+        norm = norm_of(after.params - before.params.to(after.params.device))
+        return Folded({**self._state, **self._trained}, norm, self._effort)
