@@ -4,7 +4,7 @@ Accuracy is the mean of the last evaluations of each run, with its spread over s
 machine that died, cost nothing that was done: the same command goes on.
 
   fedil compare digits --methods fedil,semifl,fedavg_fixmatch --seeds 3
-  fedil compare mnist-iid-001 --methods fedil,fedil/paper --set semifl:method.threshold=0.9 --cpu-seconds 600"""
+  fedil compare mnist-iid-001 --methods fedil,semifl --set semifl:method.threshold=0.9 --cpu-seconds 600"""
 
 import argparse
 import sys
