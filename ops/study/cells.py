@@ -76,7 +76,12 @@ def swept_settings(recipe: str, seeds: Sequence[int], overrides: Sequence[str]) 
         raise SettingError("nothing to sweep over: give several values, such as --set client.lr=0.02,0.05")
     cells = []
     for chosen in product(*axes):
-        cells += _cells(recipe, " ".join(chosen), seeds, [*common, *chosen])
+        # The last part of a key is enough to tell variants apart, unless two keys share it.
+        short = [re.sub(r"^[^=]*\.", "", text) for text in chosen]
+        keys = {text.partition("=")[0] for text in short}
+        cells += _cells(
+            recipe, " ".join(short if len(keys) == len(short) else chosen), seeds, [*common, *chosen]
+        )
     return checked(cells)
 
 

@@ -33,12 +33,12 @@ def write_files(
 
 
 def _write_report(folder: Path, runs: Sequence[tuple[str, Run]]) -> Iterator[Path]:
-    from fedil_model.errors import SettingError
+    from broker_config.protocol.errors import FedILError
     from ops.inspect.report.drawing import check_installed, write_plots
 
     try:
         check_installed()
-    except SettingError as error:
+    except FedILError as error:
         print(f"fedil: no report: {error}", file=sys.stderr)
         return
     from ops.inspect.report.comparison import compare

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_NAMED_GROUPS = 4
+MOST_NAMED_GROUPS = 16
 """With more groups, the legend shows only their letters."""
 MOST_GROUPS_IN_A_LEGEND = 20
 
@@ -87,7 +87,12 @@ def comparison_plots(comparison: Comparison) -> list[Plot]:
         size=(4.8, max(2.0, 0.9 + 0.42 * len(comparison.groups))),
     )
     drawn = [
-        Plot(name, title, partial(draw_curve, comparison=comparison, axis=axis, scale=scale, series=series))
+        Plot(
+            name,
+            title,
+            partial(draw_curve, comparison=comparison, axis=axis, scale=scale, series=series),
+            size=(4.8, 2.5 + 0.2 * _legend_rows(comparison)),
+        )
         for name, (title, axis, scale, series) in curves_of(comparison).items()
     ]
     return [drawn[0], final, *drawn[1:]]
@@ -125,6 +130,11 @@ def draw_curve(figure: "Figure", comparison: Comparison, axis: str, scale: str, 
     legend(axes, columns=2 if len(comparison.groups) <= MOST_NAMED_GROUPS else 5)
 
 
+def _legend_rows(comparison: Comparison) -> int:
+    groups = len(comparison.groups)
+    return -(-groups // 2) if groups <= MOST_NAMED_GROUPS else 4
+
+
 def _draw_group(axes: "Axes", group: Group, place: int, series: Series, named: bool) -> set[int]:
     look = style(place)
     measured = replace(group, runs=tuple(run for run in group.runs if series(run)))
@@ -149,7 +159,7 @@ def _draw_group(axes: "Axes", group: Group, place: int, series: Series, named: b
 
 
 def _legend_text(group: Group, runs: int, named: bool) -> str:
-    return f"{label(group.label, 17)} (n = {runs})" if named else f"{group.letter} ({runs})"
+    return f"{label(group.label, 22)} (n = {runs})" if named else f"{group.letter} ({runs})"
 
 
 def draw_final(figure: "Figure", comparison: Comparison) -> None:
@@ -172,7 +182,7 @@ def draw_final(figure: "Figure", comparison: Comparison) -> None:
                 )
     axes.set_yticks(
         range(len(comparison.groups)),
-        [f"{label(group.label, 16)}\n(n = {len(group.runs)})" for group in comparison.groups],
+        [f"{label(group.label, 22)}\n(n = {len(group.runs)})" for group in comparison.groups],
     )
     axes.set_ylim(len(comparison.groups) - 0.4, -0.6)
     axes.set_xlabel("accuracy")

@@ -88,14 +88,19 @@ def test_what_cannot_be_compared_is_said_before_anything_starts(
 def test_a_sweep_has_each_value_with_each() -> None:
     cells = swept_settings("digits", [3], ["rounds=2", "client.epochs=1,2", "method.threshold=0.8,0.9"])
     assert [cell.variant for cell in cells] == [
-        "client.epochs=1 method.threshold=0.8",
-        "client.epochs=1 method.threshold=0.9",
-        "client.epochs=2 method.threshold=0.8",
-        "client.epochs=2 method.threshold=0.9",
+        "epochs=1 threshold=0.8",
+        "epochs=1 threshold=0.9",
+        "epochs=2 threshold=0.8",
+        "epochs=2 threshold=0.9",
     ]
     assert {(cell.recipe.rounds, cell.seed) for cell in cells} == {(2, 3)}
     with pytest.raises(SettingError, match="nothing to sweep over"):
         swept_settings("digits", [0], ["rounds=2"])
+
+
+def test_keys_with_the_same_last_part_are_named_in_full() -> None:
+    cells = swept_settings("digits", [0], ["client.epochs=1,2", "server.epochs=1,3"])
+    assert cells[1].variant == "client.epochs=1 server.epochs=3"
 
 
 def test_a_list_is_one_value_of_a_sweep() -> None:
