@@ -22,6 +22,9 @@ METHODS: dict[str, str] = {
     "fedavg_fixmatch": "fedil_model.methods.fedavg_fixmatch:spec",
     "semifl": "fedil_model.methods.semifl:spec",
     "fedmatch": "fedil_model.methods.fedmatch:spec",
+    "fedu": "fedil_model.methods.fedu:spec",
+    "fedema": "fedil_model.methods.fedema:spec",
+    "orchestra": "fedil_model.methods.orchestra:spec",
 }
 """Name → `module:callable` of its MethodSpec. Imported when a recipe names it, since most of them import torch."""
 DEFAULT_METHOD = "fedil"
