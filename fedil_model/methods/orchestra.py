@@ -4,14 +4,15 @@ A client trains its projections of one view towards the clusters that its target
 another view, and to tell by how many quarters an image was turned. It sends centroids of its last projections, in
 clusters of equal size; the server does the same with the centroids of all clients, and broadcasts the result.
 Adapted to 5 of 100 clients: 32 clusters instead of 128, for 5 clients with 16 centroids each. The first clusters are
-those of the server's own samples, instead of a round without training. The target begins as a copy of the received
-network, instead of an average of targets: updates have half the size. Clients count the same.
+those of the server's own samples, instead of a round without training. The server moves its target towards the average
+by as much as a client's steps do, instead of averaging targets: updates have half the size. Clients count the same.
 
 A client keeps nothing between its activations: its memory of projections is filled anew in each. With its update it
 sends its centroids (local_clusters × output × 4 bytes) and no projection of a sample. The server keeps the centroids of
 one round's clients. B batch, K clusters, L local ones, F size of a projection, M projections in memory.
 """
 
+import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -179,11 +180,13 @@ class Orchestra(SelfSupervised):
                 for (part,) in split_batch(500, labelled.inputs)
             ]
         centroids_KF = cluster_evenly(unit(torch.cat(projections)), self._settings.clusters, generator)
-        return online.tensors("online") | {"centroids": centroids_KF}
+        return online.tensors("online") | {"target": online.params, "centroids": centroids_KF}
 
     def server_step(self, state: State, labelled: Samples, round_number: int) -> ServerStep:
         step = super().server_step(state, labelled, round_number)
-        return replace(step, broadcast={**step.broadcast, "centroids": state["centroids"]})
+        return replace(
+            step, broadcast={**step.broadcast, **{name: state[name] for name in ("target", "centroids")}}
+        )
 
     def open_fold(
         self,
@@ -199,8 +202,8 @@ class Orchestra(SelfSupervised):
             steps=settings.server_steps,
             check_stop=self.check_stop,
         )
-        shape = (settings.local_clusters, settings.output)
-        return OrchestraFold(self._averaging_fold(state, bases, version), cluster, shape)
+        average = self._averaging_fold(state, bases, version)
+        return OrchestraFold(average, cluster, (settings.local_clusters, settings.output), settings.momentum)
 
     # ---- a client --------------------------------------------------------------------------------------------------
 
@@ -213,7 +216,7 @@ class Orchestra(SelfSupervised):
             self._client_training(activation, received) as (optimiser, generator),
             self._target.temporarily_loaded(),
         ):
-            self._target.load(received)
+            self._target.load(Weights(activation.broadcast["target"], received.buffers))
             self._target.module.train()
             for batch in self._client_batches(len(inputs), generator):
                 follow(self._target, self._student, self._settings.momentum)
@@ -271,8 +274,10 @@ class OrchestraFold:
         average: AveragingFold,
         cluster: Callable[[Tensor, Tensor], tuple[Tensor, float]],
         shape_LF: tuple[int, int],
+        momentum: float,
     ) -> None:
-        self._average, self._cluster, self._shape_LF = average, cluster, shape_LF
+        self._average, self._cluster, self._shape_LF, self._momentum = average, cluster, shape_LF, momentum
+        self._steps: list[int] = []
         self._points: dict[tuple[int, int], Tensor] = {}
         """(Client, version that it started from) → its centroids"""
 
@@ -285,6 +290,7 @@ class OrchestraFold:
         verdict = self._average.add(replace(answer, update=update))
         if verdict.counts:
             self._points[answer.client, answer.base_version] = points_LF.clone()
+            self._steps.append(answer.num_steps)
         return verdict
 
     def _find_misfit(self, points_LF: Tensor | None) -> str:
@@ -303,8 +309,12 @@ class OrchestraFold:
         # In an order that does not depend on when they came
         points_NF = torch.cat([self._points[key].to(before_KF.device) for key in sorted(self._points)])
         centroids_KF, agreement = self._cluster(points_NF, before_KF)
+        # The middle client's: what a single client claims does not decide.
+        kept_share = self._momentum ** statistics.median_low(self._steps)
+        online_P = folded.state["online.params"]
+        target_P = folded.state["target"].to(online_P.device).lerp(online_P, 1.0 - kept_share)
         return replace(
             folded,
-            state={**folded.state, "centroids": centroids_KF},
+            state={**folded.state, "target": target_P, "centroids": centroids_KF},
             metrics={**folded.metrics, "agreement": agreement},
         )
