@@ -3,8 +3,9 @@
 The server averages f and h; clients begin with the average f and with their own f_t. The divergence d of a client's
 last training decides on h (divergence-aware predictor update): the average if d < μ, else its own.
 Adapted: the server's labels come in only to evaluate. Clients count the same: the number of samples is a client's own
-word. The published method has all clients in every round; with 5 of 100 a client meets its f_t again after some 20
-rounds, for which there is `max_age`.
+word. The published method has all clients in every round; with 5 of 100 a client returns after some 20, and its f_t
+would pull the average back. The default profile therefore has FedEMA's rule: what a client kept counts if it trained in
+the round before (`max_age` = 1).
 
 A client keeps f_t, and h if it will use it: 4 bytes for each parameter and buffer value, in two generations. With
 ResNet9 of width 64 that is 27 MB for f_t and 0.3 MB for h a generation, and with the heads of the profile "paper" 68 MB
@@ -26,6 +27,7 @@ from fedil_model.methods.byol import (
     byol_display,
 )
 from fedil_model.methods.interface import MethodContext, MethodSpec, Tensors
+from fedil_model.settings import merge
 from fedil_model.training.flat_model import Weights
 
 
@@ -34,7 +36,10 @@ class FedUSettings(ByolSettings):
     """μ: a client whose last training moved the network less than this takes the average predictor."""
 
 
-PROFILES: dict[str, dict[str, Any]] = {"fedu": DEFAULT_PROFILE, "paper": PUBLISHED_PROFILE}
+PROFILES: dict[str, dict[str, Any]] = {
+    "fedu": merge(DEFAULT_PROFILE, {"method": {"max_age": 1}}),
+    "paper": PUBLISHED_PROFILE,
+}
 
 
 def spec() -> MethodSpec:

@@ -20,16 +20,23 @@ def unit(rows: Tensor) -> Tensor:
     return functional.normalize(rows, dim=-1)
 
 
-def sinkhorn(cosines_NK: Tensor, scalings: int, tolerance: float = 0.0) -> Tensor:
+def sinkhorn(
+    cosines_NK: Tensor, scalings: int, tolerance: float = 0.0, factors_K: Tensor | None = None
+) -> Tensor:
     """Shares of each point in the clusters; all clusters get about the same total. Ends before `scalings` once no
-    cluster's total differs from the others' by more than `tolerance` of it."""
+    cluster's total differs from the others' by more than `tolerance` of it. `factors_K`: where the scalings of clusters
+    begin, and where they are left: similar cosines need few more."""
     num_points, num_clusters = cosines_NK.shape
-    shares_NK = (SHARPNESS * cosines_NK).softmax(1)
+    likeness_NK = (SHARPNESS * cosines_NK).softmax(1)
+    factors_K = likeness_NK.new_ones(num_clusters) if factors_K is None else factors_K
+    shares_NK = functional.normalize(likeness_NK * factors_K, p=1.0, dim=1)
     for _ in range(scalings):
-        totals_K = shares_NK.sum(0)
-        if tolerance and float((totals_K * (num_clusters / num_points) - 1).abs().max()) <= tolerance:
+        totals_K = shares_NK.sum(0).mul_(num_clusters / num_points)
+        if tolerance and float((totals_K - 1).abs().max()) <= tolerance:
             break
-        shares_NK = functional.normalize(shares_NK / totals_K.clamp(min=1e-30), p=1.0, dim=1)
+        factors_K.div_(totals_K.clamp_(min=1e-12))
+        factors_K.div_(factors_K.mean())
+        shares_NK = functional.normalize(likeness_NK * factors_K, p=1.0, dim=1)
     return shares_NK
 
 
@@ -58,11 +65,11 @@ def fit_centroids(
     1 where every cluster gets the same number of points that are near to it and to no other."""
     centroids_KF = centroids_KF.clone().requires_grad_()
     optimiser = torch.optim.SGD([centroids_KF], GLOBAL_LR, GLOBAL_MOMENTUM, weight_decay=GLOBAL_DECAY)
-    agreement = centroids_KF.new_zeros(())
+    agreement, factors_K = centroids_KF.new_zeros(()), centroids_KF.new_ones(len(centroids_KF))
     for _ in range(steps):
         check_stop()
         cosines_NK = points_NF @ centroids_KF.T
-        shares_NK = sinkhorn(cosines_NK.detach(), GLOBAL_SCALINGS, GLOBAL_TOLERANCE)
+        shares_NK = sinkhorn(cosines_NK.detach(), GLOBAL_SCALINGS, GLOBAL_TOLERANCE, factors_K)
         likeness_NK = (cosines_NK / temperature).softmax(1)
         agreement = functional.cosine_similarity(shares_NK, likeness_NK).mean()
         optimiser.zero_grad()

@@ -47,6 +47,12 @@ def test_sinkhorn_ends_once_the_totals_agree() -> None:
     assert torch.equal(sinkhorn(even_NK, 100, 1e-2), (SHARPNESS * even_NK).softmax(1))
 
 
+def test_sinkhorn_goes_on_from_earlier_factors() -> None:
+    cosines_NK, factors_K = torch.rand(40, 4, generator=seeded()), torch.ones(4)
+    balanced_NK = sinkhorn(cosines_NK, 500, 1e-3, factors_K)
+    assert torch.equal(sinkhorn(cosines_NK, 0, 0.0, factors_K), balanced_NK)
+
+
 def test_clusters_of_a_client_find_the_bunches() -> None:
     centroids_KF = cluster_evenly(bunches(16), 4, seeded())
     assert torch.linalg.vector_norm(centroids_KF, dim=1).tolist() == pytest.approx([1.0] * 4)

@@ -56,7 +56,8 @@ def online(made: Orchestra, broadcast: Mapping[str, Tensor]) -> tuple[Any, WithH
 
 
 def unit_rows(rows: Tensor) -> Tensor:
-    return rows / rows.norm(dim=1, keepdim=True)
+    units: Tensor = rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    return units
 
 
 def test_the_loss_is_the_cross_entropy_of_softened_clusters() -> None:
