@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import numpy as np
 import torch
@@ -22,7 +23,9 @@ from client_worker.shards import Shards
 from fedil_model.data.datasets import open_dataset
 from fedil_model.errors import LearningError, SettingError
 from fedil_model.methods import make_learning, make_method, plugins_named
-from fedil_model.methods.interface import Activation, Method
+from fedil_model.methods.hostile import hostile_step, is_hostile
+from fedil_model.methods.interface import Activation, ClientResult, Method
+from fedil_model.networks import build_network
 from fedil_model.settings import Learning
 from fedil_model.training.flat_model import from_arrays, to_arrays
 from fedil_model.training.precision import is_out_of_memory
@@ -97,6 +100,14 @@ class Trainer:
             gc.collect()
             torch.cuda.empty_cache()
 
+    def _client_step(self, method: Method, activation: Activation, learning: Learning) -> ClientResult:
+        if not is_hostile(learning, activation.client):
+            return method.client_step(activation)
+        dataset = open_dataset(learning.data)
+        shape, num_classes = dataset.input_shape, len(dataset.class_names)
+        make = partial(build_network, learning.network, shape, num_classes, seed=0)
+        return hostile_step(method, activation, learning, make)
+
     def _train(self, task: TrainTask, learning: Learning) -> Update:
         began, cpu_began = time.perf_counter(), time.process_time()
         method, broadcast = self._method_for(task, learning), self._broadcast_for(task)
@@ -106,7 +117,7 @@ class Trainer:
         activation = Activation(task.client, task.round, broadcast, inputs, ledger, self._extras_for(task))
         fetched = time.perf_counter()
         with self._interruptible():
-            result = method.client_step(activation)
+            result = self._client_step(method, activation, learning)
             tensors = to_arrays(result.update)
         trained = time.perf_counter()
         body = b"".join(encode_arrays(LEDGER_KIND, {}, result.state))

@@ -58,7 +58,8 @@ class NetworkSettings(Settings):
     name: str = "resnet9"
     """A registered network, or `module:callable` of your own."""
     width: PositiveInt = 64
-    norm: Literal["none", "bn", "sbn", "gn"] = "bn"
+    norm: Literal["none", "bn", "sbn", "gn", "auto"] = "bn"
+    """"auto": batch norm for colour images, group norm for the rest."""
     options: dict[str, Any] = {}
 
 
@@ -108,6 +109,16 @@ class MethodSettings(Settings):
     """A registered method, or `module:callable` of your own."""
 
 
+class HostileSettings(Settings):
+    """Clients that send wrong updates on purpose, to find out what a method does about them. For experiments."""
+
+    share: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Of the clients"""
+    kind: Literal["flipped", "noise", "stale", "permuted"] = "flipped"
+    """The update with the opposite sign; noise of its length; the first update again and again; the trained model with
+    its classes numbered one further."""
+
+
 class Learning(Settings):
     """The part of a recipe that travels with every task. Made by fedil_model.methods.make_learning."""
 
@@ -122,6 +133,7 @@ class Learning(Settings):
     network: NetworkSettings = NetworkSettings()
     client: ClientSettings = ClientSettings()
     server: ServerSettings = ServerSettings()
+    hostile: HostileSettings = HostileSettings()
     method: SerializeAsAny[MethodSettings] = MethodSettings()
 
 

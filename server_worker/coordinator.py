@@ -4,7 +4,7 @@ clients are asked and when a round closes is the mode's business (round/loop.py,
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -14,7 +14,7 @@ from broker_config.process.retry import RetriesExhausted
 from broker_config.protocol.buffers import digest
 from broker_config.protocol.errors import FedILError
 from broker_config.stores.batches import newest_ledgers
-from broker_config.transports.interface import MAX_BODY_BYTES
+from broker_config.transports.interface import MAX_BODY_BYTES, Transport
 from fedil_model.data.datasets.interface import Samples
 from fedil_model.methods import find_method
 from fedil_model.methods.interface import Fold, Folded, Method, ServerStep, Tensors
@@ -67,6 +67,20 @@ class Mode(Protocol[_Open]):
         """With what this mode remembers for the next round"""
 
 
+@dataclass(frozen=True)
+class _Used:
+    """Since this process began"""
+
+    cpu_seconds: float
+    bytes_sent: int
+    bytes_received: int
+
+    @staticmethod
+    def now(transport: Transport) -> "_Used":
+        sent, received = sum(transport.bytes_sent.values()), sum(transport.bytes_received.values())
+        return _Used(time.process_time(), sent, received)
+
+
 class Coordinator:
     def __init__(
         self, run: str, recipe: Recipe, method: Method, labelled: Samples, context: ServerContext
@@ -91,7 +105,7 @@ class Coordinator:
         )
         self._restarted = True
         """This process has not finished a round yet: answers to an earlier life may be in the queue."""
-        self._cpu_counted = time.process_time()
+        self._used = _Used.now(context.transport)
         self._mode = self._make_mode()
 
     def _make_mode(self) -> Mode[Any]:
@@ -216,14 +230,19 @@ class Coordinator:
                 seconds=stopwatch.seconds(),
                 refused=self._inbox.take_refused(),
                 finished_at=time.time(),
-                cpu_seconds=self._take_cpu_seconds(outcomes),
+                **self._take_used(outcomes),
             ),
         )
 
-    def _take_cpu_seconds(self, outcomes: Sequence[ClientOutcome]) -> float:
-        before, self._cpu_counted = self._cpu_counted, time.process_time()
+    def _take_used(self, outcomes: Sequence[ClientOutcome]) -> dict[str, Any]:
+        """What the round took, as fields of its record"""
+        before, self._used = self._used, _Used.now(self._context.transport)
         clients = sum(max(outcome.metrics.get("seconds_cpu", 0.0), 0.0) for outcome in outcomes)
-        return self._cpu_counted - before + clients
+        return {
+            "cpu_seconds": self._used.cpu_seconds - before.cpu_seconds + clients,
+            "bytes_sent": self._used.bytes_sent - before.bytes_sent,
+            "bytes_received": self._used.bytes_received - before.bytes_received,
+        }
 
     def _checkpoint(self, progress: Progress) -> float:
         """Save, then acknowledge the updates: one that is not in a checkpoint must come back after a crash."""

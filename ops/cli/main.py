@@ -17,6 +17,7 @@ from fedil_model.errors import LearningError, SettingError
 from ops.cli.commands import (
     broker,
     cluster,
+    compare,
     evaluate,
     export,
     ledger,
@@ -28,6 +29,7 @@ from ops.cli.commands import (
     shards,
     simulate,
     status,
+    sweep,
     worker,
 )
 
@@ -37,6 +39,8 @@ COMMANDS = {
     "predict": predict,
     "export": export,
     "report": report,
+    "compare": compare,
+    "sweep": sweep,
     "recipes": recipes,
     "cluster": cluster,
     "server": server,

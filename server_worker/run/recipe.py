@@ -151,6 +151,11 @@ class Recipe(Learning):
 
 def load_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:
     """Read a TOML file and apply `key=value` overrides. Raises SettingError naming what is wrong."""
+    return make_recipe(read_values(path), str(path), overrides)
+
+
+def read_values(path: Path, *below: Path) -> dict[str, Any]:
+    """What a file says, on top of the recipe beside it that its `base` names."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -161,13 +166,19 @@ def load_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise SettingError(f"recipe {path} is not valid TOML: {error}") from error
-    return make_recipe(values, str(path), overrides)
+    if "base" not in values:
+        return values
+    base = path.parent / f"{values.pop('base')}.toml"
+    if base in (path, *below):
+        raise SettingError(f"recipe {path}: base leads back to {base.stem}")
+    return merge(read_values(base, path, *below), values)
 
 
 def make_recipe(values: Mapping[str, Any], source: str = "recipe", overrides: Iterable[str] = ()) -> Recipe:
     """`source` is blamed for what is wrong in `values`, and an override for what is wrong in it."""
     overrides = list(overrides)
     parsed = [parse_override(override) for override in overrides]
+    values = _sized(values, parsed, source)
     merged = reduce(merge, parsed, _without_the_other_way(values, parsed))
 
     def blamed(path: list[str]) -> str:
@@ -180,6 +191,21 @@ def make_recipe(values: Mapping[str, Any], source: str = "recipe", overrides: It
         raise SettingError(explain(error, blamed, model)) from error
     except SettingError as error:
         raise SettingError(f"{blamed(['method', 'name'])}: {error}") from error
+
+
+def _sized(values: Mapping[str, Any], overrides: Iterable[dict[str, Any]], source: str) -> dict[str, Any]:
+    """A recipe may have settings by size, in tables such as [sizes.cpu]; `size` names the one that counts."""
+    kept = {key: value for key, value in values.items() if key not in {"size", "sizes"}}
+    sizes = values.get("sizes", {})
+    size = values.get("size", next(iter(sizes), None))
+    for override in overrides:
+        size = override.pop("size", size)
+    if size is None:
+        return kept
+    if size not in sizes:
+        known = f"it has {', '.join(sizes)}" if sizes else "it has none"
+        raise SettingError(f"{source}: there is no size {size!r}; {known}")
+    return merge(kept, sizes[size])
 
 
 def _without_the_other_way(values: Mapping[str, Any], overrides: Iterable[dict[str, Any]]) -> dict[str, Any]:

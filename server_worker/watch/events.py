@@ -54,6 +54,9 @@ class ClosedRound:
     """Seconds since 1970"""
     cpu_seconds: float = 0.0
     """Of this process since the round before, or since the run began, and of the training that clients report"""
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    """Bodies of messages, at the server, since the round before"""
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from fedil_model.data.augment.images import ImageViews
 from fedil_model.data.datasets import open_dataset
 from fedil_model.methods.fedil.client import ClientTraining, _Credible, _Plan
 from fedil_model.methods.fedil.losses import consistency_loss, pseudo_label_loss
+from fedil_model.methods.fedil.settings import FedILSettings
 from fedil_model.methods.interface import MethodContext
 from fedil_model.networks import build_network
 from fedil_model.settings import Learning
@@ -95,7 +96,9 @@ def client_loop(case: Case) -> Callable[[], None]:
     """The loop inside FedIL's client step, as it is."""
     context = MethodContext(case.learning, case.shape, case.num_classes, case.views, torch.device("cpu"))
     student = FlatModel(case.network())
-    training = ClientTraining(context, student, FlatModel(case.network()))
+    settings = case.learning.method
+    assert isinstance(settings, FedILSettings)
+    training = ClientTraining(context, settings, student, FlatModel(case.network()))
     nothing = torch.zeros(0, dtype=torch.int64)
     every = torch.arange(len(case.raw_N))
     sure = torch.ones(len(case.raw_N), dtype=torch.bool)

@@ -25,10 +25,11 @@ LOSSES = ("loss_pseudo", "loss_pseudo_weak", "loss_consistency", "loss_credible"
 
 
 class ClientTraining:
-    def __init__(self, context: MethodContext, student: FlatModel, teacher: FlatModel) -> None:
-        assert isinstance(context.learning.method, FedILSettings)
+    def __init__(
+        self, context: MethodContext, settings: FedILSettings, student: FlatModel, teacher: FlatModel
+    ) -> None:
         self.device, self._learning, self._views = context.device, context.learning, context.views
-        self._settings, self._num_classes = context.learning.method, context.num_classes
+        self._settings, self._num_classes = settings, context.num_classes
         self._student, self._teacher = student, teacher
         teacher.release()
         self._micro_batch: int | None = None
@@ -254,7 +255,8 @@ class _Plan:
             return shuffled_batches(size, batch_size, generator, device)
         repeats = -(-self.samples_per_epoch // size)
         orders = [torch.randperm(size, generator=generator) for _ in range(repeats)]
-        batches = torch.split(torch.cat(orders).to(device), batch_size)
+        positions = torch.cat(orders)[: self.samples_per_epoch]
+        batches = torch.split(positions.to(device), batch_size)
         # Statistics of a handful of samples spoil batch norm.
         return batches[:-1] if len(batches) > 1 and 2 * len(batches[-1]) < batch_size else batches
 

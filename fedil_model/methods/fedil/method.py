@@ -34,7 +34,7 @@ class FedIL(MethodBase):
     def __init__(self, context: MethodContext) -> None:
         super().__init__(context)
         assert isinstance(context.learning.method, FedILSettings)
-        self._settings = context.learning.method
+        self._settings = context.learning.method.for_network(len(self._variances()) > 0)
 
     def initial_state(self, labelled: Samples) -> State:
         weights = self._pretrain(labelled)
@@ -69,7 +69,7 @@ class FedIL(MethodBase):
 
     @cached_property
     def _algorithm_2(self) -> ClientTraining:
-        return ClientTraining(self._context, self._student, self._network())
+        return ClientTraining(self._context, self._settings, self._student, self._network())
 
     def open_fold(
         self, state: State, bases: Mapping[int, Tensors], version: int, labelled: Samples

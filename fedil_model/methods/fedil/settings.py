@@ -32,9 +32,10 @@ class FedILSettings(MethodSettings):
     pseudo_source: Literal["live", "global", "server", "ensemble"] = "live"
     """Pseudo-labels of ξa from the model being trained, or once per activation from what was received:
     θ′, θ₀, or the mean of their predictions."""
-    batches: Literal["mixed", "sure"] = "mixed"
+    batches: Literal["mixed", "sure", "auto"] = "mixed"
     """"mixed": a batch holds any samples, and those that are not sure add nothing to ξa (paper). "sure": batches hold
-    only sure and credible samples, repeated to the size of the shard, so that batch norm sees full batches."""
+    only sure and credible samples, repeated to the size of the shard, so that batch norm sees full batches. "auto":
+    with batch norm "sure" and only ξa on strong views, else "mixed"."""
     logit_adjustment: float = Field(default=0.0, ge=0.0, le=1.0)
     """Adds this much of log(share of each class among the client's labels) to the logits of ξa and ξc: a client that
     has two classes then does not teach the others away. 0 with labels that are "live"."""
@@ -64,38 +65,45 @@ class FedILSettings(MethodSettings):
 
     @model_validator(mode="after")
     def _sure_batches_need_labels(self) -> "FedILSettings":
-        if self.batches == "sure" and self.pseudo_source == "live":
+        if self.batches != "mixed" and self.pseudo_source == "live":
             raise ValueError(
-                'batches = "sure" needs labels before training: set pseudo_source to "global", "server" or "ensemble"'
+                f'batches = "{self.batches}" needs labels before training: '
+                'set pseudo_source to "global", "server" or "ensemble"'
             )
         if self.logit_adjustment > 0.0 and self.pseudo_source == "live":
             raise ValueError("logit_adjustment needs labels before training: set pseudo_source, or it to 0")
         return self
 
+    def for_network(self, has_batch_norm: bool) -> "FedILSettings":
+        """With `batches` decided"""
+        if self.batches != "auto":
+            return self
+        if not has_batch_norm:
+            return self.model_copy(update={"batches": "mixed"})
+        update = {"batches": "sure", "weight_pseudo_weak": 0.0, "weight_consistency": 0.0}
+        return self.model_copy(update=update)
 
-_GATED: dict[str, Any] = {
-    "client_init": "server",
-    "logit_adjustment": 1.0,
-    "loss_margin": 0.5,
-    "movement_filter": True,
-    "empty_rounds_before_fallback": 1,
-}
+
 PROFILES: dict[str, dict[str, dict[str, Any]]] = {
     "fedil": {
-        "network": {"norm": "gn"},
-        "server": {"pretrain_epochs": 30, "pretrain_strong_weight": 1.0, "strong_weight": 1.0},
-        "method": {"pseudo_source": "ensemble", "weight_pseudo_weak": 1.0, **_GATED},
-    },
-    # For photographs: better than group norm there, and worse on digits.
-    "fedil-bn": {
-        "network": {"norm": "bn"},
+        "network": {"norm": "auto"},
         "server": {
             "pretrain_epochs": 60,
             "pretrain_schedule": "cosine",
             "pretrain_strong_weight": 1.0,
             "strong_weight": 1.0,
         },
-        "method": {"pseudo_source": "server", "batches": "sure", "weight_consistency": 0.0, **_GATED},
+        "method": {
+            "client_init": "server",
+            "pseudo_source": "ensemble",
+            "batches": "auto",
+            "weight_pseudo_weak": 1.0,
+            "logit_adjustment": 1.0,
+            "loss_margin": 0.5,
+            "movement_filter": True,
+            "server_momentum": 0.5,
+            "empty_rounds_before_fallback": 1,
+        },
     },
     "paper": {},
 }

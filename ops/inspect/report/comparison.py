@@ -80,12 +80,13 @@ class Comparison:
         return max(shared, default=None)
 
 
-def compare(runs: Sequence[Run]) -> Comparison:
-    by_recipe: dict[str, list[Run]] = {}
-    for run in runs:
-        by_recipe.setdefault(_recipe_key(run), []).append(run)
-    alike = list(by_recipe.values())
-    names = _names(alike)
+def compare(runs: Sequence[Run], variants: Sequence[str] | None = None) -> Comparison:
+    """`variants`: the group of each run; without them, runs of one recipe are a group."""
+    by_group: dict[str, list[Run]] = {}
+    for run, key in zip(runs, variants or map(_recipe_key, runs), strict=True):
+        by_group.setdefault(key, []).append(run)
+    alike = list(by_group.values())
+    names = list(by_group) if variants else _names(alike)
     groups = tuple(
         _group(letter, name, members)
         for letter, name, members in zip(_letters(), names, alike, strict=False)

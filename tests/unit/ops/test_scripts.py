@@ -1,8 +1,10 @@
 """The shell scripts where they can go wrong before Python runs."""
 
+import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -126,3 +128,31 @@ def test_the_quickstart_runs_the_default_recipe_in_the_repository_from_any_folde
     fedil.rename(clone / ".venv" / "bin" / "fedil")
     result = run_script(clone, "quickstart", "--quiet")
     assert result.stdout == f"simulate|digits|--overwrite|--run-dir|{clone}/runs/quickstart|--quiet|"
+
+
+def test_the_readmes_tables_are_those_of_the_results() -> None:
+    result = subprocess.run(
+        [SCRIPTS / "readme_tables", "--check"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_readme_tables_writes_what_results_say_and_check_notices_drift(tmp_path: Path) -> None:
+    row = {"variant": "a", "accuracy": 91.256, "deviation": 1.5, "seeds": 2, "rounds": 4, "cpu_seconds": 30.4}
+    failed = dict.fromkeys(row) | {"variant": "b", "seeds": 0, "megabytes_received": None}
+    results = {"table": [row | {"megabytes_received": 2.6}, failed]}
+    (tmp_path / "ops" / "results").mkdir(parents=True)
+    (tmp_path / "ops" / "results" / "one.json").write_text(json.dumps(results))
+    readme = tmp_path / "README.md"
+    readme.write_text("before\n<!-- table one -->\nold\n<!-- end -->\nafter\n")
+
+    def run(*options: str) -> int:
+        words = [sys.executable, SCRIPTS / "readme_tables.py", tmp_path, *options]
+        return subprocess.run(words, capture_output=True, timeout=60, check=False).returncode
+
+    assert run("--check") == 1
+    assert run() == 0
+    assert run("--check") == 0
+    lines = readme.read_text().splitlines()
+    assert lines[4:6] == ["| `a` | 91.26 ± 1.50 | 2 | 4 | 30 | 3 |", "| `b` | failed | 0 | – | – | – |"]
+    assert (lines[0], lines[-1]) == ("before", "after")

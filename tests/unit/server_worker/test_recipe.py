@@ -35,8 +35,8 @@ from server_worker.run.recipe import load_recipe, make_recipe, numbers_depend_on
         ),
         ({"federation": {"mode": "buffered", "max_staleness": -1}}, "federation.max_staleness"),
         ({"client": {"momentum": 0.0}}, "nesterov needs momentum"),
-        ({"profile": [1]}, "profile: Input should be 'fedil', 'fedil-bn' or 'paper'"),
-        ({"profile": "papr"}, "profile: Input should be 'fedil', 'fedil-bn' or 'paper'"),
+        ({"profile": [1]}, "profile: Input should be 'fedil' or 'paper'"),
+        ({"profile": "papr"}, "profile: Input should be 'fedil' or 'paper'"),
         ({"client": {"lr": float("nan")}}, "client.lr"),
     ],
 )
@@ -242,3 +242,35 @@ def test_a_value_in_the_place_of_a_table_is_answered_with_what_is_in_it() -> Non
         SettingError, match=r"^--set client=3: client: is a table of settings: batch_size, .*lr, "
     ):
         make_recipe({}, overrides=["client=3"])
+
+
+def test_a_recipe_may_build_on_another_and_come_in_sizes(tmp_path: Path) -> None:
+    (tmp_path / "small.toml").write_text(
+        'size = "cpu"\nrounds = 5\n[sizes.cpu]\nnetwork.width = 8\n[sizes.gpu]\nrounds = 9\nnetwork.width = 64\n'
+    )
+    (tmp_path / "other.toml").write_text('base = "small"\nseed = 3\n[sizes.cpu]\nrounds = 7\n')
+    small, other = tmp_path / "small.toml", tmp_path / "other.toml"
+
+    def found(path: Path, *overrides: str) -> tuple[int, int, int]:
+        recipe = load_recipe(path, overrides)
+        return recipe.rounds, recipe.network.width, recipe.seed
+
+    assert found(small) == (5, 8, 0)
+    assert found(small, "size=gpu") == (9, 64, 0)
+    assert found(small, "size=gpu", "rounds=2") == (2, 64, 0)
+    assert found(other) == (7, 8, 3)
+    assert found(other, "size=gpu") == (9, 64, 3)
+    with pytest.raises(SettingError, match="there is no size 'tpu'; it has cpu, gpu"):
+        found(small, "size=tpu")
+
+
+def test_a_base_that_is_missing_or_leads_back(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text('base = "b"\n')
+    with pytest.raises(SettingError, match=r"cannot read recipe .*b\.toml"):
+        load_recipe(tmp_path / "a.toml")
+    (tmp_path / "b.toml").write_text('base = "a"\n')
+    with pytest.raises(SettingError, match="base leads back to a"):
+        load_recipe(tmp_path / "a.toml")
+    (tmp_path / "c.toml").write_text("rounds = 2\n")
+    with pytest.raises(SettingError, match="there is no size 'cpu'; it has none"):
+        load_recipe(tmp_path / "c.toml", ["size=cpu"])

@@ -1,4 +1,5 @@
-"""Whole runs with the profile `paper`: batch norm, clients that start from θ′, no training before round 1."""
+"""Whole runs with the profile `paper` (batch norm, clients that start from θ′, no training before round 1), and
+with batch norm in the profile `fedil`."""
 
 from pathlib import Path
 from typing import Any
@@ -39,3 +40,24 @@ def test_the_papers_profile_learns_in_both_modes(
     model = FlatModel(network_of(recipe, run.dataset))
     model.load(weights)
     assert accuracy(model.module, run.dataset.load_test(), run.dataset.views) > 0.75
+
+
+@pytest.mark.parametrize("federation", [ROUNDS, BUFFERED], ids=["rounds", "buffered"])
+def test_batches_of_sure_samples_learn_and_every_update_is_valid(
+    federation: dict[str, Any], tmp_path: Path
+) -> None:
+    recipe = blobs_recipe(
+        profile="fedil",
+        rounds=8,
+        network={"norm": "bn"},
+        client={"epochs": 3, "batch_size": 7},
+        split={"clients": 12},
+        method={"threshold": 0.95, "batches": "auto"},
+        federation=federation,
+    )
+    run = Federation(recipe, tmp_path)
+    assert run.play() is not None
+    outcomes = {outcome.outcome for record in run.diary.records for outcome in record.outcomes}
+    assert "accepted" in outcomes
+    assert not outcomes & {"invalid", "refused"}
+    assert run.diary.records[-1].accuracy["global"] > 0.75

@@ -1,0 +1,93 @@
+"""Run several methods on one recipe, with the same split, initial weights and budget, and compare them.
+
+Accuracy is the mean of the last evaluations of each run, with its spread over seeds. Runs that were stopped, or a
+machine that died, cost nothing that was done: the same command goes on.
+
+  fedil compare digits --methods fedil,semifl,fedavg_fixmatch --seeds 3
+  fedil compare mnist-iid-001 --methods fedil,fedil/paper --set semifl:method.threshold=0.9 --cpu-seconds 600"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from client_worker.options import at_least_one
+from fedil_model.device_argument import add_device_argument
+from server_worker.options import add_override_argument
+from server_worker.run.environment import usable_cores
+
+if TYPE_CHECKING:
+    from ops.study.cells import Cell
+
+HELP = "run several methods on one recipe and compare them"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
+        "recipe", metavar="RECIPE", help="a built-in name (see: fedil recipes) or a .toml file"
+    )
+    parser.add_argument(
+        "--methods",
+        required=True,
+        metavar="A,B,…",
+        help="names, or name/profile such as fedil/paper",
+    )
+    add_override_argument(parser)
+    add_study_arguments(parser, "compare")
+
+
+def add_study_arguments(parser: argparse.ArgumentParser, command: str) -> None:
+    parser.add_argument("--seeds", default="1", metavar="N|A-B|A,B", help="default: 1, the seed 0")
+    parser.add_argument(
+        "--cpu-seconds",
+        type=float,
+        metavar="S",
+        help="budget of each run: a short run first finds out how many rounds fit; default: the recipe's rounds",
+    )
+    parser.add_argument(
+        "--jobs", type=at_least_one, metavar="N", help="runs at a time; default: one per core"
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help=f"default: runs/{command}-<recipe name>")
+    add_device_argument(parser)
+    parser.add_argument("--json", action="store_true", help="print the results as JSON instead of a table")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def run(args: argparse.Namespace) -> int:
+    from ops.study.cells import compared_methods, parse_seeds
+
+    methods = [name.strip() for name in args.methods.split(",") if name.strip()]
+    cells = compared_methods(args.recipe, methods, parse_seeds(args.seeds), args.overrides)
+    return run_study(args, "compare", cells)
+
+
+def run_study(args: argparse.Namespace, command: str, cells: "list[Cell]") -> int:
+    import json
+
+    from ops.cli.interruption import interruptible
+    from ops.cli.invocation import shell_line
+    from ops.study.files import write_files
+    from ops.study.runner import Study
+    from ops.study.view import StudyView, print_table
+
+    folder = args.out or Path("runs") / f"{command}-{cells[0].recipe.name}"
+    study = Study(folder, cells, args.device, args.cpu_seconds)
+    study.prepare()
+    line = shell_line(*args.words)
+    with StudyView(args.quiet) as view, interruptible(on_first=lambda: None) as interruption:
+        progress = study.run(args.jobs or usable_cores(), interruption.stop, view.show)
+    results, written = write_files(study, progress, line)
+    if args.json:
+        print(json.dumps(results))
+    else:
+        print_table(results)
+        for path in written:
+            print(path)
+    for one in progress:
+        if one.state == "failed":
+            print(f"fedil: {one.cell.variant} seed {one.cell.seed} failed: {one.reason}", file=sys.stderr)
+    if interruption.stop.is_set():
+        print(f"fedil: stopped; go on with: {line}", file=sys.stderr)
+        return interruption.exit_code
+    return 1 if any(one.state == "failed" for one in progress) else 0

@@ -1,0 +1,26 @@
+"""Run one recipe with several values of its settings, each with each, and compare them.
+
+fedil sweep digits --set method.credibility=3,5,7 --seeds 0-4
+fedil sweep digits --set federation.clients_per_round=5,10 --set client.epochs=2,5"""
+
+import argparse
+
+from ops.cli.commands.compare import add_study_arguments, run_study
+from server_worker.options import add_override_argument
+
+HELP = "run a recipe with several values of its settings and compare them"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
+        "recipe", metavar="RECIPE", help="a built-in name (see: fedil recipes) or a .toml file"
+    )
+    add_override_argument(parser)
+    add_study_arguments(parser, "sweep")
+
+
+def run(args: argparse.Namespace) -> int:
+    from ops.study.cells import parse_seeds, swept_settings
+
+    return run_study(args, "sweep", swept_settings(args.recipe, parse_seeds(args.seeds), args.overrides))

@@ -1,0 +1,1 @@
+"""Several runs of one recipe: methods side by side (`fedil compare`), or settings (`fedil sweep`)."""

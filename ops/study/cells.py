@@ -1,0 +1,161 @@
+"""What a study runs: one recipe for each variant and seed, checked before anything starts."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from fedil_model.errors import SettingError
+from fedil_model.methods.registry import DEFAULT_METHOD, find_method
+from ops.cli.recipe_files import find_recipe, flatten, with_data_root
+from server_worker.run.recipe import Recipe, load_recipe, make_recipe, read_values
+
+_OF_A_METHOD = re.compile(r"^(?P<variant>[A-Za-z0-9_./-]+):(?P<override>[A-Za-z_][\w.]*=.*)$", re.DOTALL)
+"""`semifl:method.threshold=0.9`"""
+_ALIKE = ("data.", "split.")
+"""What variants must share: other data, or another split, is another problem."""
+_BUDGET = ("rounds", "client.epochs", "federation.clients_per_round", "client.batch_size")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a study"""
+
+    variant: str
+    seed: int
+    recipe: Recipe
+
+    @property
+    def name(self) -> str:
+        """Of its files"""
+        return f"{re.sub(r'[^A-Za-z0-9_.=-]+', '-', self.variant)}-seed-{self.seed}"
+
+
+def parse_seeds(text: str) -> list[int]:
+    """ "3" is 0, 1, 2; "0-4" and "1,5" are themselves."""
+    seeds: list[int] = []
+    if text.isdecimal():
+        seeds += range(int(text))
+    elif re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
+        for part in text.split(","):
+            first, _, last = part.partition("-")
+            seeds += range(int(first), int(last or first) + 1)
+    if not seeds:
+        raise SettingError(f'--seeds {text}: give a number of seeds ("3"), a range ("0-4") or a list ("1,5")')
+    return list(dict.fromkeys(seeds))
+
+
+def compared_methods(
+    recipe: str, methods: Sequence[str], seeds: Sequence[int], overrides: Sequence[str]
+) -> list[Cell]:
+    """`methods`: names, or name/profile. An override may begin with one of them and a colon: then it is its own."""
+    for method in methods:
+        find_method(method.partition("/")[0])  # an unknown name is refused with the nearest known one
+    common, own = _by_variant(overrides, methods)
+    cells = []
+    for method in dict.fromkeys(methods):
+        name, _, profile = method.partition("/")
+        chosen = [f"method.name={name}", *([f"profile={profile}"] if profile else [])]
+        cells += _cells(recipe, method, seeds, [*chosen, *common, *own.get(method, [])])
+    return checked(cells)
+
+
+def swept_settings(recipe: str, seeds: Sequence[int], overrides: Sequence[str]) -> list[Cell]:
+    """Overrides with several values, separated by commas, are swept over, each with each."""
+    common, axes = [], []
+    for override in overrides:
+        key, _, text = override.partition("=")
+        values = _split_values(text)
+        if len(values) > 1:
+            axes.append([f"{key}={value}" for value in values])
+        else:
+            common.append(override)
+    if not axes:
+        raise SettingError("nothing to sweep over: give several values, such as --set client.lr=0.02,0.05")
+    cells = []
+    for chosen in product(*axes):
+        cells += _cells(recipe, " ".join(chosen), seeds, [*common, *chosen])
+    return checked(cells)
+
+
+def checked(cells: Sequence[Cell]) -> list[Cell]:
+    """Raises SettingError for cells that cannot be compared."""
+    first = cells[0]
+    wanted = _settings(first.recipe, _ALIKE)
+    for cell in cells:
+        for key, value in _settings(cell.recipe, _ALIKE).items():
+            if value != wanted.get(key):
+                raise SettingError(
+                    f"{first.variant} and {cell.variant} cannot be compared: "
+                    f"{key} is {wanted.get(key)!r} for one and {value!r} for the other"
+                )
+    return list(cells)
+
+
+def budget_differences(cells: Iterable[Cell]) -> list[str]:
+    """Where variants do not have the same rounds and local steps, in words"""
+    found: dict[str, dict[str, Any]] = {}
+    for cell in cells:
+        flat = flatten(cell.recipe.model_dump(mode="json"))
+        for key in _BUDGET:
+            found.setdefault(key, {})[cell.variant] = flat[key]
+    return [
+        f"{key}: " + ", ".join(f"{variant} {value}" for variant, value in values.items())
+        for key, values in found.items()
+        if len(set(values.values())) > 1
+    ]
+
+
+def _cells(recipe: str, variant: str, seeds: Sequence[int], overrides: Sequence[str]) -> list[Cell]:
+    return [Cell(variant, seed, _recipe(recipe, [*overrides, f"seed={seed}"])) for seed in seeds]
+
+
+def _recipe(name: str, overrides: Sequence[str]) -> Recipe:
+    """What a recipe says of its own method does not count for another one."""
+    path = find_recipe(name)
+    recipe = _for_another_method(path, overrides) or load_recipe(path, overrides)
+    changes: dict[str, Any] = {"data": with_data_root(recipe.data)}
+    if not any(override.startswith("baseline_epochs=") for override in overrides):
+        changes["baseline_epochs"] = 0  # server_only is a method of its own
+    return recipe.model_copy(update=changes)
+
+
+def _for_another_method(path: Path, overrides: Sequence[str]) -> Recipe | None:
+    chosen = [text.partition("=")[2] for text in overrides if text.startswith("method.name=")]
+    if not chosen:
+        return None
+    values = read_values(path)
+    table = values.get("method")
+    own = table.get("name", DEFAULT_METHOD) if isinstance(table, Mapping) else DEFAULT_METHOD
+    if chosen[-1] == own:
+        return None
+    kept = {key: value for key, value in values.items() if key not in {"method", "profile"}}
+    return make_recipe(kept, str(path), overrides)
+
+
+def _by_variant(overrides: Iterable[str], methods: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
+    common: list[str] = []
+    own: dict[str, list[str]] = {}
+    for override in overrides:
+        match = _OF_A_METHOD.match(override)
+        if match is None:
+            common.append(override)
+        elif match["variant"] in methods:
+            own.setdefault(match["variant"], []).append(match["override"])
+        else:
+            raise SettingError(
+                f"--set {override}: {match['variant']} is not among --methods {','.join(methods)}"
+            )
+    return common, own
+
+
+def _split_values(text: str) -> list[str]:
+    """At commas that are in no brackets and no quotes"""
+    return re.findall(r'(?:[^,\[\]{}"]|\[[^\]]*\]|\{[^}]*\}|"[^"]*")+', text) or [text]
+
+
+def _settings(recipe: Recipe, prefixes: tuple[str, ...]) -> dict[str, Any]:
+    flat = flatten(recipe.model_dump(mode="json"))
+    return {key: value for key, value in flat.items() if key.startswith(prefixes) and key != "data.root"}

@@ -1,0 +1,172 @@
+"""Runs the cells of a study, several at a time. What is done stays done: the same study goes on where it was."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from fedil_model.errors import SettingError
+from ops.cli.recipe_files import differences
+from ops.inspect.run_place import is_run
+from ops.inspect.run_reading import recipe_values
+from ops.study.cell import CellFile
+from ops.study.cells import Cell
+from server_worker.run.folder import RunDir
+from server_worker.run.history import read_history
+from server_worker.run.recipe import make_recipe
+
+State = Literal["waiting", "running", "done", "failed"]
+_POLL_SECONDS = 0.5
+
+
+@dataclass
+class Progress:
+    """Of one cell, for a view"""
+
+    cell: Cell
+    state: State = "waiting"
+    round: int = 0
+    rounds: int = 0
+    accuracy: float | None = None
+    cpu_seconds: float = 0.0
+    reason: str = ""
+    """Why it failed"""
+
+
+@dataclass
+class Study:
+    folder: Path
+    cells: Sequence[Cell]
+    device: str = "auto"
+    cpu_seconds: float | None = None
+    """Budget of each cell; None: as many rounds as its recipe says"""
+    _running: dict[str, "_Process"] = field(default_factory=dict)
+
+    def file_of(self, cell: Cell) -> CellFile:
+        return CellFile(self.folder / "cells" / f"{cell.name}.json")
+
+    def prepare(self) -> None:
+        """Writes what each cell runs. Raises SettingError where the folder holds a run with other settings."""
+        (self.folder / "cells").mkdir(parents=True, exist_ok=True)
+        for cell in self.cells:
+            file = self.file_of(cell)
+            fields: dict[str, Any] = {"recipe": cell.recipe.model_dump(mode="json"), "device": self.device}
+            if self.cpu_seconds is not None:
+                fields["cpu_seconds"] = self.cpu_seconds
+            if is_run(file.run_dir):
+                self._refuse_other_settings(cell, file)
+            elif not file.path.exists() or file.read() != fields:
+                file.write(fields)
+
+    def _refuse_other_settings(self, cell: Cell, file: CellFile) -> None:
+        saved, kept = make_recipe(recipe_values(file.run_dir)), file.read()
+        asked = cell.recipe
+        if kept.get("cpu_seconds") != self.cpu_seconds:
+            changes = [f"--cpu-seconds was {kept.get('cpu_seconds')}, is {self.cpu_seconds}"]
+        else:
+            if "rounds" in kept:
+                asked = asked.model_copy(update={"rounds": kept["rounds"]})
+            changes = differences(saved, asked)
+        if changes:
+            raise SettingError(
+                f"{file.run_dir} was started with other settings: {'; '.join(changes)}. "
+                "Use those, or another --out"
+            )
+
+    def run(
+        self, jobs: int, stop: threading.Event, show: Callable[[Sequence[Progress]], None]
+    ) -> list[Progress]:
+        """Until every cell is done or failed, or `stop` is set: then the running cells stop where they can go on."""
+        known = {cell.name: Progress(cell) for cell in self.cells}
+        for cell in self.cells:
+            self._look(known[cell.name])
+        waiting = [cell for cell in self.cells if known[cell.name].state != "done"]
+        with ExitStack() as stack:
+            stack.callback(self._end)
+            while (waiting and not stop.is_set()) or self._running:
+                while waiting and len(self._running) < jobs and not stop.is_set():
+                    cell = waiting.pop(0)
+                    self._running[cell.name] = _Process(self.file_of(cell))
+                    known[cell.name].state = "running"
+                if stop.is_set():
+                    for process in self._running.values():
+                        process.terminate()
+                for name, code in list(self._ended()):
+                    process = self._running.pop(name)
+                    self._look(known[name])
+                    if code == 1 or code < 0 or known[name].state != "done":
+                        stopped = code == 3 or stop.is_set()
+                        known[name].state = "waiting" if stopped else "failed"
+                        known[name].reason = "" if stopped else process.last_words(code)
+                for name in self._running:
+                    self._look(known[name])
+                show(list(known.values()))
+                time.sleep(_POLL_SECONDS)
+        return list(known.values())
+
+    def _ended(self) -> Iterator[tuple[str, int]]:
+        for name, process in self._running.items():
+            code = process.poll()
+            if code is not None:
+                yield name, code
+
+    def _look(self, progress: Progress) -> None:
+        """Reads what a cell's history says by now."""
+        file = self.file_of(progress.cell)
+        kept = file.read() if file.path.exists() else {}
+        progress.rounds = kept.get("rounds", progress.cell.recipe.rounds)
+        records = list(read_history(RunDir(file.run_dir).history))
+        if records:
+            progress.round = records[-1]["round"]
+            progress.cpu_seconds = sum(record.get("cpu_seconds", 0.0) for record in records)
+            known = [record["accuracy"]["global"] for record in records if record["accuracy"]]
+            progress.accuracy = known[-1] if known else None
+        if progress.round >= progress.rounds:
+            progress.state = "done"
+
+    def _end(self) -> None:
+        for process in self._running.values():
+            process.kill()
+        self._running.clear()
+
+
+class _Process:
+    def __init__(self, file: CellFile) -> None:
+        self._log = file.path.with_suffix(".log")
+        environment: Mapping[str, str] = {**os.environ, "OMP_NUM_THREADS": "1"}
+        with self._log.open("wb") as log:
+            self._process = self._start(file, log, environment)
+
+    @staticmethod
+    def _start(file: CellFile, log: IO[bytes], environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+        words = [sys.executable, "-m", "ops.study.cell", str(file.path)]
+        # A group of its own: Ctrl-C reaches it through `terminate`, once.
+        return subprocess.Popen(
+            words, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+        )
+
+    def poll(self) -> int | None:
+        return self._process.poll()
+
+    def terminate(self) -> None:
+        if not getattr(self, "_asked", False):
+            self._asked = True
+            self._process.terminate()
+
+    def kill(self) -> None:
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        self._process.wait()
+
+    def last_words(self, code: int) -> str:
+        lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return lines[-1].strip() if lines else f"its process ended with code {code}"
