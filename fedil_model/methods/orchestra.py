@@ -83,7 +83,7 @@ class OrchestraSettings(HeadSettings):
 
 
 PROFILES: dict[str, dict[str, Any]] = {
-    "orchestra": {"network": {"norm": "gn"}, "client": {"clip_norm": 1.0}},
+    "orchestra": {"network": {"norm": "auto"}, "client": {"clip_norm": 1.0}},
     "paper": {
         "network": {"norm": "bn"},
         "client": {
