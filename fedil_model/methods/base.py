@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedil_model.data.datasets.interface import Samples
 from fedil_model.errors import NumericError, StateError
@@ -33,9 +33,11 @@ class MethodBase:
 
     def _network(self) -> FlatModel:
         """With the weights that a run begins with."""
+        return FlatModel(self._module(), self.device)
+
+    def _module(self) -> nn.Module:
         context, seed = self._context, self._seed("network")
-        module = build_network(context.learning.network, context.input_shape, context.num_classes, seed)
-        return FlatModel(module, self.device)
+        return build_network(context.learning.network, context.input_shape, context.num_classes, seed)
 
     def _seed(self, *names: int | str) -> int:
         return derive_seed(self._learning.seed, *names)

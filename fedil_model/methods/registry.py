@@ -29,6 +29,9 @@ METHODS: dict[str, str] = {
     "rscfed": "fedil_model.methods.rscfed:spec",
     "server_only": "fedil_model.methods.server_only:server_only",
     "supervised": "fedil_model.methods.server_only:supervised",
+    "fedu": "fedil_model.methods.fedu:spec",
+    "fedema": "fedil_model.methods.fedema:spec",
+    "orchestra": "fedil_model.methods.orchestra:spec",
 }
 """Name → `module:callable` of its MethodSpec. Imported when a recipe names it, since most of them import torch."""
 DEFAULT_METHOD = "fedil"

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -65,6 +66,8 @@ class FlatModel:
             raise NetworkError("the network has no trainable parameters")
         self._check_types(trainable)
         self._parameters = [p for _, p in trainable]
+        ends = accumulate(p.numel() for p in self._parameters)
+        self._places = [slice(end - p.numel(), end) for p, end in zip(self._parameters, ends, strict=True)]
         self.num_params = sum(p.numel() for p in self._parameters)
         self.num_decayed = sum(p.numel() for p in self._parameters if p.ndim > 1)
         self._grads: Tensor | None = None
@@ -90,28 +93,28 @@ class FlatModel:
     def _hold(self, params: Tensor | None, *, borrowed: bool = False) -> None:
         self.params = torch.empty(0, device=self.device) if params is None else params
         self._is_own = params is not None and not borrowed
-        offset, nothing = 0, torch.zeros((), device=self.device)
-        for parameter in self._parameters:
-            end = offset + parameter.numel()
+        nothing = torch.zeros((), device=self.device)
+        for parameter, place in zip(self._parameters, self._places, strict=True):
             # Where there is nothing, the shape stays: one zero that looks like many.
             parameter.data = (
-                nothing.expand(parameter.shape)
-                if params is None
-                else params[offset:end].view(parameter.shape)
+                nothing.expand(parameter.shape) if params is None else params[place].view(parameter.shape)
             )
-            offset = end
 
     @property
     def grads(self) -> Tensor:
         """Ask for them before anything goes backward: gradients that torch made itself are no part of them."""
         if self._grads is None:
             self._grads = torch.zeros_like(self.params)
-            offset = 0
-            for parameter in self._parameters:
-                end = offset + parameter.numel()
-                parameter.grad = self._grads[offset:end].view(parameter.shape)
-                offset = end
+            for parameter, place in zip(self._parameters, self._places, strict=True):
+                parameter.grad = self._grads[place].view(parameter.shape)
         return self._grads
+
+    def places_of(self, part: nn.Module) -> list[slice]:
+        """Where `params` holds the parameters of a part of the module, in their order there: that of a FlatModel of the
+        part alone."""
+        own = {id(parameter) for parameter in part.parameters()}
+        both = zip(self._parameters, self._places, strict=True)
+        return [place for parameter, place in both if id(parameter) in own]
 
     def _drop_grads(self) -> None:
         self._grads = None
@@ -126,10 +129,10 @@ class FlatModel:
         flat = [b.detach().reshape(-1) for b in self._buffers]
         return torch.cat(flat) if flat else torch.zeros(0, device=self.device)
 
-    def move_towards(self, other: "FlatModel", share: float) -> None:
+    def move_towards(self, other: "FlatModel", share: float, *, buffers: bool = True) -> None:
         """By this share of the distance, parameters and buffers: the step of a moving average."""
         self.params.lerp_(other.params, share)
-        for mine, its in zip(self._buffers, other._buffers, strict=True):
+        for mine, its in zip(self._buffers, other._buffers, strict=True) if buffers else ():
             mine.lerp_(its, share)
 
     def take_weights(self) -> Weights:

@@ -1,11 +1,12 @@
 """PIL's colour operations on a batch of uint8 images, each image with its own parameter.
 
 M images that drew the operation, C channels, H×W pixels. The arithmetic follows PIL's ImageEnhance
-and ImageOps, including where they round and where they cut off.
+and ImageOps, including where they round and where they cut off; of `hue` and `blur`, torchvision's on tensors.
 """
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 def brightness(images_MCHW: Tensor, factor_M: Tensor) -> Tensor:
@@ -33,6 +34,32 @@ def sharpness(images_MCHW: Tensor, factor_M: Tensor) -> Tensor:
     box_sum += rows[..., 2:]
     smooth[:, :, 1:-1, 1:-1].mul_(4).add_(box_sum).mul_(1 / 13).add_(0.5).floor_()
     return _blend(smooth, images_MCHW, factor_M)
+
+
+def hue(images_MCHW: Tensor, turn_M: Tensor) -> Tensor:
+    """Turns every pixel's hue by a share of the colour circle, in HSV. Gray images stay as they are."""
+    if images_MCHW.shape[1] != 3:
+        return images_MCHW
+    rgb = images_MCHW.to(torch.float32)
+    value, spread = rgb.amax(1), rgb.amax(1) - rgb.amin(1)
+    red, green, blue = rgb.unbind(1)
+    divisor = spread.clamp(min=1)
+    from_blue = torch.where(value == green, 2 + (blue - red) / divisor, 4 + (red - green) / divisor)
+    sixths_MHW = torch.where(value == red, (green - blue) / divisor, from_blue)
+    sixths_MHW += 6 * turn_M.to(torch.float32)[:, None, None]
+    # From a sixth of the circle on either side of its own hue, a channel has all of the value.
+    from_peak_M3HW = (sixths_MHW[:, None] + sixths_MHW.new_tensor([5, 3, 1])[:, None, None]).remainder_(6)
+    lacking_M3HW = torch.minimum(from_peak_M3HW, 4 - from_peak_M3HW).clamp_(0, 1)
+    return (value[:, None] - spread[:, None] * lacking_M3HW).round_().to(torch.uint8)
+
+
+def blur(images_MCHW: Tensor, sigma_M: Tensor) -> Tensor:
+    """A Gaussian of 3×3 pixels, the border reflected; 0 leaves an image as it is."""
+    side_M111 = (-0.5 / sigma_M.to(torch.float32).square())[:, None, None, None].exp()
+    padded = functional.pad(images_MCHW.to(torch.float32), (1, 1, 1, 1), mode="reflect")
+    rows = padded[:, :, 1:-1] + (padded[:, :, :-2] + padded[:, :, 2:]) * side_M111
+    both = rows[..., 1:-1] + (rows[..., :-2] + rows[..., 2:]) * side_M111
+    return (both / (1 + 2 * side_M111).square()).round_().to(torch.uint8)
 
 
 def autocontrast(images_MCHW: Tensor) -> Tensor:

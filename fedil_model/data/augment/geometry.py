@@ -1,9 +1,10 @@
-"""Moving pixels: crops, flips, affine maps, cutout.
+"""Moving pixels: crops, flips, affine maps, quarter turns, cutout.
 
 B images, C channels, H×W pixels. Maps go from the pixel to fill to the pixel to read (PIL's direction), in
 pixels from the centre of the image: read = linear @ fill + shift.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 GRAY = 127
+_CROP_TRIES = 10
+_CROP_RATIO = 4 / 3
 
 
 def crop_and_flip(
@@ -96,11 +99,43 @@ def warp_nearest(images_BCHW: Tensor, affine: AffineMap) -> Tensor:
     return read_pixels(images_BCHW, y_BHW.add_(height / 2).floor_(), x_BHW.add_(width / 2).floor_())
 
 
-def warp_bilinear(images_BCHW: Tensor, affine: AffineMap) -> Tensor:
+def warp_bilinear(
+    images_BCHW: Tensor, affine: AffineMap, outside: Literal["zeros", "border"] = "zeros"
+) -> Tensor:
     height, width = images_BCHW.shape[-2:]
     x_BHW, y_BHW = affine.coordinates(height, width)
     grid_BHW2 = torch.stack((x_BHW.mul_(2 / width), y_BHW.mul_(2 / height)), dim=-1)
-    return functional.grid_sample(images_BCHW, grid_BHW2, mode="bilinear", align_corners=False)
+    return functional.grid_sample(
+        images_BCHW, grid_BHW2, mode="bilinear", padding_mode=outside, align_corners=False
+    )
+
+
+def resized_crop(images_BCHW: Tensor, min_area: float, flip: bool, generator: torch.Generator) -> Tensor:
+    """torchvision's RandomResizedCrop, with edges that need not lie between pixels, and a flip where allowed. Of up to
+    ten windows the first that fits, of min_area..1 of the image and sides as 3:4 to 4:3, is scaled to H×W. uint8 in and
+    out."""
+    num_images, _, height, width = images_BCHW.shape
+    area_TB, ratio_TB = torch.rand((2, _CROP_TRIES, num_images), generator=generator, device=generator.device)
+    place_2B = torch.rand((2, num_images), generator=generator, device=generator.device)
+    root_TB = (min_area + (1 - min_area) * area_TB).sqrt()
+    stretch_TB = ((ratio_TB - 0.5) * math.log(_CROP_RATIO)).exp() * math.sqrt(height / width)
+    share_2TB = torch.stack((root_TB * stretch_TB, root_TB / stretch_TB))
+    first_B = (share_2TB <= 1).all(0).to(torch.uint8).argmax(0)
+    share_2B = share_2TB[:, first_B, torch.arange(num_images, device=first_B.device)].clamp_(max=1)
+    extent_21 = torch.tensor([[width], [height]], device=generator.device)
+    shift_2B = (place_2B - 0.5) * (1 - share_2B) * extent_21
+    if flip:
+        share_2B[0] *= (
+            torch.randint(0, 2, (num_images,), generator=generator, device=generator.device) * 2 - 1
+        )
+    window = AffineMap(torch.diag_embed(share_2B.T), shift_2B.T).to(images_BCHW.device)
+    return warp_bilinear(images_BCHW.to(torch.float32), window, "border").round_().to(torch.uint8)
+
+
+def quarter_turns(images_BCHW: Tensor, turns_B: Tensor) -> Tensor:
+    """Each square image turned to the left by its number of quarters, 0..3."""
+    turned_4BCHW = torch.stack([images_BCHW.rot90(turns, (2, 3)) for turns in range(4)])
+    return turned_4BCHW[turns_B, torch.arange(len(turns_B), device=turns_B.device)]
 
 
 def cutout(images_BCHW: Tensor, share: float, generator: torch.Generator) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fedil_model.data.augment.affine import random_affine_and_contrast
+from fedil_model.data.augment.distortion import Distortion, distort
 from fedil_model.data.augment.geometry import crop_and_flip, cutout
 from fedil_model.data.augment.randaugment import randaugment
 from fedil_model.errors import DataError
@@ -39,6 +40,12 @@ class ImageViews:
         else:
             images = randaugment(self._cropped(_checked(raw), generator), generator)
         return self._normalised(cutout(images, self.cutout_share, generator))
+
+    def distorted(self, raw: Tensor, generator: torch.Generator, distortion: Distortion) -> Tensor:
+        """For self-supervised methods. "affine" images have their strong view: a crop turns one digit into another."""
+        if self.strong_kind == "affine":
+            return self.strong(raw, generator)
+        return self._normalised(distort(_checked(raw), distortion, self.flip, generator))
 
     def _cropped(self, images_BCHW: Tensor, generator: torch.Generator) -> Tensor:
         return crop_and_flip(images_BCHW, self.pad, self.pad_mode, self.flip, generator)
