@@ -156,7 +156,7 @@ def test_a_misspelt_setting_is_named_with_the_one_that_was_meant(tmp_path: Path)
         (["report", "not/a/run"], "there is no folder not/a/run"),
         (["ledger", "list", "--run-dir", "not/a/run"], "there is no folder not/a/run"),
         (["export", "not/a/run", "--format", "onyx"], "invalid choice: 'onyx'"),
-        (["recipes", "show", "mnist-iid-01"], "did you mean"),
+        (["recipes", "show", "mnist-iid-02"], "did you mean"),
         (["recipes", "show", "ops/pictures/live-page.png"], "is not UTF-8 text"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
