@@ -152,6 +152,16 @@ def typical_effort(efforts: Sequence[float]) -> float:
     return min(max(efforts), _BUSIEST * statistics.median(efforts)) if efforts else 0.0
 
 
+def effort_behind(state: dict[str, Tensor], efforts: Sequence[float], momentum: float) -> float:
+    """Of a step with what momentum keeps of earlier ones: those may have had a higher learning rate."""
+    effort = typical_effort(efforts)
+    if "momentum" not in state or not efforts:
+        return effort
+    effort += momentum * float(state.get("momentum_effort", 0.0))
+    state["momentum_effort"] = torch.tensor(effort, dtype=torch.float64)
+    return effort
+
+
 # ---- the fold -------------------------------------------------------------------------------------------------------
 
 
@@ -220,7 +230,7 @@ class AveragingFold:
         return Folded(
             self.state,
             delta_norm=norm_of(moved.params - before_P),
-            effort=typical_effort(self._efforts),
+            effort=effort_behind(self.state, self._efforts, self._momentum),
             metrics={"client_norm": math.fsum(self._norms) / len(self._norms)} if self._norms else {},
             notes=() if self._norms else ("no update was accepted",),
         )

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fedil_model.methods.averaging import add_momentum, read_delta, read_statistics, typical_effort
+from fedil_model.methods.averaging import add_momentum, effort_behind, read_delta, read_statistics
 from fedil_model.methods.fedil.aggregation import Gauge, IncrementalFold
 from fedil_model.methods.fedil.gate import EXCESS_LOSSES, MOVEMENT, LabelGate
 from fedil_model.methods.fedil.settings import FedILSettings
@@ -104,7 +104,8 @@ class FedILFold:
             self._apply(step)
         norm = float(torch.linalg.vector_norm(step.params)) if step is not None else 0.0
         metrics = {"reference_norm": self._fold.gauge.step_norm}
-        return Folded(self._state, norm, typical_effort(self._efforts), metrics, notes)
+        effort = effort_behind(self._state, self._efforts, self._settings.server_momentum)
+        return Folded(self._state, norm, effort, metrics, notes)
 
     def _correct_stale_updates(self, delta: Weights | None) -> None:
         """Updates that started from earlier versions repeat movement that θ′ has made since; added as they are, θ′

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedil_model.methods import make_learning
-from fedil_model.methods.averaging import MOST_SAMPLES, AveragingFold
+from fedil_model.methods.averaging import MOST_SAMPLES, AveragingFold, effort_behind
 from fedil_model.methods.interface import Answer, Folded
 from fedil_model.training.flat_model import Weights, from_arrays
 from fedil_model.training.optimiser import learning_rate
@@ -258,3 +258,11 @@ def test_where_a_received_buffer_lies_in_memory_changes_no_bit() -> None:
         after = fold.close()
         reports.append((after.state["global.params"].tolist(), after.metrics))
     assert all(report == reports[0] for report in reports)
+
+
+def test_the_effort_behind_a_step_with_momentum_has_its_share_of_earlier_ones() -> None:
+    without: dict[str, Tensor] = {}
+    assert [effort_behind(without, [1.0], 0.5), effort_behind(without, [0.2], 0.5)] == [1.0, 0.2]
+    state = {"momentum": torch.zeros(1)}
+    found = [effort_behind(state, efforts, 0.5) for efforts in ([1.0], [0.2], [], [0.1])]
+    assert found == pytest.approx([1.0, 0.7, 0.0, 0.45])
