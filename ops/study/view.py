@@ -92,5 +92,5 @@ def print_table(results: Mapping[str, Any]) -> None:
             *("–" if value is None else f"{value:.0f}" for value in numbers),
             *("–" if value is None else f"{value:.1f}" for value in sizes),
         )
-    console = Console()
-    console.print(table, width=None if console.is_terminal else 120)
+    terminal = Console()
+    (terminal if terminal.is_terminal else Console(width=120)).print(table)

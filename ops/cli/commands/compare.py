@@ -7,7 +7,9 @@ machine that died, cost nothing that was done: the same command goes on.
   fedil compare mnist-iid-001 --methods fedil,semifl --set semifl:method.threshold=0.9 --cpu-seconds 600"""
 
 import argparse
+import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,6 +64,15 @@ def run(args: argparse.Namespace) -> int:
     return run_study(args, "compare", cells)
 
 
+def without_place(words: Sequence[str]) -> list[str]:
+    """What was asked for, without where its files go: the results may be published."""
+    kept = [word for word in words if not word.startswith("--out=")]
+    if "--out" in kept:
+        place = kept.index("--out")
+        del kept[place : place + 2]
+    return kept
+
+
 def run_study(args: argparse.Namespace, command: str, cells: "list[Cell]") -> int:
     import json
 
@@ -77,7 +88,7 @@ def run_study(args: argparse.Namespace, command: str, cells: "list[Cell]") -> in
     line = shell_line(*args.words)
     with StudyView(args.quiet) as view, interruptible(on_first=lambda: None) as interruption:
         progress = study.run(args.jobs or usable_cores(), interruption.stop, view.show)
-    results, written = write_files(study, progress, line)
+    results, written = write_files(study, progress, shlex.join(["fedil", *without_place(args.words)]))
     if args.json:
         print(json.dumps(results))
     else:
