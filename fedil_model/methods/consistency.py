@@ -139,7 +139,7 @@ def fixmatch_loss(
 def uda_loss(
     logits_weak_BC: Tensor, logits_strong_BC: Tensor, threshold: float, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """The same with KL(sharpened prediction for the weak view ‖ prediction for the strong view), whose gradient is that
+    """The same with KL(sharpened prediction for the weak view ‖ prediction for the strong view): its gradient is that
     of the cross-entropy. Samples are confident by the prediction before it is sharpened."""
     weak_BC = logits_weak_BC.detach()
     sure_B = weak_BC.softmax(1).amax(1) >= threshold

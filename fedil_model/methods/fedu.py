@@ -1,4 +1,4 @@
-"""FedU (arXiv 2108.06492): BYOL at the clients; a client whose training moves the network far keeps its own predictor.
+"""FedU (arXiv 2108.06492): BYOL at the clients, which keep their own predictor where training moves the network far.
 
 The server averages f and h; clients begin with the average f and with their own f_t. The divergence d of a client's
 last training decides on h (divergence-aware predictor update): the average if d < μ, else its own.
@@ -33,7 +33,7 @@ from fedil_model.training.flat_model import Weights
 
 class FedUSettings(ByolSettings):
     max_divergence: float = Field(default=0.4, ge=0.0)
-    """μ: a client whose last training moved the network less than this takes the average predictor."""
+    """μ: after training that moved the network less than this, a client takes the average predictor."""
 
 
 PROFILES: dict[str, dict[str, Any]] = {

@@ -16,6 +16,7 @@ from fedil_model.errors import SettingError
 from ops.cli.recipe_files import differences
 from ops.inspect.run_place import is_run
 from ops.inspect.run_reading import recipe_values
+from ops.local.services.process import Guard
 from ops.study.cell import CellFile
 from ops.study.cells import Cell
 from server_worker.run.folder import RunDir
@@ -143,6 +144,8 @@ class _Process:
         environment: Mapping[str, str] = {**os.environ, "OMP_NUM_THREADS": "1"}
         with self._log.open("wb") as log:
             self._process = self._start(file, log, environment)
+        self._guard = Guard(self._process.pid)
+        self._asked = False
 
     @staticmethod
     def _start(file: CellFile, log: IO[bytes], environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
@@ -153,10 +156,13 @@ class _Process:
         )
 
     def poll(self) -> int | None:
-        return self._process.poll()
+        code = self._process.poll()
+        if code is not None:
+            self._guard.release()
+        return code
 
     def terminate(self) -> None:
-        if not getattr(self, "_asked", False):
+        if not self._asked:
             self._asked = True
             self._process.terminate()
 
@@ -166,6 +172,7 @@ class _Process:
         except ProcessLookupError:
             return
         self._process.wait()
+        self._guard.release()
 
     def last_words(self, code: int) -> str:
         lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()

@@ -1,4 +1,4 @@
-"""Runs of a method that asks no clients, and of one whose server has all labels."""
+"""Runs of a method that asks no clients, and of one with all labels at the server."""
 
 from pathlib import Path
 from typing import Any
