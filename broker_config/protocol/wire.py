@@ -24,6 +24,10 @@ _VERSION = 1
 _PRELUDE = struct.Struct("<6sHQI")
 MAX_HEADER_BYTES = 4 << 20
 MAX_ARRAYS = 1 << 16
+MAX_ELEMENTS = 8 * MAX_ARRAYS
+"""Values in a header, maps and lists included: name, dtype and dimensions of each array"""
+MAX_DEPTH = 16
+"""Of lists and maps within each other"""
 MAX_DIMS = 16
 MAX_NAME_LENGTH = 256
 _DTYPES = {
@@ -63,10 +67,10 @@ def encode_arrays(
 
 
 def decode_arrays(
-    body: bytes | bytearray | memoryview, kind: str
+    body: bytes | bytearray | memoryview, kind: str, max_elements: int = MAX_ELEMENTS
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Meta and arrays; the arrays are read-only views into `body`."""
-    found, meta, arrays = _decode(body)
+    found, meta, arrays = _decode(body, max_elements)
     if found != kind:
         raise MessageRejected("wrong_kind", f"expected {kind!r}, found {found!r:.80}")
     return meta, arrays
@@ -91,8 +95,9 @@ def pack_fields(fields: Mapping[str, object]) -> bytes:
     return packed
 
 
-def unpack_fields(packed: bytes | memoryview) -> dict[str, Any]:
+def unpack_fields(packed: bytes | memoryview, max_elements: int = MAX_ELEMENTS) -> dict[str, Any]:
     try:
+        _check_elements(packed, max_elements)
         fields = msgpack.unpackb(packed, object_pairs_hook=_unique, ext_hook=_refuse_extension)
     except MessageRejected:
         raise
@@ -101,6 +106,32 @@ def unpack_fields(packed: bytes | memoryview) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise MessageRejected("schema", "fields must be a map")
     return fields
+
+
+def _check_elements(packed: bytes | memoryview, max_elements: int) -> None:
+    """Counts the values without creating them: an empty list is one byte here and 64 in memory."""
+    unpacker = msgpack.Unpacker(max_buffer_size=len(packed) or 1)
+    unpacker.feed(packed)
+    elements = 0
+    waiting = [1]  # values not read yet, of each list or map that is open
+    while waiting:
+        if not waiting[-1]:
+            waiting.pop()
+            continue
+        waiting[-1] -= 1
+        elements += 1
+        code = packed[unpacker.tell()]
+        if 0x90 <= code <= 0x9F or code in (0xDC, 0xDD):
+            waiting.append(unpacker.read_array_header())
+        elif 0x80 <= code <= 0x8F or code in (0xDE, 0xDF):
+            waiting.append(2 * unpacker.read_map_header())
+        else:
+            unpacker.skip()
+        if elements + waiting[-1] > max_elements or len(waiting) > MAX_DEPTH + 1:
+            raise MessageRejected(
+                "too_large",
+                f"fields of more than {max_elements} values, or more than {MAX_DEPTH} levels deep",
+            )
 
 
 def _unique(pairs: list[tuple[object, object]]) -> dict[str, object]:
@@ -156,10 +187,12 @@ def _is_shape(lengths: list[object]) -> bool:
     return size < 2**59
 
 
-def _decode(body: bytes | bytearray | memoryview) -> tuple[str, dict[str, Any], dict[str, np.ndarray]]:
+def _decode(
+    body: bytes | bytearray | memoryview, max_elements: int = MAX_ELEMENTS
+) -> tuple[str, dict[str, Any], dict[str, np.ndarray]]:
     view = memoryview(body).cast("B").toreadonly()
     header_end = _check_envelope(view)
-    header = unpack_fields(view[_PRELUDE.size : header_end])
+    header = unpack_fields(view[_PRELUDE.size : header_end], max_elements)
     match header:
         case {"kind": str(kind), "meta": dict(meta), "arrays": list(specs)} if len(header) == 3:
             slots, end = _lay_out(specs, header_end)

@@ -1,4 +1,5 @@
 import re
+import tracemalloc
 from dataclasses import asdict
 from typing import Any
 
@@ -6,6 +7,7 @@ import numpy as np
 import pytest
 
 from broker_config.protocol import buffers, wire
+from broker_config.protocol.buffers import DIGEST_BYTES, raw_digest
 from broker_config.protocol.errors import MessageRejected
 from broker_config.protocol.messages import ModelEntry, Refusal, TrainTask, Update
 from broker_config.transports.interface import ModelAddress
@@ -169,3 +171,43 @@ def test_a_repeated_field_is_rejected() -> None:
 def test_an_invalid_message_is_not_encoded() -> None:
     with pytest.raises(MessageRejected, match="'run'"):
         wire.encode_message(Refusal("no such/run", 1, 2, 3, "no_data", "the shard is empty"))
+
+
+def header_of(packed: bytes) -> bytes:
+    """A body without arrays, whose header are these bytes."""
+    total = wire._PRELUDE.size + len(packed) + DIGEST_BYTES
+    pieces = [wire._PRELUDE.pack(wire._MAGIC, wire._VERSION, total, len(packed)), packed]
+    return b"".join([*pieces, raw_digest(pieces)])
+
+
+EMPTY_LISTS = b"\x81\xa4meta\xdd" + (4_000_000).to_bytes(4, "big") + b"\x90" * 4_000_000
+MANY_LISTS = b"\xdd" + (1000).to_bytes(4, "big") + (b"\xdc\x03\xe8" + b"\x90" * 1000) * 1000
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [EMPTY_LISTS, MANY_LISTS, b"\x91" * 1000 + b"\x90", b"\x81\xa1a" * 1000 + b"\x80"],
+    ids=["empty lists", "lists of lists", "depth of lists", "depth of maps"],
+)
+def test_a_header_of_many_values_is_refused_before_it_takes_memory(packed: bytes) -> None:
+    body = header_of(packed)
+    tracemalloc.start()
+    try:
+        assert reason_of(body) == "too_large"
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 16 << 20
+
+
+def test_a_header_within_all_bounds_is_decoded() -> None:
+    meta = {"numbers": list(range(300_000)), "deep": [[[[[[[[[["here"]]]]]]]]]]}
+    assert wire.decode_arrays(encoded("model", meta), "model")[0] == meta
+
+
+@pytest.mark.parametrize(
+    "packed", [b"", b"\x92\x01", b"\xdd\x00", b"\xc1", b"\xd4\x01a", b"\xdd\0\0\xff\xff" * 10]
+)
+def test_fields_that_end_early_or_are_not_msgpack_are_refused(packed: bytes) -> None:
+    with pytest.raises(MessageRejected, match="schema"):
+        wire.unpack_fields(packed)
