@@ -6,6 +6,7 @@ import re
 import socket
 import sys
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
@@ -25,6 +26,8 @@ _TIMEOUT_SECONDS = 30.0
 _MOST_PARAMETERS = 20
 _IP_ADDRESS = re.compile(r"[0-9.]+|[0-9a-f:.]*:[0-9a-f:.]*")
 MOST_CONNECTIONS = 64
+_SHARE_OF_A_CORE = 0.1
+_BURST_SECONDS = 2.0
 _ACCEPTS_GZIP = re.compile(r"(^|[,\s])gzip(?!\s*;\s*q=0(\.0*)?\s*(,|$))", re.IGNORECASE)
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -105,6 +108,25 @@ def _listen(address: WebAddress, routes: Mapping[str, Route]) -> "_Server":
         ) from error
 
 
+class _CpuShare:
+    """Threads together get at most a share of one core, so that a flood of requests leaves the time to the run. What
+    was unused in the last seconds may be used at once: a page asks for all of its files."""
+
+    def __init__(self) -> None:
+        self._free_at = 0.0
+        self._charging, self._turn = threading.Lock(), threading.Lock()
+
+    def wait(self) -> None:
+        """Until earlier work is paid for, one thread after the other"""
+        with self._turn:
+            time.sleep(max(0.0, self._free_at - time.monotonic()))
+
+    def charge(self, cpu_seconds: float) -> None:
+        with self._charging:
+            start = max(self._free_at, time.monotonic() - _BURST_SECONDS)
+            self._free_at = start + cpu_seconds / _SHARE_OF_A_CORE
+
+
 class _Server(ThreadingHTTPServer):
     """At most MOST_CONNECTIONS connections. A new one replaces the one that has not asked anything yet, or not for the
     longest time, so that idle connections keep no client out."""
@@ -120,12 +142,18 @@ class _Server(ThreadingHTTPServer):
         self._open: OrderedDict[socket.socket, bool] = OrderedDict()
         """Connection → has had a reply; the last one that had comes last"""
         self._lock = threading.Lock()
+        self.cpu_share = _CpuShare()
         super().__init__(place, handler)
 
     def serve_until_closed(self) -> None:
         """Unlike `serve_forever`, without polling many times a second."""
+        charged = time.thread_time()
         while not self.closing:
+            self.cpu_share.wait()
             self.handle_request()
+            used = time.thread_time()
+            self.cpu_share.charge(used - charged)
+            charged = used
 
     def server_bind(self) -> None:
         # HTTPServer's own looks up the host name, which takes seconds where DNS is slow.
@@ -170,8 +198,11 @@ class _Server(ThreadingHTTPServer):
 
 def _names_of(host: str) -> Collection[str]:
     """Host names of a server that only its own machine can reach; empty: any name"""
-    is_loopback = host == "localhost" or host.startswith("127.") or host == "::1"
-    return {host, "localhost"} if is_loopback else ()
+    return {host, "localhost"} if is_loopback(host) else ()
+
+
+def is_loopback(host: str) -> bool:
+    return host == "localhost" or host.startswith("127.") or host == "::1"
 
 
 def _is_misdirected(host: str, names: Collection[str]) -> bool:
@@ -189,9 +220,14 @@ def _handler(routes: Mapping[str, Route], names: Collection[str]) -> type[BaseHT
         disable_nagle_algorithm = True
         server_version = "fedil"
         sys_version = ""
+        _charged = 0.0  # of the CPU seconds of this connection's thread
 
         def do_GET(self) -> None:
+            self.server.cpu_share.wait()
             self._send(self._reply())
+            used = time.thread_time()
+            self.server.cpu_share.charge(used - self._charged)
+            self._charged = used
             self.server.answered(self.connection)
 
         do_HEAD = do_GET

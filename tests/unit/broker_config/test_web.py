@@ -375,3 +375,36 @@ def test_a_bad_address_is_named(text: str) -> None:
 
 def test_off_means_no_address() -> None:
     assert parse_address("off") is None
+
+
+def test_a_flood_of_requests_gets_a_share_of_a_core_and_another_client_its_reply() -> None:
+    calls: list[None] = []
+
+    def work(_: Mapping[str, str]) -> Reply:
+        calls.append(None)
+        start = time.thread_time()
+        while time.thread_time() - start < 0.01:
+            pass
+        return Reply(b"done")
+
+    ended = threading.Event()
+
+    def flood(server: WebServer) -> None:
+        connection = connected(server)
+        while not ended.is_set():
+            connection.request("GET", "/work")
+            connection.getresponse().read()
+        connection.close()
+
+    with WebServer(ANY, {**ROUTES, "/work": work}) as server:
+        clients = [threading.Thread(target=flood, args=(server,)) for _ in range(4)]
+        start = time.monotonic()
+        for client in clients:
+            client.start()
+        time.sleep(4)
+        assert ask(server, "/small")[1] == b"few words"
+        ended.set()
+        for client in clients:
+            client.join()
+        seconds = time.monotonic() - start
+    assert 0.01 * len(calls) < 0.2 * seconds + 0.2  # without a bound: nearly all of the seconds
