@@ -221,6 +221,9 @@ def start_server(cluster: Cluster, connection: Sequence[str]) -> Iterator["subpr
     command += [*connection, "--run-dir", str(cluster.run_dir), "--again", cluster.again]
     for override in cluster.overrides:
         command += ["--set", override]
+    # All workers are on this machine, whichever interface the page is on.
+    here = ", ".join(f'"{site}" = ["{LOOPBACK}"]' for site in cluster.recipe.sites)
+    command += ["--set", f"federation.addresses={{{here}}}"]
     if cluster.recipe.data.root is not None:
         command += ["--set", f"data.root={json.dumps(str(cluster.recipe.data.root))}"]
     environment = {**os.environ, STARTED_AS: sys.argv[0]}

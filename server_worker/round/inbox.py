@@ -11,6 +11,7 @@ from broker_config.protocol.wire import decode_message
 from broker_config.transports.interface import Delivery
 from server_worker.round.context import ServerContext
 from server_worker.round.dead_letters import MISPLACED, DeadTasks
+from server_worker.round.refusals import RefusalSampler
 from server_worker.round.validation import one_line
 from server_worker.watch.notices import AnswerDropped, MessageRefused
 
@@ -34,6 +35,7 @@ class Inbox:
         self._held: dict[tuple[int, int], Delivery] = {}
         """By client and activation"""
         self._refused: Counter[str] = Counter()
+        self._sampler = RefusalSampler(context.sites.names(), context.clock, context.watcher.note)
         self._dead_tasks = DeadTasks(run, context)
         self.is_empty = False
         """The last look into the queue found no message at all."""
@@ -84,9 +86,13 @@ class Inbox:
         return Arrival(answer, delivery)
 
     def refuse(self, delivery: Delivery, reason: str, detail: str) -> None:
-        """Dead-letter a bad message, for operators to see."""
-        self._context.watcher.note(MessageRefused(reason, one_line(detail)))
+        """Dead-letter a bad message, for operators to see; of a flood only some."""
         self._refused[reason] += 1
+        site = self._sampler.site_of(delivery.sender)
+        if not self._sampler.keeps(site):
+            delivery.acknowledge()
+            return
+        self._context.watcher.note(MessageRefused(reason, one_line(detail), site))
         delivery.reject(reason)
 
     def drop(self, arrival: Arrival, reason: str) -> None:
@@ -116,6 +122,7 @@ class Inbox:
 
     def take_refused(self) -> dict[str, int]:
         """Messages that did not count since the last call, by reason"""
+        self._sampler.tell_rest()
         refused, self._refused = dict(self._refused), Counter()
         return refused
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from broker_config.process.durable import make_directory, write_atomically
 from broker_config.protocol.errors import CheckpointDamaged, MessageRejected
-from broker_config.protocol.wire import decode_arrays, encode_arrays
+from broker_config.protocol.wire import MAX_HEADER_BYTES, decode_arrays, encode_arrays
 
 _log = logging.getLogger(__name__)
 _KIND = "checkpoint"
@@ -47,7 +47,8 @@ class CheckpointFolder:
         if not paths:
             return None
         try:
-            meta, arrays = decode_arrays(np.fromfile(paths[-1], np.uint8).data, _KIND)
+            # Our own file, with numbers of every client: bounded by its size alone.
+            meta, arrays = decode_arrays(np.fromfile(paths[-1], np.uint8).data, _KIND, MAX_HEADER_BYTES)
             return Checkpoint(int(meta["round"]), meta, arrays)
         except (MessageRejected, KeyError, TypeError, ValueError) as error:
             help = "start the run in a new folder"
@@ -68,7 +69,7 @@ class CheckpointFolder:
         if not path.exists():
             return None
         try:
-            return decode_arrays(bytearray(path.read_bytes()), _JOURNAL_KIND)[0]
+            return decode_arrays(bytearray(path.read_bytes()), _JOURNAL_KIND, MAX_HEADER_BYTES)[0]
         except MessageRejected as error:
             raise CheckpointDamaged(
                 f"{path} is damaged ({error}): delete it to ask clients anew from the last checkpoint"

@@ -1,5 +1,6 @@
 """One server at a time in the folder of a run."""
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ def sole_use(run_dir: Path) -> Iterator[None]:
     place.parent.mkdir(parents=True, exist_ok=True)
     path = lock_file(place)
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = _open(path)
         try:
             lock(descriptor, run_dir)
             if not is_at(descriptor, path):
@@ -34,6 +35,18 @@ def sole_use(run_dir: Path) -> Iterator[None]:
             return
         finally:
             os.close(descriptor)
+
+
+def _open(path: Path) -> int:
+    """Not through a symbolic link: in a folder that others can write to, it would empty and remove a file elsewhere."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise FedILError(
+            f"{path} is a symbolic link, where the lock of a run should be: delete it, or use another --run-dir"
+        ) from error
 
 
 def lock_file(place: Path) -> Path:
@@ -55,6 +68,6 @@ def lock(descriptor: int, run_dir: Path) -> None:
 
 def is_at(descriptor: int, path: Path) -> bool:
     try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
     except FileNotFoundError:
         return False

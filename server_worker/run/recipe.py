@@ -1,14 +1,17 @@
 """A run as a small file: what to learn (fedil_model) and how to federate it."""
 
 import difflib
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import reduce
+from ipaddress import ip_network
 from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     Field,
     PositiveFloat,
@@ -25,6 +28,22 @@ from fedil_model.settings import Learning, Settings, merge
 
 SiteName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$")]
 """No dots: it becomes part of queue names, routing keys, key patterns and user names."""
+_HOST_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+
+
+def _network_or_name(entry: str) -> str:
+    try:
+        ip_network(entry)
+    except ValueError as error:
+        # What looks like an address but is none would never match.
+        if re.fullmatch(r"[0-9./:]+", entry) or not _HOST_NAME.fullmatch(entry):
+            raise ValueError(
+                f"{entry!r:.80} is not an IP address, a network such as 10.1.0.0/16, a host name or *.DOMAIN"
+            ) from error
+    return entry
+
+
+NetworkOrName = Annotated[str, AfterValidator(_network_or_name)]
 
 
 class FederationSettings(Settings):
@@ -53,6 +72,10 @@ class FederationSettings(Settings):
     """Owners of the clients: site → how many of them, in order. Empty: one site, "default", owns all."""
     site_timeout_seconds: PositiveFloat = 60.0
     """A site without a worker for so long is not asked until it has one again."""
+    addresses: dict[SiteName, list[NetworkOrName]] = Field(default={})
+    """Where Prometheus may look for a site's workers: networks and host names, as in north = ["10.1.0.0/16",
+    "*.north.example"]. Other addresses that a site reports are not in the server's /targets. Without sites, and with
+    the live page on loopback, the default is loopback."""
 
     @property
     def asked_per_round(self) -> int:
@@ -138,6 +161,8 @@ class Recipe(Learning):
             raise ValueError(
                 f"federation.sites own {owned} clients, but split.clients is {self.split.clients}"
             )
+        if unknown := self.federation.addresses.keys() - self.sites.keys():
+            raise ValueError(f"federation.addresses names {min(unknown)}, which is not a site of the recipe")
         return self
 
     @property
@@ -186,7 +211,7 @@ def read_values(path: Path, *below: Path) -> dict[str, Any]:
     base = path.parent / f"{values.pop('base')}.toml"
     if base in (path, *below):
         raise SettingError(f"recipe {path}: base leads back to {base.stem}")
-    return merge(read_values(base, path, *below), values)
+    return merge(_without_the_other_way(read_values(base, path, *below), [values]), values)
 
 
 def make_recipe(values: Mapping[str, Any], source: str = "recipe", overrides: Iterable[str] = ()) -> Recipe:
@@ -224,8 +249,8 @@ def _sized(values: Mapping[str, Any], overrides: Iterable[dict[str, Any]], sourc
 
 
 def _without_the_other_way(values: Mapping[str, Any], overrides: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """A split says how many labels there are in one of two ways. TOML has no null with which an override could take
-    back the recipe's, so the override replaces the other one."""
+    """A split says how many labels there are in one of two ways. TOML has no null with which an override, or a
+    recipe with a base, could take back the other one, so it replaces it."""
     split = values.get("split")
     given = {
         key for override in overrides if isinstance(override.get("split"), dict) for key in override["split"]
@@ -283,7 +308,7 @@ def numbers_depend_on(recipe: Recipe) -> dict[str, Any]:
     return {
         key: value
         for key, value in flat.items()
-        if key not in ignored and not key.startswith("federation.sites.")
+        if key not in ignored and not key.startswith(("federation.sites.", "federation.addresses."))
     }
 
 

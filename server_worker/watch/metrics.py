@@ -17,7 +17,7 @@ from fedil_model.methods.interface import ACCEPTED, ClientValue, Display
 from fedil_model.training.convergence import VERDICTS
 from server_worker.run.recipe import Recipe
 from server_worker.watch.events import STALE, ClientOutcome, RoundRecord
-from server_worker.watch.notices import Notice
+from server_worker.watch.notices import UNKNOWN_SITE, MessageRefused, Notice, RefusalsNotKept
 from server_worker.watch.outcomes import REASONS, all_outcomes
 from server_worker.watch.survey import Survey
 
@@ -104,7 +104,9 @@ class ServerMetrics:
             self._progress()
 
     def note(self, notice: Notice) -> None:
-        """Not counted"""
+        if isinstance(notice, MessageRefused | RefusalsNotKept):
+            with self._registry.at_once:
+                self._answers.refuse(notice)
 
     def _progress(self) -> None:
         self._last.running, self._last.progress = True, self._clock()
@@ -226,6 +228,13 @@ class _Answers:
             ["reason"],
             registry=registry,
         )
+        self._refused_by_site = Counter(
+            "fedil_site_messages_refused",
+            "Bad messages by the site whose user sent them.",
+            ["site"],
+            registry=registry,
+        )
+        self._refused_by_site.labels(UNKNOWN_SITE)
         self._values = {value.name: _histogram(registry, value) for value in display.client_values}
         self._staleness = Histogram(
             "fedil_update_staleness",
@@ -243,6 +252,10 @@ class _Answers:
         outcomes = (*(outcome.name for outcome in all_outcomes(display)), LATE, DUPLICATE)
         self._updates = {outcome: updates.labels(outcome) for outcome in outcomes}
         self._refused = {reason: refused.labels(reason) for reason in (*REASONS, OTHER_REASON)}
+
+    def refuse(self, notice: MessageRefused | RefusalsNotKept) -> None:
+        count = notice.count if isinstance(notice, RefusalsNotKept) else 1
+        self._refused_by_site.labels(notice.site).inc(count)
 
     def count(self, round_number: int, outcome: ClientOutcome) -> None:
         self._counted.setdefault(round_number, set()).add(outcome.client)

@@ -77,11 +77,27 @@ class QueueRecreated(Notice):
         return f"{self.queue} was deleted: it is declared again{then}"
 
 
+UNKNOWN_SITE = "unknown"
+"""Of a message whose sender is not the user of a site"""
+
+
 @dataclass(frozen=True)
 class MessageRefused(Notice):
     template = "message refused ({reason}): {detail}"
     reason: str
     detail: str
+    site: str
+
+
+@dataclass(frozen=True)
+class RefusalsNotKept(Notice):
+    template = (
+        "site {site} sends more than {most} bad messages a minute: {count} more refused and not kept as dead letters; "
+        "stop its workers, or remove its user from the broker"
+    )
+    site: str
+    count: int
+    most: int
 
 
 @dataclass(frozen=True)

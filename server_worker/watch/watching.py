@@ -1,8 +1,6 @@
 """A server's web pages at one address: metrics, live page, health."""
 
 import json
-import re
-import socket
 import threading
 import time
 from collections import deque
@@ -20,14 +18,12 @@ from server_worker.watch.events import Watcher, Watchers
 from server_worker.watch.live import LiveRun
 from server_worker.watch.metrics import ServerMetrics
 from server_worker.watch.survey import Survey
+from server_worker.watch.targets import Targets, allowed_addresses
 
 _LINGER_SECONDS = 20.0
 _ASKED_LATELY_SECONDS = 60.0
 _ROUNDS_SHOWN_AGAIN = (3, 100)
 """At least, at most: an alert counts up to three rounds in which no update was accepted."""
-_PLACE = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]{1,253}):[0-9]{1,5}")
-_LOOPBACK = ("127.", "localhost:", "[::1]:")
-_MOST_TARGETS = 1000
 _KINDS = {
     "html": "text/html; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
@@ -37,20 +33,24 @@ _KINDS = {
 
 
 class Watching:
-    def __init__(self, run: str, recipe: Recipe, where: RunDir) -> None:
+    def __init__(self, run: str, recipe: Recipe, where: RunDir, address: WebAddress | None = None) -> None:
         self.metrics = ServerMetrics(run, recipe)
         self.live = LiveRun(run, recipe, where.history)
         self.watcher: Watcher = Watchers(self.metrics, self.live)
         self._history = where.history
         self._evaluated_every = recipe.evaluate_every
         self._unready = "starting"
+        self._targets = Targets(allowed_addresses(recipe, address))
         self._workers: tuple[Mapping[str, object], ...] = ()
         self._asked: dict[str, float] = {}
         self._led, self._waits_for = False, ""
+        self._trouble = ""
         self.url: str | None = None
 
     def waiting_for(self, what: str) -> None:
-        """A broker is unreachable before this server leads; later surveys report it."""
+        """A broker is unreachable. Once this server leads, a survey tells when it is reachable again."""
+        if self._led:
+            self._trouble = what
         if self._led or what == self._waits_for:
             return
         self._waits_for = what
@@ -89,7 +89,7 @@ class Watching:
             self.metrics.restore(record)
 
     def survey(self, survey: Survey) -> None:
-        self._workers = survey.workers
+        self._workers, self._trouble = survey.workers, survey.trouble
         self.metrics.survey(survey)
         self.live.survey(survey)
 
@@ -129,24 +129,12 @@ class Watching:
             "/metrics": self._noting("metrics", lambda _: Reply(self.metrics.render(), EXPOSITION)),
             "/healthz": lambda _: Reply(b"ok\n"),
             "/readyz": lambda _: self._ready(),
-            "/targets": lambda _: _json(self._targets()),
+            "/targets": lambda _: _json(self._targets.of(self._workers)),
         }
 
     def _ready(self) -> Reply:
-        return Reply(f"{self._unready}\n".encode(), status=503) if self._unready else Reply(b"ready\n")
-
-    def _targets(self) -> list[dict[str, object]]:
-        """The workers that are present now, for Prometheus' http_sd_configs. Sites report the addresses; a loopback
-        address can only be reached on its own machine."""
-        here = socket.gethostname()
-        found: list[dict[str, object]] = [
-            {"targets": [place], "labels": {"site": str(worker["site"])}}
-            for worker in self._workers
-            if isinstance(place := worker.get("metrics"), str)
-            and _PLACE.fullmatch(place)
-            and (worker.get("host") == here or not place.startswith(_LOOPBACK))
-        ]
-        return found[:_MOST_TARGETS]
+        why = self._unready or (self._trouble and f"waiting: {self._trouble}")
+        return Reply(f"{why}\n".encode(), status=503) if why else Reply(b"ready\n")
 
 
 @contextmanager
@@ -155,7 +143,7 @@ def watching(
 ) -> Iterator[Watching]:
     """Raises PortTaken before anything else begins."""
     with ExitStack() as stack:
-        watch = Watching(run, recipe, where)
+        watch = Watching(run, recipe, where, address)
         if address is not None:
             watch.url = stack.enter_context(WebServer(address, watch.routes())).url
         try:

@@ -274,3 +274,20 @@ def test_a_base_that_is_missing_or_leads_back(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text("rounds = 2\n")
     with pytest.raises(SettingError, match="there is no size 'cpu'; it has none"):
         load_recipe(tmp_path / "c.toml", ["size=cpu"])
+
+
+@pytest.mark.parametrize(
+    "entry", ["10.1.0.0/33", "10.1.0.1/16", "a b", "", "*", "*.*.example", "host:80", "1.2.3"]
+)
+def test_an_address_that_can_match_nothing_is_refused(entry: str) -> None:
+    with pytest.raises(
+        SettingError, match=r"federation.addresses.default.*is not an IP address, a network such"
+    ):
+        make_recipe({"federation": {"addresses": {"default": ["10.1.0.0/16", entry]}}})
+
+
+def test_addresses_belong_to_sites_of_the_recipe_and_change_no_number() -> None:
+    with pytest.raises(SettingError, match=r"federation.addresses names nowhere, which is not a site"):
+        make_recipe({"federation": {"addresses": {"nowhere": ["10.1.0.0/16"]}}})
+    placed = make_recipe({"federation": {"addresses": {"default": ["10.1.0.0/16", "*.example", "gpu-3"]}}})
+    assert numbers_depend_on(placed) == numbers_depend_on(make_recipe({}))

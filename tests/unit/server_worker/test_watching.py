@@ -1,6 +1,7 @@
 """What is served at a server's address, and for how long."""
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -12,10 +13,13 @@ from urllib.request import urlopen
 import pytest
 
 import server_worker.watch.watching
+from broker_config.brokers.topology import DEFAULT_SITE
 from broker_config.process.addresses import LOOPBACK, WebAddress
 from broker_config.protocol.errors import PortTaken
 from server_worker.run.folder import RunDir
+from server_worker.run.recipe import Recipe
 from server_worker.watch.survey import Survey
+from server_worker.watch.targets import MOST_PER_SITE
 from server_worker.watch.watching import Watching, watching
 from tests.exposition import value
 from tests.federation import blobs_recipe
@@ -79,7 +83,12 @@ def test_a_server_that_waits_for_its_brokers_is_not_ready(tmp_path: Path) -> Non
         watch.leading_again()
         assert states() == (1, "starting\n", "starting: ")
         watch.leading(("a", "b"), lambda: ({}, {}))
-        watch.waiting_for("Redis at h:1 is away")  # while it leads, the survey reports it
+        assert states() == (1, "ready\n", "running: ")
+        watch.waiting_for("Redis at h:1 is away")
+        assert states() == (1, "waiting: Redis at h:1 is away\n", "running: ")
+        watch.survey(Survey(trouble="no RabbitMQ answers"))
+        assert states() == (0, "waiting: no RabbitMQ answers\n", "running: ")
+        watch.survey(Survey())
         assert states() == (1, "ready\n", "running: ")
 
 
@@ -107,14 +116,69 @@ def test_a_server_that_lost_the_lead_is_not_running(tmp_path: Path) -> None:
         assert works in ask(watch, "metrics")[1]
 
 
-def test_targets_are_the_workers_with_a_valid_address(tmp_path: Path) -> None:
-    hostile: list[object] = [None, 7, "nonsense", "host:port", "a b:1", "x:1/../", "host:1\n", ["a:1"]]
-    good = {"site": "north", "name": "n", "metrics": "gpu-3.example:9000"}
-    others = [{"site": "south", "name": "s", "metrics": place} for place in hostile]
-    with watching("r", blobs_recipe(), RunDir(tmp_path), ANY, threading.Event()) as watch:
-        watch.survey(Survey(workers=(good, *others)))
-        found = json.loads(ask(watch, "targets")[1])
-    assert found == [{"targets": ["gpu-3.example:9000"], "labels": {"site": "north"}}]
+def targets(folder: Path, recipe: Recipe, *workers: tuple[str, object], at: str = LOOPBACK) -> list[str]:
+    """What a server tells Prometheus, whose workers report these (site, address)."""
+    facts = tuple(
+        {"site": site, "name": "w", "host": socket.gethostname(), "metrics": place} for site, place in workers
+    )
+    watch = Watching("r", recipe, RunDir(folder), WebAddress(at))
+    watch.survey(Survey(workers=facts))
+    found = json.loads(watch.routes()["/targets"]({}).body)
+    assert all(set(one) == {"targets", "labels"} for one in found)
+    return [f"{one['labels']['site']} {one['targets'][0]}" for one in found]
+
+
+SPECIAL = [
+    "127.0.0.1:9000",
+    "localhost:9000",
+    "[::1]:9000",
+    "169.254.169.254:80",
+    "[fe80::1]:80",
+    "0.0.0.0:80",
+]
+SPECIAL += ["[::ffff:169.254.169.254]:80", "[::ffff:127.0.0.1]:80", "metadata.google.internal:80", "127.1:80"]
+
+
+def two_sites(**addresses: list[str]) -> Recipe:
+    return blobs_recipe(federation={"sites": {"north": 3, "south": 3}, "addresses": addresses})
+
+
+def test_targets_are_the_addresses_that_the_recipe_allows_a_site(tmp_path: Path) -> None:
+    recipe = two_sites(north=["10.1.0.0/16", "fd00::/8", "*.north.example", "gpu-3"], south=["192.0.2.7"])
+    hers = ["10.1.2.3:9000", "[fd00::7]:9000", "a.north.example:9000", "GPU-3:9000"]
+    others = ["10.2.0.1:9000", "192.0.2.7:9000", "north.example.evil:9000", "gpu-4:9000", "[fe80::1]:9000"]
+    bad: list[object] = [None, 7, "nonsense", "host:port", "a b:1", "x:1/../", "gpu-3:1\n", ["gpu-3:1"]]
+    claimed = [("north", place) for place in (*hers, *others, *bad)]
+    assert targets(tmp_path, recipe, *claimed, ("south", "192.0.2.7:80"), at="0.0.0.0") == [
+        *(f"north {place}" for place in hers),
+        "south 192.0.2.7:80",
+    ]
+
+
+@pytest.mark.parametrize("place", SPECIAL)
+def test_a_site_cannot_send_prometheus_to_loopback_or_a_clouds_metadata(tmp_path: Path, place: str) -> None:
+    wide = two_sites(north=["0.0.0.0/0", "::/0", "*.north.example"])
+    assert targets(tmp_path, wide, ("north", place), ("south", place)) == []
+    assert targets(tmp_path, blobs_recipe(), (DEFAULT_SITE, place), at="0.0.0.0") == []
+
+
+def test_loopback_is_allowed_by_name_or_where_all_is_on_one_machine(tmp_path: Path) -> None:
+    claimed = [(DEFAULT_SITE, place) for place in (*SPECIAL[:6], "10.1.0.1:9000")]
+    assert targets(tmp_path, blobs_recipe(), *claimed) == [f"default {place}" for place in SPECIAL[:3]]
+    here = ("north", "127.0.0.1:9000")
+    assert targets(tmp_path, two_sites(north=["127.0.0.1"]), here, at="0.0.0.0") == ["north 127.0.0.1:9000"]
+
+
+def test_a_site_has_a_bounded_number_of_targets_and_the_rest_is_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    many = [("north", f"10.1.{n // 250}.{n % 250}:9000") for n in range(2 * MOST_PER_SITE)]
+    recipe = two_sites(north=["10.1.0.0/16"], south=["10.2.0.0/16"])
+    found = targets(tmp_path, recipe, *many, *many, ("south", "10.2.0.1:9000"))
+    assert len(found) == MOST_PER_SITE + 1
+    assert found[-1] == "south 10.2.0.1:9000"
+    (record,) = caplog.records
+    assert "10.1.2.0:9000, which a worker of site north reports: allow" in record.getMessage()
 
 
 def test_only_files_of_the_page_are_served(tmp_path: Path) -> None:

@@ -1,0 +1,55 @@
+"""Refused messages by site: the first of each minute are kept as dead letters, the others are only counted."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from broker_config.brokers.topology import site_user
+from server_worker.watch.notices import UNKNOWN_SITE, Notice, RefusalsNotKept
+
+KEPT_PER_MINUTE = 50
+"""Of one site. A dead letter costs a confirmed publish, and their queue is bounded: a flood would evict the others."""
+_MINUTE = 60.0
+
+
+@dataclass
+class _Minute:
+    began: float
+    refused: int = 0
+    not_told: int = 0
+    """Refusals that were not kept, and are in no notice yet"""
+
+
+class RefusalSampler:
+    def __init__(
+        self, sites: Iterable[str], clock: Callable[[], float], note: Callable[[Notice], None]
+    ) -> None:
+        self._sites = {site_user(site): site for site in sites}
+        self._clock, self._note = clock, note
+        self._minutes: dict[str, _Minute] = {}
+
+    def site_of(self, sender: str | None) -> str:
+        return self._sites.get(sender or "", UNKNOWN_SITE)
+
+    def keeps(self, site: str) -> bool:
+        """Counts one refusal. A site over its rate is named at once, and then once a minute."""
+        now = self._clock()
+        minute = self._minutes.setdefault(site, _Minute(now))
+        if now - minute.began >= _MINUTE:
+            self._tell(site, minute)
+            minute.began, minute.refused = now, 0
+        minute.refused += 1
+        if minute.refused <= KEPT_PER_MINUTE:
+            return True
+        minute.not_told += 1
+        if minute.refused == KEPT_PER_MINUTE + 1:
+            self._tell(site, minute)
+        return False
+
+    def tell_rest(self) -> None:
+        for site, minute in self._minutes.items():
+            self._tell(site, minute)
+
+    def _tell(self, site: str, minute: _Minute) -> None:
+        if minute.not_told:
+            self._note(RefusalsNotKept(site, minute.not_told, KEPT_PER_MINUTE))
+            minute.not_told = 0
