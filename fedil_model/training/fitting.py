@@ -83,7 +83,8 @@ def _tune(model: FlatModel, labelled: Samples, views: Views, learning: Learning,
             loss.backward()  # type: ignore[no-untyped-call]
             optimiser.step()
         schedule.step()
-    refresh_statistics(module, (views.plain(part) for part in torch.split(labelled.inputs, 500)))
+    parts = labelled.inputs.tensor_split(-(-len(labelled.labels) // 500))
+    refresh_statistics(module, (views.plain(part) for part in parts))
 
 
 def _decayed_and_rest(module: nn.Module) -> list[dict[str, object]]:

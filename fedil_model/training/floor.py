@@ -106,7 +106,8 @@ class Floor:
             self._fit(kept, lr, strong_weight, max(self._epochs // _TRIAL_PART, 1), "hold-out", number)
         except NumericError:
             return 0.0, float("inf")
-        logits_NC = predict_logits(self._model.module, held_out.inputs, self._views)
+        precision = self._learning.autocast
+        logits_NC = predict_logits(self._model.module, held_out.inputs, self._views, precision=precision)
         right = (logits_NC.argmax(1) == held_out.labels).double().mean()
         return float(right), float(F.cross_entropy(logits_NC, held_out.labels))
 
@@ -128,7 +129,7 @@ class Floor:
                 check_stop=self._check_stop,
             )
         # Static batch norm leaves no statistics behind; a network without it is not touched.
-        parts = torch.split(samples.inputs, 500)
+        parts = samples.inputs.tensor_split(-(-len(samples.labels) // 500))
         refresh_statistics(self._model.module, (self._views.plain(part) for part in parts))
 
 

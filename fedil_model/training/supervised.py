@@ -76,8 +76,9 @@ def train_supervised(
 
 
 def labelled_loss(logits_BC: Tensor, labels_B: Tensor, ceiling: float) -> Tensor:
-    """Cross-entropy. The mean is over the whole batch: a sample above the ceiling counts as zero."""
+    """Cross-entropy. The mean is over the samples that are not above the ceiling, as UDA's authors compute it."""
     if ceiling >= 1.0:
         return F.cross_entropy(logits_BC, labels_B)
     losses_B = F.cross_entropy(logits_BC, labels_B, reduction="none")
-    return (losses_B * (losses_B.detach() >= -math.log(ceiling))).mean()
+    counts_B = losses_B.detach() >= -math.log(ceiling)
+    return (losses_B * counts_B).sum() / counts_B.sum().clamp(min=1)

@@ -12,6 +12,7 @@ from torch import nn
 from fedil_model.data.datasets.interface import Dataset
 from fedil_model.errors import DataError
 from fedil_model.training.evaluate import predict_logits
+from fedil_model.training.precision import Autocast
 
 MOST_CLASSES_IN_A_MATRIX = 12
 CONFUSIONS_LISTED = 10
@@ -46,11 +47,12 @@ class Quality:
         return sorted(wrong, key=lambda mistake: -mistake[0])[:CONFUSIONS_LISTED]
 
 
-def measure(network: nn.Module, dataset: Dataset) -> Quality:
+def measure(network: nn.Module, dataset: Dataset, precision: Autocast = "off") -> Quality:
+    """`precision` as in the run: with another one, a few predictions are others."""
     test = dataset.load_test()
     if not len(test.labels):
         raise DataError("the test set is empty")
-    predicted = predict_logits(network, test.inputs, dataset.views).argmax(dim=1)
+    predicted = predict_logits(network, test.inputs, dataset.views, precision=precision).argmax(dim=1)
     classes = len(dataset.class_names)
     counts = torch.bincount(test.labels * classes + predicted, minlength=classes * classes)
     return Quality(dataset.class_names, counts.view(classes, classes).tolist())

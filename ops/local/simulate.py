@@ -188,7 +188,7 @@ def _measure_baseline(
     model = FlatModel(network_of(recipe, dataset), inputs.device)
     floor = Floor(model, inputs.labelled, dataset.views, recipe, epochs=epochs, check_stop=check_stop)
     tried = floor.train()
-    return accuracy(model.module, inputs.test, dataset.views), tried
+    return accuracy(model.module, inputs.test, dataset.views, recipe.autocast), tried
 
 
 def _known_baseline(where: RunDir, epochs: int) -> float | None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedil_model.data.datasets.interface import Samples, Views
 from fedil_model.training.evaluate import predict_logits
 from fedil_model.training.flat_model import FlatModel, Weights
+from fedil_model.training.precision import Autocast
 
 Fit = Callable[[FlatModel, Weights], Weights]
 """What is done to a model on the labelled samples before its predictions count"""
@@ -42,8 +43,10 @@ class BackgroundEvaluator:
         views: Views,
         classes: int,
         fits: Mapping[str, Fit] | None = None,
+        precision: Autocast = "off",
     ) -> None:
         """`fits`: for models whose declaration names one"""
+        self._precision = precision
         self._model, self._views, self._classes, self._fits = model, views, classes, fits or {}
         model.release()
         self._test = Samples(test.inputs.to(model.device), test.labels.to(model.device))
@@ -71,8 +74,10 @@ class BackgroundEvaluator:
             weights = self._fits[name](self._model, weights)
         with self._model.temporarily_loaded():
             self._model.load_view(weights)
-            predicted_N = predict_logits(self._model.module, self._test.inputs, self._views).argmax(dim=1)
-        return predicted_N == self._test.labels
+            logits_NC = predict_logits(
+                self._model.module, self._test.inputs, self._views, precision=self._precision
+            )
+        return logits_NC.argmax(dim=1) == self._test.labels
 
     def _per_class(self, right_N: Tensor) -> tuple[float | None, ...]:
         held_C = torch.bincount(self._test.labels, minlength=self._classes).tolist()

@@ -39,7 +39,8 @@ class RunInputs:
             for one in display.models
             if one.fit
         }
-        return BackgroundEvaluator(model, self.test, views, len(self.dataset.class_names), fits)
+        classes = len(self.dataset.class_names)
+        return BackgroundEvaluator(model, self.test, views, classes, fits, recipe.autocast)
 
 
 def make_fit(kind: FitKind, labelled: Samples, dataset: Dataset, recipe: Recipe) -> Fit:

@@ -3,6 +3,18 @@
 DIGITS = tuple("0123456789")
 FASHION = ("top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+PATHMNIST = (
+    "adipose",
+    "background",
+    "debris",
+    "lymphocytes",
+    "mucus",
+    "smooth muscle",
+    "normal mucosa",
+    "stroma",
+    "adenocarcinoma",
+)
+PNEUMONIAMNIST = ("normal", "pneumonia")
 
 _CIFAR100_TEXT = """
 apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can

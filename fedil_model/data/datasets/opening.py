@@ -9,6 +9,7 @@ from fedil_model.data.datasets.checking import check_description, load
 from fedil_model.data.datasets.digits import digits
 from fedil_model.data.datasets.folder import image_folder
 from fedil_model.data.datasets.interface import Dataset
+from fedil_model.data.datasets.medmnist import pathmnist, pneumoniamnist
 from fedil_model.data.datasets.torchvision_sets import cifar10, cifar100, fashion_mnist, mnist, svhn
 from fedil_model.errors import SettingError
 from fedil_model.plugins import call_with_options, is_plugin, load_callable, users_code
@@ -21,6 +22,8 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
     "cifar10": cifar10,
     "cifar100": cifar100,
     "svhn": svhn,
+    "pathmnist": pathmnist,
+    "pneumoniamnist": pneumoniamnist,
     "folder": image_folder,
 }
 

@@ -16,7 +16,7 @@ from fedil_model.methods.fedil.settings import FedILSettings
 from fedil_model.methods.interface import Activation, ClientResult, MethodContext
 from fedil_model.seeding import derive_seed
 from fedil_model.training.batches import shuffled_batches
-from fedil_model.training.evaluate import predict_logits
+from fedil_model.training.evaluate import PREDICTED_AT_A_TIME, predict_logits
 from fedil_model.training.flat_model import FlatModel, Weights
 from fedil_model.training.optimiser import FlatSGD, learning_rate
 from fedil_model.training.precision import autocast, seeded
@@ -76,11 +76,12 @@ class ClientTraining:
 
     def _observe(self, global_: Weights, server: Weights, inputs: Tensor) -> "_Targets":
         """The frozen, received models on the plain view. The teacher stays loaded with θ₀ for ξb."""
-        at_a_time = min(250, self._micro_batch or 250)
+        at_a_time = min(PREDICTED_AT_A_TIME, self._micro_batch or PREDICTED_AT_A_TIME)
+        precision = self._learning.autocast
         self._teacher.load_view(global_)
-        global_NC = predict_logits(self._teacher.module, inputs, self._views, at_a_time).softmax(1)
+        global_NC = predict_logits(self._teacher.module, inputs, self._views, at_a_time, precision).softmax(1)
         self._teacher.load_view(server)
-        server_NC = predict_logits(self._teacher.module, inputs, self._views, at_a_time).softmax(1)
+        server_NC = predict_logits(self._teacher.module, inputs, self._views, at_a_time, precision).softmax(1)
         confidence_N, labels_N = global_NC.max(1)
         agreed_N = labels_N == server_NC.argmax(1)
         sure_N = (confidence_N >= self._settings.threshold) & agreed_N

@@ -91,7 +91,8 @@ class FedIL(MethodBase):
         refreshed = self._refreshed(weights, labelled)
         with self._student.temporarily_loaded():
             self._student.load_view(refreshed)
-            logits = predict_logits(self._student.module, labelled.inputs, self._views)
+            precision = self._learning.autocast
+            logits = predict_logits(self._student.module, labelled.inputs, self._views, precision=precision)
         return float(cross_entropy(logits.double(), labelled.labels))
 
     def end_round(

@@ -21,7 +21,7 @@ def run(args: argparse.Namespace) -> int:
     trained = load_trained(args)
     from ops.inspect.quality import measure, print_quality
 
-    quality = measure(trained.network, trained.dataset)
+    quality = measure(trained.network, trained.dataset, trained.recipe.autocast)
     if args.json:
         print(json.dumps(as_json(quality, args.model), ensure_ascii=False))
     else:

@@ -95,7 +95,9 @@ def _open(run: Run) -> Dataset:
 def _quality(run: Run, dataset: Dataset) -> Quality | Missing:
     return _tried(
         "the model or its test data",
-        lambda: measure(load_weights(run.where.root, run.recipe, "global", dataset), dataset),
+        lambda: measure(
+            load_weights(run.where.root, run.recipe, "global", dataset), dataset, run.recipe.autocast
+        ),
     )
 
 

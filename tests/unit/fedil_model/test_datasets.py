@@ -55,7 +55,8 @@ def test_opening_reads_no_file_and_shapes_fit_together(name: str) -> None:
     dataset = open_dataset(DataSettings(name=name, root=Path("nowhere")))
     raw = torch.zeros(2, *dataset.input_shape, dtype=torch.uint8)
     assert dataset.views.plain(raw).shape == (2, *dataset.input_shape)
-    assert len(dataset.class_names) == len(set(dataset.class_names)) == (100 if name == "cifar100" else 10)
+    others = {"cifar100": 100, "pathmnist": 9, "pneumoniamnist": 2}
+    assert len(dataset.class_names) == len(set(dataset.class_names)) == others.get(name, 10)
 
 
 def write_idx(path: Path, array: np.ndarray) -> None:
@@ -124,6 +125,31 @@ def test_svhn_is_read_from_its_matlab_file(tmp_path: Path, monkeypatch: pytest.M
     test = open_dataset(DataSettings(name="svhn", root=tmp_path)).load_test()
     assert torch.equal(test.inputs, torch.from_numpy(images).permute(0, 3, 1, 2))
     assert test.labels.tolist() == [1, 0, 3, 9]  # the file writes 10 for the digit 0
+
+
+@pytest.mark.parametrize(("name", "channels"), [("pathmnist", (3,)), ("pneumoniamnist", ())])
+def test_medmnist_is_read_from_its_npz_file(name: str, channels: tuple[int, ...], tmp_path: Path) -> None:
+    images = an_image_array(4, 28, 28, *channels)
+    labels = np.array([[0], [1], [1], [0]], dtype=np.uint8)
+    np.savez(tmp_path / f"{name}.npz", test_images=images, test_labels=labels)
+    test = open_dataset(DataSettings(name=name, root=tmp_path)).load_test()
+    assert test.inputs.shape == (4, len(channels) * 2 + 1, 28, 28)
+    assert torch.equal(
+        test.inputs, torch.from_numpy(images).reshape(4, 28, 28, len(channels) * 2 + 1).permute(0, 3, 1, 2)
+    )
+    assert test.labels.tolist() == [0, 1, 1, 0]
+    with pytest.raises(DataError, match=rf"{name}\.npz is missing or damaged; copy MedMNIST's"):
+        open_dataset(DataSettings(name=name, root=tmp_path)).load_train()
+
+
+def test_medmnist_of_another_size_is_refused(tmp_path: Path) -> None:
+    np.savez(
+        tmp_path / "pathmnist.npz",
+        test_images=an_image_array(2, 64, 64, 3),
+        test_labels=np.zeros((2, 1), np.uint8),
+    )
+    with pytest.raises(DataError, match="not 28×28 uint8"):
+        open_dataset(DataSettings(name="pathmnist", root=tmp_path)).load_test()
 
 
 @pytest.mark.parametrize("name", ["mnist", "cifar10", "cifar100", "svhn"])

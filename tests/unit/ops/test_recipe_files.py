@@ -25,7 +25,7 @@ def test_a_built_in_recipe_loads_under_its_own_name_with_a_one_line_description(
     assert "\n" not in recipe.description
 
 
-@pytest.mark.parametrize("name", [name for name in built_in_names() if name != "digits"])
+@pytest.mark.parametrize("name", [name for name in built_in_names() if name.endswith(("-001", "-01"))])
 def test_a_recipe_of_the_paper_has_its_clients_and_its_share_of_labels(name: str) -> None:
     recipe = load_recipe(RECIPES / f"{name}.toml")
     dataset, partition, share = name.split("-")
