@@ -108,9 +108,9 @@ class MethodBase:
     def _refresh(self, labelled: Samples) -> None:
         """Static batch norm: statistics of the student's own weights on the labelled samples."""
         if self._learning.network.norm == "sbn":
-            refresh_statistics(
-                self._student.module, (self._views.plain(part) for part in torch.split(labelled.inputs, 500))
-            )
+            # Parts of one size: each counts the same, and batch norm has nothing to say about a single sample.
+            parts = split_batch(500, labelled.inputs)
+            refresh_statistics(self._student.module, (self._views.plain(part) for (part,) in parts))
 
     def _refreshed(self, weights: Weights, labelled: Samples) -> Weights:
         """With static batch norm, an average of weights needs statistics of its own."""

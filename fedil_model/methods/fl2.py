@@ -16,16 +16,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedil_model.data.datasets.interface import Samples
+from fedil_model.methods import semifl
 from fedil_model.methods.averaging import on_grid
 from fedil_model.methods.base import split_batch
-from fedil_model.methods.declared import (
-    CLIENT_NORM,
-    CONFIDENT_BY_CLIENT,
-    SHARED_OPTIMISERS,
-    confident_chart,
-    loss_series,
-    losses_chart,
-)
+from fedil_model.methods.declared import CONFIDENT_BY_CLIENT, confident_chart, loss_series, losses_chart
 from fedil_model.methods.interface import (
     Activation,
     Answer,
@@ -40,16 +34,15 @@ from fedil_model.methods.interface import (
     Tensors,
     Verdict,
 )
-from fedil_model.methods.semifl import DISPLAY as SEMIFL_DISPLAY
-from fedil_model.methods.semifl import FineTunedAverage, SemiFLFold
-from fedil_model.settings import MethodSettings, merge
+from fedil_model.methods.semifl import FineTunedAverage, FineTunedSettings, SemiFLFold
+from fedil_model.settings import merge
 from fedil_model.training.flat_model import Weights
 
 _SMALLEST_SCALE = 0.01
 """Of a parameter in the ascent step: one that is 0 moves as well."""
 
 
-class FL2Settings(MethodSettings):
+class FL2Settings(FineTunedSettings):
     sure: float = Field(default=0.95, ge=0.0, le=1.0)
     """Samples of which the received model is at least this sure take part in the training against sharp minima."""
     radius: PositiveFloat = 0.1
@@ -59,23 +52,20 @@ class FL2Settings(MethodSettings):
     weighting: Literal["status", "uniform"] = "status"
     """"status": an update counts 1 − its client's mean confidence. That is the client's own word: for sites that you
     trust. "uniform": updates count the same."""
-    server_momentum: float = Field(default=0.5, ge=0.0, lt=1.0)
-    """Momentum on the mean update."""
 
 
 PROFILES: dict[str, dict[str, Any]] = {
     "paper": merge(
-        SHARED_OPTIMISERS,
-        {"network": {"norm": "sbn"}, "client": {"batch_size": 32}, "server": {"pretrain_epochs": 50}},
+        semifl.PROFILES["paper"], {"client": {"batch_size": 32}, "server": {"pretrain_epochs": 50}}
     )
 }
 
 DISPLAY = Display(
-    models=SEMIFL_DISPLAY.models,
+    models=semifl.DISPLAY.models,
     charts=(
-        Chart("Updates", "How far clients move the model that they receive.", (CLIENT_NORM,), log=True),
+        semifl.UPDATES,
         losses_chart(
-            loss_series("fix", "strong views", "Cross-entropy of strong views against pseudo-labels."),
+            semifl.LOSS_FIX,
             loss_series(
                 "sharpness", "sharpness", "Divergence of predictions when an ascent step moves the model."
             ),
@@ -102,7 +92,7 @@ DISPLAY = Display(
             buckets=CONFIDENT_BY_CLIENT.buckets,
         ),
     ),
-    outcomes=SEMIFL_DISPLAY.outcomes,
+    outcomes=semifl.DISPLAY.outcomes,
 )
 
 
@@ -124,9 +114,11 @@ def adaptive_thresholds(probabilities_NC: Tensor) -> tuple[Tensor, Tensor]:
     return confidence, confidence * expected_C / expected_C.max()
 
 
-def ascent_step(params_P: Tensor, grads_P: Tensor, radius: float) -> Tensor:
-    """Adaptive SAM's: ρ·s²g / ‖s·g‖, where s is the size of each parameter"""
+def ascent_step(params_P: Tensor, grads_P: Tensor, num_scaled: int, radius: float) -> Tensor:
+    """Adaptive SAM's: ρ·s²g / ‖s·g‖, where s is the size of each of the first parameters, and 1 for the rest: norms and
+    biases. As published for biases; the scales of norms, whose size would count, lie around 1."""
     scale_P = params_P.abs().add_(_SMALLEST_SCALE)
+    scale_P[num_scaled:] = 1.0
     scaled_P = scale_P * grads_P
     return scaled_P.mul(scale_P).mul_(radius / (torch.linalg.vector_norm(scaled_P) + 1e-12))
 
@@ -187,16 +179,17 @@ class FL2(FineTunedAverage):
 
     def _flatten(self, strong_B: Tensor, logits_BC: Tensor, sure_B: Tensor, of_sure_P: Tensor) -> Tensor:
         """Adds the gradient, where an ascent step leads, of the divergence from the sure samples' predictions here.
-        Returns the divergence, a mean over the sure samples."""
+        Returns the divergence. As published its mean is over the whole batch: a sample that is not sure counts as 0."""
         params_P, total = self._student.params, torch.zeros((), device=self.device)
         here_P = params_P.clone()
-        params_P.add_(ascent_step(here_P, of_sure_P, self._settings.radius))
+        num_weights, radius = self._student.num_decayed, self._settings.radius
+        params_P.add_(ascent_step(here_P, of_sure_P, num_weights, radius))
         for strong, logits, sure in split_batch(self.micro_batch, strong_B, logits_BC, sure_B):
             moved = self._logits_of_any(strong).log_softmax(1)
             divergence_B = functional.kl_div(
                 moved, logits.log_softmax(1), reduction="none", log_target=True
             ).sum(1)
-            divergence = (divergence_B * sure).sum() / sure_B.sum()
+            divergence = (divergence_B * sure).sum() / len(sure_B)
             (self._settings.weight_sharpness * divergence).backward()  # type: ignore[no-untyped-call]
             total += divergence.detach()
         params_P.copy_(here_P)

@@ -48,9 +48,10 @@ def hostile_step(
     elif kind == "permuted":
         update = _permuted(result.update, activation.broadcast, FlatModel(make_network(), method.device))
     else:
-        update = _first(kept, result.update)
-    first = {_KEPT + name: tensor.cpu().numpy() for name, tensor in update.items()}
-    state = {**result.state, **(first if kind == "stale" else {})}
+        # A client that had nothing to train on sent nothing: its first update is still to come.
+        kept = kept or {_KEPT + name: tensor.cpu().numpy() for name, tensor in result.update.items()}
+        update = _first(kept) if result.update else {}
+    state = {**result.state, **(kept if kind == "stale" else {})}
     return replace(result, update=update, state=state)
 
 
@@ -68,11 +69,13 @@ def _noise(update: Tensors, generator: torch.Generator) -> Tensors:
     return noisy
 
 
-def _first(kept: Mapping[str, np.ndarray], update: Tensors) -> Tensors:
-    return {name: torch.from_numpy(kept[_KEPT + name].copy()) for name in update} if kept else update
+def _first(kept: Mapping[str, np.ndarray]) -> Tensors:
+    return {name.removeprefix(_KEPT): torch.from_numpy(array.copy()) for name, array in kept.items()}
 
 
 def _permuted(update: Tensors, broadcast: Tensors, model: FlatModel) -> Tensors:
+    if not update:
+        return update  # a client that had nothing to train on
     if "delta.params" not in update or "global.params" not in broadcast:
         raise SettingError('hostile.kind = "permuted" is for methods that send θ* − θ′')
     received = Weights.named(broadcast, "global").to(model.device)

@@ -75,14 +75,22 @@ class RSCFedSettings(MethodSettings):
     """Of the teacher's moving average; in step s it is at most 1 − 1/s, so that the first step makes a copy."""
 
 
-_OPTIMISER: dict[str, Any] = {"epochs": 1, "batch_size": 64, "clip_norm": 5.0, "lr_schedule": "constant"}
+_OPTIMISER: dict[str, Any] = {
+    "epochs": 1,
+    "batch_size": 64,
+    "clip_norm": 5.0,
+    "lr_schedule": "constant",
+    "nesterov": False,
+}
 PROFILES: dict[str, dict[str, Any]] = {
     "rscfed": merge(
         SHARED_OPTIMISERS,
         {
             "network": {"norm": "gn"},
             "server": {"pretrain_epochs": 30},
-            "method": {"teacher": "received", "weight_consistency": 1.0, "labelled_factor": 1.0},
+            # The labelled factor stays as published. With 1 the server's model counted 0.11 to 0.16 in the groups on
+            # digits (seed 0), and what the clients lost in a round its training did not bring back.
+            "method": {"teacher": "received", "weight_consistency": 1.0},
         },
     ),
     "paper": {

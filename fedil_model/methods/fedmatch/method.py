@@ -30,7 +30,7 @@ from fedil_model.methods.interface import (
     State,
     Tensors,
 )
-from fedil_model.training.evaluate import evaluating, predict_logits
+from fedil_model.training.evaluate import PREDICTED_AT_A_TIME, evaluating, predict_logits
 from fedil_model.training.flat_model import FlatModel, Weights, all_finite
 
 
@@ -156,8 +156,10 @@ class FedMatch(MethodBase):
             psi = Weights.named(activation.extras[name], "psi")
             with self._helper.temporarily_loaded():
                 self._helper.load(add_parts(sigma_P, psi))
-                at_a_time = min(500, self.micro_batch or 500)
-                logits_NC = predict_logits(self._helper.module, inputs, self._views, at_a_time)
+                at_a_time = min(PREDICTED_AT_A_TIME, self.micro_batch or PREDICTED_AT_A_TIME)
+                logits_NC = predict_logits(
+                    self._helper.module, inputs, self._views, at_a_time, self._learning.autocast
+                )
             found.append(logits_NC.log_softmax(1))
         found = [each for each in found if all_finite(each)]
         num_classes = self._context.num_classes

@@ -146,7 +146,7 @@ def test_the_last_layer_of_the_network_gets_no_gradient_and_heads_do(name: str) 
 
 @pytest.mark.parametrize("name", BOTH)
 def test_the_network_that_ships_has_no_heads_and_the_first_weights_of_every_method(name: str) -> None:
-    made, other = method(name), make("semifl")
+    made, other = method(name), make("fedavg_fixmatch")
     state = made.initial_state(LABELLED)
     end = made.end_round(state, {}, LABELLED, 1)
     assert set(end.models) == {model.name for model in find_method(name).display.models}

@@ -229,7 +229,7 @@ def test_four_methods_of_the_same_settings(name: str, loss: str, threshold: floa
     paper = make_learning({"profile": "paper", "method": {"name": name}})
     assert isinstance(paper.method, ConsistencySettings)
     assert (paper.method.loss, paper.method.threshold, paper.method.proximal) == (loss, threshold, proximal)
-    assert (paper.method.temperature, paper.method.annealing) == (0.4, "exp" if loss == "uda" else "off")
+    assert (paper.method.temperature, paper.method.annealing) == (0.4, "linear" if loss == "uda" else "off")
     assert (paper.client.epochs, paper.client.batch_size, paper.client.clip_norm) == (5, 10, 1.0)
     other = make_learning({"method": {"name": name, "proximal": 0.5, "loss": "uda"}}).method
     assert isinstance(other, ConsistencySettings)
@@ -277,24 +277,34 @@ def test_clients_train_with_the_loss_of_the_settings() -> None:
     )
 
 
-def test_the_ceiling_of_training_signal_annealing_ends_at_one() -> None:
-    assert annealing_ceiling(30, 30, 10) == 1.0
-    assert annealing_ceiling(31, 30, 10) == 1.0
-    assert annealing_ceiling(15, 30, 10) == pytest.approx(0.9 * 0.0820850 + 0.1, rel=1e-5)
-    assert annealing_ceiling(1, 1000, 4) == pytest.approx(0.25, abs=0.01)
+@pytest.mark.parametrize(
+    ("schedule", "half", "end"),
+    [("exp", 0.0820850, 1.0), ("linear", 0.5, 1.0), ("log", 0.9179150, 0.9932621)],
+)
+def test_the_ceiling_of_training_signal_annealing(schedule: str, half: float, end: float) -> None:
+    assert annealing_ceiling(schedule, 15, 30, 10) == pytest.approx(0.9 * half + 0.1, rel=1e-5)
+    for last in (30, 31):
+        assert annealing_ceiling(schedule, last, 30, 10) == pytest.approx(0.9 * end + 0.1, rel=1e-6)
+    assert annealing_ceiling(schedule, 1, 10_000, 4) == pytest.approx(0.25, abs=0.01)
+
+
+def test_exponential_annealing_stays_below_the_clients_threshold_almost_to_the_end() -> None:
+    below = [annealing_ceiling("exp", number, 100, 10) < 0.8 for number in range(1, 101)]
+    assert below.count(True) == 94
 
 
 def test_a_labelled_sample_counts_while_the_probability_of_its_label_is_at_most_the_ceiling() -> None:
     logits_BC = logits((0.9, 0.1), (0.3, 0.7), (0.4, 0.6)).requires_grad_()
     loss = labelled_loss(logits_BC, torch.tensor([0, 0, 1]), ceiling=0.65)
     torch.autograd.backward(loss)
-    assert float(loss.detach()) == pytest.approx((-math.log(0.3) - math.log(0.6)) / 3)
+    assert float(loss.detach()) == pytest.approx((-math.log(0.3) - math.log(0.6)) / 2)
     assert logits_BC.grad is not None
     assert logits_BC.grad.any(dim=1).tolist() == [False, True, True]
+    assert float(labelled_loss(logits((0.9, 0.1)), torch.tensor([0]), ceiling=0.65)) == 0.0
 
 
 def test_annealing_leaves_out_labelled_samples_that_are_known_already() -> None:
-    """One step on the whole labelled set: the gradient is the mean over those below the ceiling, of all."""
+    """One step on the whole labelled set: the loss is the mean over those below the ceiling."""
     one = ONE_STEP | {"lr": 0.1}
     pretrained = {"pretrain_epochs": 3, "pretrain_lr": 0.1}
     annealed = method(server=one | pretrained, method={"annealing": "exp"}, rounds=10)
@@ -303,7 +313,7 @@ def test_annealing_leaves_out_labelled_samples_that_are_known_already() -> None:
     last, full = (made.server_step(state, LABELLED, 10) for made in (annealed, plain))
     assert same(last.broadcast, full.broadcast)
     first, full = (made.server_step(state, LABELLED, 6) for made in (annealed, plain))
-    assert 0.0 <= first.metrics["loss_server"] < full.metrics["loss_server"]
+    assert first.metrics["loss_server"] > full.metrics["loss_server"]
     assert first.metrics["server_norm"] != full.metrics["server_norm"]
 
 

@@ -55,15 +55,16 @@ def test_thresholds_are_the_mean_confidence_scaled_by_how_often_a_class_is_expec
 
 
 def test_the_ascent_step_is_that_of_adaptive_sam() -> None:
-    params_P, grads_P = torch.tensor([1.0, -2.0, 0.0]), torch.tensor([0.3, 0.4, -5.0])
-    scales = [1.01, 2.01, 0.01]
+    """The last of the parameters is a bias, which is not scaled."""
+    params_P, grads_P = torch.tensor([1.0, -2.0, 0.0, 4.0]), torch.tensor([0.3, 0.4, -5.0, 0.5])
+    scales = [1.01, 2.01, 0.01, 1.0]
     scaled = [s * g for s, g in zip(scales, grads_P.tolist(), strict=True)]
     length = sum(x * x for x in scaled) ** 0.5
-    step_P = ascent_step(params_P, grads_P, radius=0.1)
+    step_P = ascent_step(params_P, grads_P, 3, radius=0.1)
     expected = [0.1 * s * x / length for s, x in zip(scales, scaled, strict=True)]
     assert step_P.tolist() == pytest.approx(expected, rel=1e-5)
-    assert params_P.tolist() == [1.0, -2.0, 0.0]
-    assert ascent_step(params_P, torch.zeros(3), 0.1).tolist() == [0.0, 0.0, 0.0]
+    assert params_P.tolist() == [1.0, -2.0, 0.0, 4.0]
+    assert ascent_step(params_P, torch.zeros(4), 3, 0.1).tolist() == [0.0] * 4
 
 
 def loaded(made: FL2) -> Weights:
@@ -97,12 +98,13 @@ def test_the_gradient_is_that_of_the_chosen_samples_and_that_of_the_divergence_a
         received.params, lambda logits: functional.cross_entropy(logits[sure_B], labels_B[sure_B])
     )
     targets_BC = other.module(inputs_B).detach().softmax(1)
-    scale_P = received.params.abs() + 0.01
+    is_weight = [p.ndim > 1 for p in other._parameters for _ in range(p.numel())]
+    scale_P = torch.where(torch.tensor(is_weight), received.params.abs() + 0.01, 1.0)
     there_P = received.params + 0.5 * scale_P**2 * g_sure / (scale_P * g_sure).norm()
 
     def divergence(logits_BC: torch.Tensor) -> torch.Tensor:
         gap_BC = targets_BC.log() - logits_BC.log_softmax(1)
-        return torch.mean((targets_BC * gap_BC).sum(1)[sure_B])
+        return torch.sum((targets_BC * gap_BC).sum(1)[sure_B]) / len(sure_B)
 
     sharpness, g_sharpness = gradient(there_P, divergence)
     assert float(sharpness) > 1e-3

@@ -1,7 +1,7 @@
 """Clients that send wrong updates: which ones do, what they send, and that a run carries it out."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -10,9 +10,9 @@ import torch
 from fedil_model.errors import SettingError
 from fedil_model.methods.base import MethodBase
 from fedil_model.methods.hostile import hostile_step, is_hostile
-from fedil_model.methods.interface import Activation, ClientResult
+from fedil_model.methods.interface import Activation, ClientResult, Method
 from fedil_model.settings import Learning
-from fedil_model.training.flat_model import Weights
+from fedil_model.training.flat_model import FlatModel, Weights
 from tests.federation import Federation, blobs_recipe
 from tests.unit.fedil_model.steps import UNLABELLED, activate, broadcast_of, context_of, make
 
@@ -64,6 +64,36 @@ def test_stale_sends_the_first_update_again() -> None:
     assert torch.equal(second.update["delta.params"], first.update["delta.params"])
     assert not torch.equal(honest.update["delta.params"], first.update["delta.params"])
     assert np.array_equal(first.state["hostile.delta.params"], second.state["hostile.delta.params"])
+
+
+class Unsure:
+    """Of a method whose client had nothing to train on: an update without tensors."""
+
+    device = torch.device("cpu")
+
+    def client_step(self, activation: Activation) -> ClientResult:
+        return ClientResult({}, {}, 0, {"sure_share": 0.0})
+
+
+@pytest.mark.parametrize("kind", ["flipped", "noise", "stale", "permuted"])
+def test_a_client_that_had_nothing_to_train_on_sends_nothing(kind: str) -> None:
+    """Such as a client of semifl or fl2 in the first rounds."""
+    network, unsure = torch.nn.Linear(8, 4), cast(Method, Unsure())
+    broadcast = FlatModel(network).weights().tensors("global")
+    activation = Activation(0, 1, broadcast, UNLABELLED, None)
+    sent = hostile_step(unsure, activation, learning_of(kind), lambda: network)
+    assert (sent.update, sent.state, sent.num_steps) == ({}, {}, 0)
+
+
+def test_stale_remembers_its_first_update_through_a_round_without_one() -> None:
+    _, first, (_, broadcast) = step("stale")
+    activation = Activation(0, 2, broadcast, UNLABELLED, first.state)
+    between = hostile_step(
+        cast(Method, Unsure()), activation, learning_of("stale"), lambda: torch.nn.Linear(8, 4)
+    )
+    assert between.update == {}
+    _, third, _ = step("stale", between.state, round_number=3)
+    assert torch.equal(third.update["delta.params"], first.update["delta.params"])
 
 
 def test_permuted_exchanges_classes_of_the_trained_model() -> None:

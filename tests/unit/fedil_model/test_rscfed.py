@@ -287,6 +287,28 @@ def test_the_papers_profile() -> None:
         1,
     )
 
+    # torch.optim.SGD(lr, momentum=0.9, weight_decay=5e-4), without nesterov
+    for optimiser in (paper.client, paper.server):
+        assert (optimiser.momentum, optimiser.nesterov, optimiser.weight_decay) == (0.9, False, 5e-4)
+
+
+def test_labels_count_in_every_profile_as_published() -> None:
+    for profile in find_method("rscfed").profiles:
+        settings = make_learning({"profile": profile, "method": {"name": "rscfed"}}).method
+        assert isinstance(settings, RSCFedSettings)
+        assert (settings.labelled_factor, settings.distance_factor) == (6.0, 100.0)
+
+
+def test_with_the_published_factor_the_servers_model_leads_its_groups_where_it_is_the_farther_one() -> None:
+    """50 labels against shards of 70; the clients' models lie together. Without the factor it is an eighth at most."""
+    models = [
+        weights([0.3, 0.0, 0.3], [0.0]),
+        *(weights([0.0, 0.01 * number, 0.0], [0.0]) for number in range(3)),
+    ]
+    counts = [50.0, 70.0, 70.0, 70.0]
+    published, plain = (weigh_group(models, counts, SIZES, factor, 100.0)[0] for factor in (6.0, 1.0))
+    assert plain < 1 / 8 < 1 / 2 < published
+
 
 def test_every_reported_number_is_declared() -> None:
     made = method()

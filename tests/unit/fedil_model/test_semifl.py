@@ -46,7 +46,7 @@ ONE_STEP = {
 
 def method(**changes: Any) -> SemiFL:
     settings = {"threshold": 0.6, **changes.pop("method", {})}
-    made = make("semifl", method=settings, **changes)
+    made = make("semifl", profile="paper", method=settings, **changes)
     assert isinstance(made, SemiFL)
     return made
 
@@ -94,16 +94,17 @@ class PlainViews(TensorViews):
         return -self.plain(raw)
 
 
-def test_one_step_is_that_of_the_papers_loss() -> None:
-    """L = CE(A(x_f), ŷ_f) + λ·CE(x_mix, ŷ_f) + (1 − λ)·CE(x_mix, ŷ_r), with x_mix = λ·α(x_f) + (1 − λ)·α(x_r)."""
-    made = method(client=ONE_STEP)
+@pytest.mark.parametrize("norm", ["gn", "sbn"])
+def test_one_step_is_that_of_the_papers_loss(norm: str) -> None:
+    """L = CE(A(x_f), ŷ_f) + λ·CE(x_mix, ŷ_f) + (1 − λ)·CE(x_mix, ŷ_r), with x_mix = λ·α(x_f) + (1 − λ)·α(x_r), each
+    cross-entropy with batch statistics of its own."""
+    made = method(client=ONE_STEP, network={"norm": norm})
     made._views = PlainViews()
     state = begun(made)
     recorder = Recorder(made._student.module)
     made._student.module = recorder
     result = client(made, state)
-    (both,) = recorder.seen
-    strong_B, mixed_B = both.chunk(2)
+    strong_B, mixed_B = recorder.seen
 
     model = made._network()
     model.load(Weights.named(state, "global"))
@@ -120,7 +121,7 @@ def test_one_step_is_that_of_the_papers_loss() -> None:
 
     model.module.train()
     model.grads.zero_()
-    logits_strong_BC, logits_BC = model.module(both).chunk(2)
+    logits_strong_BC, logits_BC = model.module(strong_B), model.module(mixed_B)
     fix = functional.cross_entropy(logits_strong_BC, labels_N[sure_B])
     one, two = (functional.cross_entropy(logits_BC, labels_N[each]) for each in (sure_B, any_B))
     mix = share * one + (1 - share) * two
@@ -231,6 +232,18 @@ def test_static_statistics_are_those_of_the_servers_labelled_samples() -> None:
     assert torch.equal(weights.buffers, statistics_of(method(network={"norm": "sbn"}), weights))
 
 
+def test_every_labelled_sample_counts_in_static_statistics_and_a_last_one_is_not_alone() -> None:
+    """501 samples: in parts of 500 and 1 the last would count as much as all others, and have no variance."""
+    made, many = method(network={"norm": "sbn"}), cloud(501, 5)
+    weights = Weights.named(made.initial_state(many), "global")
+    model = made._network()
+    model.load(weights)
+    first = next(module for module in model.module.modules() if isinstance(module, torch.nn.Linear))
+    with torch.no_grad():
+        expected = first(many.inputs).mean(0)
+    assert torch.allclose(weights.buffers[: len(expected)], expected, atol=2e-2)
+
+
 def test_momentum_carries_half_of_the_last_step_on() -> None:
     made = method()
     state = begun(made)
@@ -294,9 +307,13 @@ def test_divergence_is_an_error_not_an_update() -> None:
         client(method(client={"lr": 1e30, "clip_norm": 0.0}), state)
 
 
-def test_the_paper_is_the_default_profile() -> None:
-    paper = make_learning({"method": {"name": "semifl"}})
-    assert (paper.profile, paper.network.norm) == ("paper", "sbn")
+def test_the_default_profile_is_the_papers_with_training_before_round_1() -> None:
+    paper, default = (
+        make_learning({"method": {"name": "semifl"}, **profile}) for profile in ({"profile": "paper"}, {})
+    )
+    assert (paper.server.pretrain_epochs, default.server.pretrain_epochs) == (0, 50)
+    assert default.model_copy(update={"server": paper.server, "profile": "paper"}) == paper
+    assert paper.network.norm == "sbn"
     assert isinstance(paper.method, SemiFLSettings)
     assert (paper.method.threshold, paper.method.mixup, paper.method.server_momentum) == (0.95, 0.75, 0.5)
     for optimiser in (paper.client, paper.server):
