@@ -1,6 +1,8 @@
-"""NAME is a module of this package; its run() returns at least name, ratio, bar and ok: the last line."""
+"""NAME is a module of this package; its run() returns at least name, ratio, bar and ok: the last line. Options such as
+`--seeds 0-2` are arguments of that function, as text."""
 
 import importlib
+import inspect
 import json
 import pkgutil
 import sys
@@ -16,10 +18,18 @@ def main(arguments: list[str]) -> int:
     if not arguments:
         print("\n".join(names()))
         return 0
-    if len(arguments) > 1 or arguments[0] not in names():
-        print(f"no benchmark {' '.join(arguments)!r}; there are: {', '.join(names())}", file=sys.stderr)
+    name, *options = arguments
+    if name not in names():
+        print(f"no benchmark {name!r}; there are: {', '.join(names())}", file=sys.stderr)
         return 2
-    result = importlib.import_module(f"tests.benchmarks.{arguments[0]}").run()
+    run = importlib.import_module(f"tests.benchmarks.{name}").run
+    keys, values = [option.removeprefix("--") for option in options[::2]], options[1::2]
+    known = list(inspect.signature(run).parameters)
+    if len(keys) != len(values) or not set(keys) <= set(known):
+        takes = ", ".join(f"--{key} VALUE" for key in known) or "no options"
+        print(f"benchmark {name} takes {takes}", file=sys.stderr)
+        return 2
+    result = run(**dict(zip(keys, values, strict=True)))
     print(json.dumps(result), flush=True)
     return 0 if result["ok"] else 1
 

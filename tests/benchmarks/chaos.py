@@ -9,12 +9,12 @@ from tests.chaos.storm import LONGEST_SECONDS, Storm, play
 from tests.deployment import Deployed, write_recipe
 from tests.services import temporary_services
 
-RUNS = int(os.environ.get("FEDIL_CHAOS_RUNS", "20"))
 FIRST_SEED = int(os.environ.get("FEDIL_CHAOS_SEED", "0"))
 ROUNDS, KILLS = 12, 5
 
 
-def run() -> dict[str, Any]:
+def run(runs: str = "20") -> dict[str, Any]:
+    num_runs = int(runs)
     same, everything = 0, Storm()
     with tempfile.TemporaryDirectory(prefix="fedil-chaos-") as name, temporary_services() as services:
         folder = Path(name)
@@ -22,7 +22,7 @@ def run() -> dict[str, Any]:
         broker, store = services.rabbitmq.url, services.redis.url
         with Deployed(folder / "undisturbed", recipe, broker, store, workers=2) as quiet:
             undisturbed = quiet.wait(LONGEST_SECONDS)
-        for seed in range(FIRST_SEED, FIRST_SEED + RUNS):
+        for seed in range(FIRST_SEED, FIRST_SEED + num_runs):
             digests, storm = play(seed, folder / str(seed), recipe, services.rabbitmq, services.redis, KILLS)
             same += digests == undisturbed
             everything.kills += storm.kills
@@ -34,10 +34,10 @@ def run() -> dict[str, Any]:
             )
     return {
         "name": "chaos",
-        "ratio": same / RUNS,
+        "ratio": same / num_runs,
         "bar": 1.0,
-        "ok": same == RUNS,
-        "runs": RUNS,
+        "ok": same == num_runs,
+        "runs": num_runs,
         "kills": len(everything.kills),
         "median_seconds_from_kill_to_progress": everything.by_target(),
         "longest_seconds_from_kill_to_progress": round(max(s for _, s in everything.seconds), 2),

@@ -1,82 +1,35 @@
-"""The recipe mnist-iid-001 (600 labels, 100 clients, 5 a round): accuracy of θ′ and θ₀ by round, for the profiles
-`fedil` and `paper`, with server-only training beside them. FEDIL_DATA says where MNIST lies.
+"""The recipes mnist-iid-001 and mnist-noniid-001 (600 labels, 100 clients, 5 a round) for three seeds: accuracy of θ′
+as the mean of the last evaluations of a fixed number of rounds, beside server-only training with the budget of FedIL's
+server, chosen on held-out labels. FEDIL_DATA says where MNIST lies.
 
-Both play a number of rounds that is fixed beforehand; accuracy on the test set stops nothing. What counts is the mean
-of the last LAST evaluations. Server-only training has the budget of the server of `fedil`, and is chosen on held-out
-labels. One seed.
+The bars are 99.0 % and 98.8 %, each above server-only training by more than the spread over seeds. The paper has 98.30
+and 98.46 after 2000 rounds with a network 28 times as large.
 """
 
-import os
-import tempfile
-import threading
-from pathlib import Path
 from typing import Any
 
-from ops.cli.recipe_files import read_recipe
-from ops.cli.view.lines import QuietView
-from ops.inspect.run_reading import load_run, load_weights
-from ops.inspect.summary import Summary
-from ops.local.simulate import simulate
-from server_worker.watch.events import RoundRecord
+from ops.study.cells import parse_seeds
+from tests.benchmarks._learning import learn, mean_and_spread
+from tests.benchmarks._results import write_results
 
-RECIPE = "mnist-iid-001"
-ROUNDS, PAPER_ROUNDS = 50, 25
-LAST = 5
-TARGET = 0.990
-"""The paper has 0.983 after 2000 rounds."""
-MAX_PARAMETERS = 500_000
+BARS = {"mnist-iid-001": 99.0, "mnist-noniid-001": 98.8}
+HEADINGS = ["", "θ′, %", "θ₀, %", "server-only, %", "seeds", "rounds", "CPU s a run"]
 
 
-class Curve(QuietView):
-    """Prints and keeps the evaluated rounds."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.points: dict[int, dict[str, float]] = {}
-
-    def round_closed(self, record: RoundRecord) -> None:
-        if record.accuracy:
-            self.points[record.round] = {model: round(100 * a, 2) for model, a in record.accuracy.items()}
-            accepted = f"accepted {record.accepted}/{record.selected}"
-            print(
-                f"{self.name:6} round {record.round:3}  {self.points[record.round]}  {accepted}", flush=True
-            )
-
-    def last(self) -> dict[str, float]:
-        """By model, the mean of the last evaluations"""
-        points = [self.points[number] for number in sorted(self.points)[-LAST:]]
-        return {model: round(sum(p[model] for p in points) / len(points), 3) for model in points[-1]}
-
-
-def train(curve: Curve, run_dir: Path, rounds: int, *overrides: str) -> Summary:
-    recipe = read_recipe(RECIPE, [f"rounds={rounds}", *overrides])
-    if recipe.baseline_epochs:
-        recipe = recipe.model_copy(update={"baseline_epochs": None})
-    stop = threading.Event()
-    return simulate(recipe, run_dir, workers=2, device="auto", resume=False, watcher=curve, stop=stop)
-
-
-def run() -> dict[str, Any]:
-    if not os.environ.get("FEDIL_DATA"):
-        raise SystemExit(
-            "learning_mnist reads MNIST: set FEDIL_DATA to a folder that torchvision can read it from"
+def run(seeds: str = "0-2") -> dict[str, Any]:
+    runs = {recipe: [learn(recipe, seed) for seed in parse_seeds(seeds)] for recipe in BARS}
+    rows, ratios, ok = [], [], True
+    for recipe, bar in BARS.items():
+        global_, server = (
+            mean_and_spread([one["accuracy"][model] for one in runs[recipe]])
+            for model in ("global", "server")
         )
-    ours, papers = Curve("fedil"), Curve("paper")
-    with tempfile.TemporaryDirectory() as folder:
-        run_dir = Path(folder) / "fedil"
-        summary = train(ours, run_dir, ROUNDS)
-        parameters = sum(p.numel() for p in load_weights(run_dir, load_run(run_dir)).parameters())
-        train(papers, Path(folder) / "paper", PAPER_ROUNDS, "profile=paper", "baseline_epochs=0")
-    assert summary.baseline_accuracy is not None
-    reached, server_only = ours.last()["global"], round(100 * summary.baseline_accuracy, 2)
-    return {
-        "name": "learning_mnist",
-        "ratio": round(reached / (100 * TARGET), 4),
-        "bar": 1.0,
-        "ok": reached >= 100 * TARGET and reached > server_only and parameters <= MAX_PARAMETERS,
-        "parameters": parameters,
-        "mean_of_last_evaluations": {"fedil": ours.last(), "paper": papers.last()},
-        "server_only": server_only,
-        "fedil": ours.points,
-        "paper": papers.points,
-    }
+        floor = mean_and_spread([one["server_only"] for one in runs[recipe]])
+        ratios.append(global_[0] / bar)
+        ok = ok and global_[0] >= bar and global_[0] - floor[0] > max(global_[1], floor[1])
+        means = [f"{mean:.2f} ± {spread:.2f}" for mean, spread in (global_, server, floor)]
+        cpu_seconds = round(mean_and_spread([one["cpu_seconds"] for one in runs[recipe]])[0])
+        rows.append([f"`{recipe}`", *means, len(runs[recipe]), runs[recipe][0]["rounds"], cpu_seconds])
+    result = {"name": "learning_mnist", "ratio": round(min(ratios), 4), "bar": 1.0, "ok": ok}
+    write_results("learning_mnist", {**result, "headings": HEADINGS, "rows": rows, "runs": runs})
+    return {**result, "rows": rows}
