@@ -43,7 +43,7 @@ from server_worker.watch.events import Watcher, Watchers
 from server_worker.watch.notices import PageServed
 from server_worker.watch.survey import Surveyor
 from server_worker.watch.tensorboard import TensorBoardWatcher
-from server_worker.watch.watching import watching
+from server_worker.watch.watching import Watching, watching
 
 _SITE = "local"
 
@@ -81,16 +81,44 @@ def simulate(
         inputs = read_inputs(where, recipe, chosen, resume=resume)
         run_id(where, recipe, run)
         record_environment(where, chosen, workers=workers)
-        split = inputs.split
         _write_missing_shards(where, inputs)
-        store, broker = StoreOnDisk(where.ledgers, stop), EmbeddedBroker()
+        store = StoreOnDisk(where.ledgers, stop)
+        progress = _play_rounds(run, recipe, where, inputs, store, workers, watch, watcher, stop)
+        # After the rounds, so that nobody waits for the first one.
+        baseline = _baseline(where, recipe, inputs, watcher, stop) if progress else None
+        watch.live.tell(baseline=baseline)
+        watch.ended("done" if progress else "stopped")
+    return summarise(
+        where,
+        recipe,
+        ledger_digest=ledger_digest(store, run),
+        split_digest=inputs.split.digest,
+        baseline=baseline,
+        seconds=time.monotonic() - began,
+        stopped=progress is None,
+    )
+
+
+def _play_rounds(
+    run: str,
+    recipe: Recipe,
+    where: RunDir,
+    inputs: RunInputs,
+    store: StoreOnDisk,
+    workers: int,
+    watch: Watching,
+    watcher: Watcher,
+    stop: threading.Event,
+) -> Progress | None:
+    """None if it was asked to stop before the last round"""
+    broker, split = EmbeddedBroker(), inputs.split
+    spec = find_method(recipe.method.name)
+    with ExitStack() as stack:
         # A socket's path may have about 100 characters; a run's folder may have more.
         short = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedil-")))
         url = stack.enter_context(serve(broker, store, short / "broker")).url
-        arguments = _worker_arguments(recipe, url, where, chosen)
+        arguments = _worker_arguments(recipe, url, where, inputs.device)
         pool = stack.enter_context(WorkerPool(arguments, workers, where.logs, watcher, stop))
-        baseline = _baseline(where, recipe, inputs, watcher, stop)
-        watch.live.tell(baseline=baseline)
         evaluator = inputs.evaluator(recipe)
         stack.callback(evaluator.close)
         transport = MemoryTransport(broker)
@@ -109,20 +137,11 @@ def simulate(
         sites = {_SITE: range(recipe.split.clients)}
         stack.enter_context(Surveyor(run, sites, lambda: (MemoryTransport(broker), store), watch.survey))
         watch.leading(inputs.dataset.class_names, lambda: (transport.bytes_sent, transport.bytes_received))
-        method = make_method(recipe.learning(), inputs.dataset, chosen)
+        method = make_method(recipe.learning(), inputs.dataset, inputs.device)
         progress = _run(Coordinator(run, recipe, method, inputs.labelled, context))
         if failure := pool.failure or store.failure:
             raise failure
-        watch.ended("done" if progress else "stopped")
-    return summarise(
-        where,
-        recipe,
-        ledger_digest=ledger_digest(store, run),
-        split_digest=split.digest,
-        baseline=baseline,
-        seconds=time.monotonic() - began,
-        stopped=progress is None,
-    )
+    return progress
 
 
 def _write_missing_shards(where: RunDir, inputs: RunInputs) -> None:

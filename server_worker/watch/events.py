@@ -92,8 +92,8 @@ class Watcher(Protocol):
     def run_started(self, first_round: int, rounds: int) -> None: ...
 
     def phase(self, round_number: int, name: str) -> None:
-        """What is happening now: server_step, broadcast, wait, close; before round 1 (numbered 0) load_data,
-        baseline, pretrain."""
+        """What is happening now: server_step, broadcast, wait, close; before round 1 (numbered 0) load_data and
+        pretrain, after the last one baseline."""
 
     def update_arrived(
         self, round_number: int, outcome: ClientOutcome, answered: int, selected: int

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 LOGGER = "server_worker"
 _log = logging.getLogger(LOGGER)
-_BEFORE_ROUNDS = {
+_OUTSIDE_ROUNDS = {
     "load_data": "leads the run now, and reads its data",
     "baseline": "learns from the labels alone, for comparison",
     "pretrain": "learns from the labels first",
@@ -47,7 +47,7 @@ class LogWatcher:
         if round_number:
             self._write(logging.DEBUG, {"round": round_number, "phase": name}, "%s", name)
         else:
-            self._write(logging.INFO, {"phase": name}, "%s", _BEFORE_ROUNDS.get(name, name))
+            self._write(logging.INFO, {"phase": name}, "%s", _OUTSIDE_ROUNDS.get(name, name))
 
     def update_arrived(self, round_number: int, outcome: ClientOutcome, answered: int, selected: int) -> None:
         values = "".join(f", {name} {value:.3f}" for name, value in outcome.values.items())

@@ -1,26 +1,31 @@
-"""Ctrl-C before the first round, when there is nothing to lose yet."""
+"""Ctrl-C before the first round, when there is nothing to lose yet, and after the last one."""
 
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.integration.test_cli import ROOT, SMALL, environment
 
 
-@pytest.mark.parametrize(
-    ("setting", "until"),
-    [
-        ("baseline_epochs", "server-only training"),
-        ("server.pretrain_epochs", "server learns from the labels"),
-    ],
-)
-def test_ctrl_c_stops_the_training_before_the_rounds(tmp_path: Path, setting: str, until: str) -> None:
+def test_ctrl_c_stops_the_training_before_the_rounds(tmp_path: Path) -> None:
+    output = interrupted(tmp_path, "server.pretrain_epochs", "server learns from the labels", 130)
+    *_, how, line = output.splitlines()
+    assert how == "Nothing was saved yet. Begin again with"
+    assert line.endswith("--resume")
+
+
+def test_ctrl_c_in_the_comparison_after_the_rounds_leaves_a_finished_run(tmp_path: Path) -> None:
+    output = interrupted(tmp_path, "baseline_epochs", "server-only training", 0)
+    assert "finished 2 of 2 rounds" in output
+    assert "server-only on" not in output
+
+
+def interrupted(folder: Path, setting: str, until: str, code: int) -> str:
+    """What a simulation prints after Ctrl-C at a line that contains `until`"""
     command = [sys.executable, "-u", "-m", "ops.cli", "simulate", *SMALL, "--set", f"{setting}=1000000000"]
     process = subprocess.Popen(
-        [*command, "--run-dir", str(tmp_path / "run")],
+        [*command, "--run-dir", str(folder / "run")],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         encoding="utf-8",
@@ -34,11 +39,9 @@ def test_ctrl_c_stops_the_training_before_the_rounds(tmp_path: Path, setting: st
         output, errors = process.communicate(timeout=120)
     finally:
         process.kill()
-    assert process.returncode == 130, errors
+    assert process.returncode == code, errors
     assert "Traceback" not in errors
-    *_, how, line = output.splitlines()
-    assert how == "Nothing was saved yet. Begin again with"
-    assert line.endswith("--resume")
+    return output
 
 
 def test_ctrl_c_while_the_command_line_is_loaded_is_quiet() -> None:

@@ -6,7 +6,7 @@ from ops.inspect.summary import Summary
 from server_worker.run.recipe import Recipe
 from server_worker.watch.events import Watcher
 
-BEFORE_ROUNDS = {
+OUTSIDE_ROUNDS = {
     "load_data": "reading the data",
     "baseline": "server-only training, for comparison",
     "pretrain": "server learns from the labels first",

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from broker_config.process.logs import plain
 from fedil_model.methods.interface import Display
-from ops.cli.view.interface import BEFORE_ROUNDS, STOPPING
+from ops.cli.view.interface import OUTSIDE_ROUNDS, STOPPING
 from ops.cli.view.rows import Columns, exclusions
 from ops.inspect.summary import Summary
 from server_worker.run.recipe import Recipe
@@ -63,9 +63,9 @@ class PlainView(QuietView):
         self._print(f"all {rounds} rounds are over" if is_over else f"rounds {first_round} to {rounds}")
 
     def phase(self, round_number: int, name: str) -> None:
-        """Within a round there is a line soon; before the first, minutes may pass."""
-        if round_number == 0 and name in BEFORE_ROUNDS:
-            self._print(BEFORE_ROUNDS[name])
+        """Within a round there is a line soon; before the first and after the last, minutes may pass."""
+        if round_number == 0 and name in OUTSIDE_ROUNDS:
+            self._print(OUTSIDE_ROUNDS[name])
 
     def round_closed(self, record: RoundRecord) -> None:
         self._print(self._columns.log_line(record))

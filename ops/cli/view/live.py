@@ -13,7 +13,7 @@ from rich.text import Text
 from fedil_model.methods.interface import Display
 from ops.cli.view.curve import sparkline
 from ops.cli.view.ending import duration, print_summary
-from ops.cli.view.interface import BEFORE_ROUNDS, STOPPING
+from ops.cli.view.interface import OUTSIDE_ROUNDS, STOPPING
 from ops.cli.view.rows import ACCEPTED, GAP, Column, Columns, exclusions
 from ops.inspect.summary import Summary
 from server_worker.run.recipe import Recipe
@@ -21,7 +21,7 @@ from server_worker.watch.events import ClientOutcome, RoundRecord
 from server_worker.watch.notices import Notice
 
 PHASES = {
-    **BEFORE_ROUNDS,
+    **OUTSIDE_ROUNDS,
     "server_step": "server learns",
     "broadcast": "model goes out",
     "wait": "clients learn",

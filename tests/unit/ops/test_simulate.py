@@ -56,10 +56,25 @@ def tiny(data: str = "digits", **more: Any) -> Recipe:
     return make_recipe(fields | more)
 
 
-def run(recipe: Recipe, run_dir: Path, watcher: QuietView | None = None, *, resume: bool = False) -> Summary:
-    stop = threading.Event()
+ONE_CLIENT: dict[str, Any] = {"federation": {"clients_per_round": 1}}
+
+
+def run(
+    recipe: Recipe,
+    run_dir: Path,
+    watcher: QuietView | None = None,
+    stop: threading.Event | None = None,
+    *,
+    resume: bool = False,
+) -> Summary:
     return simulate(
-        recipe, run_dir, workers=1, device="cpu", resume=resume, watcher=watcher or QuietView(), stop=stop
+        recipe,
+        run_dir,
+        workers=1,
+        device="cpu",
+        resume=resume,
+        watcher=watcher or QuietView(),
+        stop=stop or threading.Event(),
     )
 
 
@@ -77,11 +92,9 @@ def test_a_test_set_that_cannot_be_read_is_told_before_anything_is_written(tmp_p
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.usefixtures("_dying_workers")
 def test_the_test_set_is_read_once_and_in_the_main_thread(tmp_path: Path) -> None:
     test_set_read_in.clear()
-    with pytest.raises(FedILError):
-        run(tiny(f"{__name__}:remembering", baseline_epochs=1), tmp_path / "run")
+    run(tiny(f"{__name__}:remembering", baseline_epochs=1, rounds=1, **ONE_CLIENT), tmp_path / "run")
     assert test_set_read_in == [threading.main_thread()]
 
 
@@ -110,7 +123,6 @@ def test_a_watcher_that_fails_beside_the_loop_is_the_error_of_the_run(tmp_path: 
         run(tiny(), tmp_path / "run", Closed())
 
 
-@pytest.mark.usefixtures("_dying_workers")
 @pytest.mark.parametrize(("epochs", "again"), [(3, False), (4, True), (None, True)])
 def test_a_baseline_is_measured_again_only_if_it_is_another(
     tmp_path: Path, epochs: int | None, again: bool
@@ -118,8 +130,7 @@ def test_a_baseline_is_measured_again_only_if_it_is_another(
     """None: the server's budget, 5 rounds of one epoch"""
     known = {"accuracy": 0.123, "epochs": 3, "labels": 20, "choice": {"lr": 0.1}}
     (tmp_path / "baseline.json").write_text(json.dumps(known))
-    with pytest.raises(FedILError):
-        run(tiny(baseline_epochs=epochs, rounds=5), tmp_path)
+    run(tiny(baseline_epochs=epochs, rounds=5, **ONE_CLIENT), tmp_path)
     found = json.loads((tmp_path / "baseline.json").read_text())
     assert (found != known) == again
     assert found["epochs"] == epochs or (epochs, found["epochs"]) == (None, 5)
@@ -144,16 +155,13 @@ def test_a_simulation_has_a_name_of_its_own_until_another_takes_its_place(tmp_pa
     assert len(digests) == 1
 
 
-@pytest.mark.usefixtures("_dying_workers")
 @pytest.mark.parametrize("damaged", ["{", "{}", '{"epochs": 1}', '{"epochs": 1, "accuracy": 0.5}', "[]"])
 def test_a_baseline_that_cannot_be_read_is_measured_again(tmp_path: Path, damaged: str) -> None:
     (tmp_path / "baseline.json").write_text(damaged)
-    with pytest.raises(FedILError, match="workers keep dying"):
-        run(tiny(baseline_epochs=1), tmp_path)
+    run(tiny(baseline_epochs=1, rounds=1, **ONE_CLIENT), tmp_path)
     assert json.loads((tmp_path / "baseline.json").read_text())["epochs"] == 1
 
 
-@pytest.mark.usefixtures("_dying_workers")
 def test_the_baseline_of_static_batch_norm_has_statistics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,8 +175,7 @@ def test_the_baseline_of_static_batch_norm_has_statistics(
 
     monkeypatch.setattr(ops.local.simulate, "accuracy", look)
     network = {"name": "mlp", "width": 8, "norm": "sbn"}
-    with pytest.raises(FedILError, match="workers keep dying"):
-        run(tiny(baseline_epochs=1, network=network), tmp_path)
+    run(tiny(baseline_epochs=1, rounds=1, network=network, **ONE_CLIENT), tmp_path)
     assert means
     assert min(means) > 0.0
 
@@ -231,27 +238,21 @@ class StopsIn(QuietView):
             self._stop.set()
 
 
-@pytest.mark.parametrize(
-    ("phase", "pretrain_epochs"), [("baseline", 0), ("baseline", 10**9), ("pretrain", 10**9)]
-)
-def test_training_before_the_rounds_stops_when_asked_to(
-    tmp_path: Path, phase: str, pretrain_epochs: int
-) -> None:
+def test_training_before_the_rounds_stops_when_asked_to(tmp_path: Path) -> None:
     stop = threading.Event()
-    epochs = {"baseline": 10**9, "pretrain": 0}[phase]
-    recipe = tiny(baseline_epochs=epochs, server={"epochs": 10**9, "pretrain_epochs": pretrain_epochs})
-    done = simulate(
-        recipe,
-        tmp_path / "run",
-        workers=1,
-        device="cpu",
-        resume=False,
-        watcher=StopsIn(phase, stop),
-        stop=stop,
-    )
+    recipe = tiny(server={"pretrain_epochs": 10**9})
+    done = run(recipe, tmp_path / "run", StopsIn("pretrain", stop), stop)
     assert done.stopped
-    assert done.baseline_accuracy is None
-    assert (done.rounds_done, bool(done.model_digest)) == (0, not pretrain_epochs)
+    assert (done.rounds_done, done.model_digest) == (0, "")
+
+
+def test_server_only_training_comes_after_the_rounds_and_stops_when_asked_to(tmp_path: Path) -> None:
+    stop = threading.Event()
+    recipe = tiny(baseline_epochs=10**9, rounds=1, **ONE_CLIENT)
+    done = run(recipe, tmp_path / "run", StopsIn("baseline", stop), stop)
+    assert not done.stopped
+    assert (done.rounds_done, done.baseline_accuracy) == (done.rounds, None)
+    assert done.model_digest
     assert not (tmp_path / "run" / "baseline.json").exists()
 
 
