@@ -1,5 +1,5 @@
-"""Seconds from `fedil simulate mnist-iid-001` on two cores to the paper's figure, 98.30 % (there after 2000 rounds); and
-CPU seconds beside those of server-only training on the same labels. FEDIL_DATA says where MNIST lies.
+"""Seconds from `fedil simulate mnist-iid-001` on two cores to the paper's figure, 98.30 % after 2000 rounds, and CPU
+seconds beside those of server-only training on the same labels. FEDIL_DATA says where MNIST lies.
 
 Server-only training has the budget and schedule of FedIL's server, and is evaluated as often; it may never get there.
 """
@@ -40,7 +40,18 @@ def run(seed: str = "0") -> dict[str, Any]:
 
 def _until_target(run_dir: Path, *overrides: str) -> dict[str, Any]:
     """Ends the run at the first evaluation that has the target."""
-    command = [sys.executable, "-m", "ops.cli", "simulate", RECIPE, "--json", "--workers", "2", "--web", "off"]
+    command = [
+        sys.executable,
+        "-m",
+        "ops.cli",
+        "simulate",
+        RECIPE,
+        "--json",
+        "--workers",
+        "2",
+        "--web",
+        "off",
+    ]
     command += ["--run-dir", str(run_dir)]
     for override in ("evaluate_every=1", "baseline_epochs=0", *overrides):
         command += ["--set", override]
