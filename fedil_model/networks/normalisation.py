@@ -58,6 +58,13 @@ def num_groups(channels: int) -> int:
     return max(groups for groups in range(1, min(32, channels) + 1) if channels % groups == 0)
 
 
+def freeze_statistics(model: nn.Module) -> None:
+    """Batch norm uses its running statistics as they are, until the next `model.train()`."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.eval()
+
+
 def refresh_statistics(model: nn.Module, batches: Iterable[Tensor]) -> None:
     """Recompute the buffers of static batch norm in one pass, each batch counting the same.
 

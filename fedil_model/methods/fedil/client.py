@@ -13,7 +13,9 @@ from fedil_model.methods.fedil.batch import ViewedBatch
 from fedil_model.methods.fedil.ledger import NEVER, NO_LABEL, Ledger, Observation, encode_labels
 from fedil_model.methods.fedil.losses import consistency_loss, credible_loss, pseudo_label_loss
 from fedil_model.methods.fedil.settings import FedILSettings
+from fedil_model.methods.fedil.shares import estimate_shares, shares_of, with_shares
 from fedil_model.methods.interface import Activation, ClientResult, MethodContext
+from fedil_model.networks.normalisation import freeze_statistics
 from fedil_model.seeding import derive_seed
 from fedil_model.training.batches import shuffled_batches
 from fedil_model.training.evaluate import PREDICTED_AT_A_TIME, predict_logits
@@ -21,6 +23,8 @@ from fedil_model.training.flat_model import FlatModel, Weights
 from fedil_model.training.optimiser import FlatSGD, learning_rate
 from fedil_model.training.precision import autocast, seeded
 
+LABEL_SHARES = "label_shares"
+"""Of a broadcast: shares of the classes among the server's labels"""
 LOSSES = ("loss_pseudo", "loss_pseudo_weak", "loss_consistency", "loss_credible")
 
 
@@ -43,7 +47,7 @@ class ClientTraining:
         kept = activation.state
         before = Ledger.from_arrays(kept, len(inputs)) if kept else Ledger.empty(len(inputs))
         with self._teacher.temporarily_loaded():
-            targets = self._observe(global_, server, inputs)
+            targets = self._observe(global_, server, inputs, broadcast.get(LABEL_SHARES))
             credibility = self._settings.credibility if self._settings.pseudo_label_set else NEVER
             after = before.observe(targets.observation, credibility, self._settings.demote_after)
             member = after if self._settings.promote_lag == 0 else before
@@ -74,7 +78,9 @@ class ClientTraining:
         credible = self._settings.weight_credible > 0.0
         return _Plan.sure_only(ledger, targets, self.device, least=least, credible=credible)
 
-    def _observe(self, global_: Weights, server: Weights, inputs: Tensor) -> "_Targets":
+    def _observe(
+        self, global_: Weights, server: Weights, inputs: Tensor, labelled_C: Tensor | None
+    ) -> "_Targets":
         """The frozen, received models on the plain view. The teacher stays loaded with θ₀ for ξb."""
         at_a_time = min(PREDICTED_AT_A_TIME, self._micro_batch or PREDICTED_AT_A_TIME)
         precision = self._learning.autocast
@@ -82,6 +88,13 @@ class ClientTraining:
         global_NC = predict_logits(self._teacher.module, inputs, self._views, at_a_time, precision).softmax(1)
         self._teacher.load_view(server)
         server_NC = predict_logits(self._teacher.module, inputs, self._views, at_a_time, precision).softmax(1)
+        if labelled_C is not None:
+            # θ₀'s alone: the shares that θ′ expects are those of the clients of the last rounds.
+            temperature = self._settings.prior_temperature
+            shares_C = estimate_shares(server_NC, labelled_C, temperature)
+            global_NC, server_NC = (
+                with_shares(one_NC, shares_C, labelled_C, temperature) for one_NC in (global_NC, server_NC)
+            )
         confidence_N, labels_N = global_NC.max(1)
         agreed_N = labels_N == server_NC.argmax(1)
         sure_N = (confidence_N >= self._settings.threshold) & agreed_N
@@ -105,6 +118,8 @@ class ClientTraining:
         prior_C = self._settings.logit_adjustment * plan.log_shares(self._num_classes)
         totals = torch.zeros_like(weights)
         self._student.module.train()
+        if self._settings.frozen_statistics:
+            freeze_statistics(self._student.module)
         self._teacher.module.eval()
         for _ in range(settings.epochs):
             for batch_U in plan.batches(settings.batch_size, generator):
@@ -234,10 +249,8 @@ class _Plan:
         )
 
     def log_shares(self, num_classes: int) -> Tensor:
-        """Of the classes among the labels that are trained on; a class without any counts as half a sample."""
-        labels = torch.cat([self.labels_U[self.sure_U], self.credible.labels])
-        counts_C = torch.bincount(labels, minlength=num_classes).float().clamp(min=0.5)
-        return (counts_C / counts_C.sum()).log()
+        """Of the classes among the labels that are trained on"""
+        return shares_of(torch.cat([self.labels_U[self.sure_U], self.credible.labels]), num_classes).log()
 
     def taught(self, num_samples: int) -> np.ndarray:
         """The label that ξa trains each sample on; NO_LABEL for the others."""

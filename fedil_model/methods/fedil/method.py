@@ -12,10 +12,11 @@ from torch.nn.functional import cross_entropy
 
 from fedil_model.data.datasets.interface import Samples
 from fedil_model.methods.base import MethodBase
-from fedil_model.methods.fedil.client import ClientTraining
+from fedil_model.methods.fedil.client import LABEL_SHARES, ClientTraining
 from fedil_model.methods.fedil.fold import FedILFold
 from fedil_model.methods.fedil.gate import EXCESS_LOSSES, MOVEMENT, LabelGate
 from fedil_model.methods.fedil.settings import FedILSettings
+from fedil_model.methods.fedil.shares import shares_of
 from fedil_model.methods.interface import (
     Activation,
     ClientResult,
@@ -65,6 +66,8 @@ class FedIL(MethodBase):
         lr = learning_rate(settings, round_number, self._learning.rounds)
         decay = torch.tensor(decay_factor(settings, lr, done.num_steps), dtype=torch.float64)
         tensors = global_.tensors("global") | server.tensors("server") | {"server_decay": decay}
+        if self._settings.prior_temperature > 0.0:
+            tensors[LABEL_SHARES] = shares_of(labelled.labels, self._context.num_classes)
         return ServerStep(state, tensors, {"loss_server": done.loss})
 
     def client_step(self, activation: Activation) -> ClientResult:

@@ -36,6 +36,12 @@ class FedILSettings(MethodSettings):
     """"mixed": a batch holds any samples, and those that are not sure add nothing to ξa (paper). "sure": batches hold
     only sure and credible samples, repeated to the size of the shard, so that batch norm sees full batches. "auto":
     with batch norm "sure" and only ξa on strong views, else "mixed"."""
+    prior_temperature: float = Field(default=0.0, ge=0.0)
+    """Above 0, labels take the client's class shares into account, which it estimates from θ₀'s predictions after
+    dividing their logits by this: a network that has seen few labels is too sure of its mistakes. 0: they do not."""
+    frozen_statistics: bool = False
+    """Clients normalise with the running statistics that they receive, not with those of their batches, which differ
+    from client to client where classes do. They return them as they were."""
     logit_adjustment: float = Field(default=0.0, ge=0.0, le=1.0)
     """Adds this much of log(share of each class among the client's labels) to the logits of ξa and ξc: a client that
     has two classes then does not teach the others away. 0 with labels that are "live"."""
