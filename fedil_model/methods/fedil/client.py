@@ -52,6 +52,7 @@ class ClientTraining:
             after = before.observe(targets.observation, credibility, self._settings.demote_after)
             member = after if self._settings.promote_lag == 0 else before
             plan = self._plan(member, targets)
+            self._is_skewed = targets.is_skewed
             self._student.load(server if self._settings.client_init == "server" else global_)
             seed = derive_seed(self._learning.seed, "client", activation.round_number, client)
             with seeded(seed, self.device):
@@ -88,13 +89,16 @@ class ClientTraining:
         global_NC = predict_logits(self._teacher.module, inputs, self._views, at_a_time, precision).softmax(1)
         self._teacher.load_view(server)
         server_NC = predict_logits(self._teacher.module, inputs, self._views, at_a_time, precision).softmax(1)
+        is_skewed = False
         if labelled_C is not None:
-            # θ₀'s alone: the shares that θ′ expects are those of the clients of the last rounds.
+            # From θ₀ alone: the shares that θ′ expects are those of the clients of the last rounds.
             temperature = self._settings.prior_temperature
             shares_C = estimate_shares(server_NC, labelled_C, temperature)
-            global_NC, server_NC = (
-                with_shares(one_NC, shares_C, labelled_C, temperature) for one_NC in (global_NC, server_NC)
-            )
+            if shares_C is not None:
+                is_skewed = True
+                global_NC, server_NC = (
+                    with_shares(one_NC, shares_C, labelled_C, temperature) for one_NC in (global_NC, server_NC)
+                )
         confidence_N, labels_N = global_NC.max(1)
         agreed_N = labels_N == server_NC.argmax(1)
         sure_N = (confidence_N >= self._settings.threshold) & agreed_N
@@ -107,6 +111,7 @@ class ClientTraining:
             pseudo_labels_N,
             pseudo_confidence_N,
             pseudo_confidence_N >= self._settings.threshold,
+            is_skewed,
         )
 
     def _train(
@@ -118,7 +123,7 @@ class ClientTraining:
         prior_C = self._settings.logit_adjustment * plan.log_shares(self._num_classes)
         totals = torch.zeros_like(weights)
         self._student.module.train()
-        if self._settings.frozen_statistics:
+        if self._settings.frozen_statistics and self._is_skewed:
             freeze_statistics(self._student.module)
         self._teacher.module.eval()
         for _ in range(settings.epochs):
@@ -189,6 +194,8 @@ class _Targets:
     labels_N: Tensor
     confidence_N: Tensor
     sure_N: Tensor
+    is_skewed: bool = False
+    """The client's class shares are clearly not those of the labels."""
 
 
 @dataclass(frozen=True)

@@ -11,22 +11,26 @@ from torch import Tensor
 _STEPS = 30
 _LABELLED_PART = 0.1
 """How much the shares of the labels count beside the client's own samples: no class is ruled out."""
+_CLEAR_GAIN = 0.06
+"""Nats a sample. Clients with the shares of the labels have at most 0.045 on CIFAR-10, where a network with few labels
+prefers some classes; clients with Dirichlet(0.3) shares 0.07 at least, clients with two classes 0.2."""
 
 
-def estimate_shares(probabilities_NC: Tensor, labelled_C: Tensor, temperature: float) -> Tensor:
-    """`labelled_C`: shares of the classes among the labels. A network trained on few labels is far too sure of its
-    mistakes, so its probabilities are softened first."""
+def estimate_shares(probabilities_NC: Tensor, labelled_C: Tensor, temperature: float) -> Tensor | None:
+    """None if they are not clearly other than `labelled_C`, the shares of the classes among the labels. A network
+    trained on few labels is far too sure of its mistakes, so its probabilities are softened first."""
     soft_NC = _log(probabilities_NC).div(temperature).softmax(1)
     shares_C = labelled_C
     for _ in range(_STEPS):
         found_C = _reweighed(soft_NC, shares_C / labelled_C).mean(0)
         shares_C = (found_C + _LABELLED_PART * labelled_C) / (1.0 + _LABELLED_PART)
-    return shares_C
+    gain = (soft_NC @ (shares_C / labelled_C)).log().mean()
+    return shares_C if float(gain) > _CLEAR_GAIN else None
 
 
 def with_shares(probabilities_NC: Tensor, shares_C: Tensor, labelled_C: Tensor, temperature: float) -> Tensor:
     """What the same network says of samples in these shares. The ratio counts as much as it does for softened
-    probabilities; where shares are those of the labels, nothing changes."""
+    probabilities."""
     return _reweighed(probabilities_NC, (shares_C / labelled_C) ** temperature)
 
 
