@@ -6,6 +6,7 @@ is drawn anew for it. The part is everything for `server_only`, and a fifth for 
 has as many steps as one pass over all samples.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -78,19 +79,11 @@ def server_only() -> MethodSpec:
 
 def supervised() -> MethodSpec:
     paper = merge(_PAPER, {"server": {"batch_size": 250}})
-    return MethodSpec(
+    profiles = {"weak": _USUAL, "strong": _STRONG, "paper": paper}
+    return replace(
+        server_only(),
         title="Supervised, all labels",
-        reference="",
-        settings=ServerOnlySettings,
-        make=ServerOnly,
-        display=DISPLAY,
-        profiles={
-            "weak": merge(_USUAL, _FIFTH),
-            "strong": merge(_STRONG, _FIFTH),
-            "paper": merge(paper, _FIFTH),
-        },
-        buffered=False,
-        asks_clients=False,
+        profiles={name: merge(profile, _FIFTH) for name, profile in profiles.items()},
         labels="all",
     )
 
