@@ -3,7 +3,7 @@
 import socket
 import struct
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,16 +30,16 @@ class RpcClient:
         with self._closed_on_error():
             self._socket.connect(str(path))
 
-    def call(self, method: str, arguments: Mapping[str, object], body: Buffers = ()) -> Any:
+    def call(self, method: str, body: Buffers = (), /, **arguments: object) -> Any:
         """The result of a method of the broker or store."""
-        return self.call_for_body(method, arguments, body)[0]
+        return self.call_for_body(method, body, **arguments)[0]
 
     def call_for_body(
-        self, method: str, arguments: Mapping[str, object], body: Buffers = ()
+        self, method: str, body: Buffers = (), /, **arguments: object
     ) -> tuple[Any, memoryview]:
         """The result of a method that also returns a body."""
         with self._lock, self._closed_on_error():
-            send_frame(self._socket, {"method": method, "arguments": dict(arguments)}, body)
+            send_frame(self._socket, {"method": method, "arguments": arguments}, body)
             reply, reply_body = receive_frame(self._socket)
         if "error" in reply:
             kind: type[FedILError] = getattr(errors, reply["error"], FedILError)

@@ -44,17 +44,17 @@ class ConnectionHandler:
             "notices": store.notices,
             "health": lambda: dict(store.health()),
         }
-        self._body_methods: Mapping[str, Callable[[dict[str, Any], memoryview], _Reply]] = {
+        # These take or return a body. That of a request is passed on without a copy: nothing else refers to it.
+        self._body_methods: Mapping[str, Callable[..., _Reply]] = {
             "publish": self._publish,
             "receive": self._receive,
-            "append_model": self._append_model,
-            "read_model": self._read_model,
+            "append_model": lambda body, **entry: (broker.append_model(**entry, body=body).offset, ()),
+            "read_model": lambda _, **address: (None, [transport.read_model(ModelAddress(**address))]),
             "read": self._read,
-            "commit": self._commit,
+            "commit": lambda body, **names: (store.commit(**names, ledger=bytes(body)), ()),
             "latest": self._latest,
             "ledgers": self._ledgers,
         }
-        """Those that take or return a body"""
 
     def run(self) -> None:
         try:
@@ -82,19 +82,17 @@ class ConnectionHandler:
                 return {"result": self._methods[method](**arguments)}, ()
             if method not in self._body_methods:
                 raise MessageRejected("schema", f"there is no method {method!r:.80}")
-            result, reply_body = self._body_methods[method](arguments, body)
+            result, reply_body = self._body_methods[method](body, **arguments)
             return {"result": result}, reply_body
         except FedILError as error:
             return {"error": type(error).__name__, "arguments": list(error.args)}, ()
 
-    # The bodies of requests are passed on without a copy: no one else has a reference to them.
-
-    def _publish(self, arguments: dict[str, Any], body: memoryview) -> _Reply:
-        self._broker.publish(arguments["queue"], body)
+    def _publish(self, body: memoryview, queue: str) -> _Reply:
+        self._broker.publish(queue, body)
         return None, ()
 
-    def _receive(self, arguments: dict[str, Any], _: memoryview) -> _Reply:
-        delivery = self._transport.receive(arguments["queue"], arguments["timeout_seconds"])
+    def _receive(self, _: memoryview, queue: str, timeout_seconds: float) -> _Reply:
+        delivery = self._transport.receive(queue, timeout_seconds)
         if delivery is None:
             return None, ()
         if self._client_has_disconnected():
@@ -116,26 +114,17 @@ class ConnectionHandler:
             raise BrokerUnavailable("this delivery was settled before: settle each exactly once")
         return self._unsettled.pop(tag)
 
-    def _append_model(self, arguments: dict[str, Any], body: memoryview) -> _Reply:
-        return self._broker.append_model(**arguments, body=body).offset, ()
-
-    def _read_model(self, arguments: dict[str, Any], _: memoryview) -> _Reply:
-        return None, [self._transport.read_model(ModelAddress(**arguments))]
-
-    def _read(self, arguments: dict[str, Any], _: memoryview) -> _Reply:
+    def _read(self, _: memoryview, **arguments: Any) -> _Reply:
         ledger = self._store.read(**arguments)
         return ledger is not None, [ledger or b""]
 
-    def _commit(self, arguments: dict[str, Any], body: memoryview) -> _Reply:
-        return self._store.commit(**arguments, ledger=bytes(body)), ()
-
-    def _latest(self, arguments: dict[str, Any], _: memoryview) -> _Reply:
+    def _latest(self, _: memoryview, **arguments: Any) -> _Reply:
         found = self._store.latest(**arguments)
         sizes = [[client, activation, len(ledger)] for client, (activation, ledger) in found.items()]
         return sizes, [ledger for _, ledger in found.values()]
 
-    def _ledgers(self, arguments: dict[str, Any], _: memoryview) -> _Reply:
-        activations = dict(arguments["activations"])
-        found = self._store.ledgers(arguments["run"], activations)
-        sizes = [[client, activations[client], len(ledger)] for client, ledger in found.items()]
+    def _ledgers(self, _: memoryview, run: str, activations: list[tuple[int, int]]) -> _Reply:
+        wanted = dict(activations)
+        found = self._store.ledgers(run, wanted)
+        sizes = [[client, wanted[client], len(ledger)] for client, ledger in found.items()]
         return sizes, list(found.values())

@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from broker_config.protocol.errors import ModelMissing
+
 DELIVERY_LIMIT = 4
 MAX_BODY_BYTES = 8 << 30
 """Default of `Transport.max_body_bytes`"""
@@ -68,6 +70,12 @@ class ModelAddress:
     version: int
     offset: int
     entry: str = ""
+
+    def missing(self) -> ModelMissing:
+        return ModelMissing(
+            f"version {self.version} of run {self.run!r} is not in the model log: "
+            "drop this task and wait for one with a newer version"
+        )
 
 
 class Transport(Protocol):

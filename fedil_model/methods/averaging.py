@@ -5,12 +5,12 @@ Updates come in any order with the same bits, and none of them is kept. P parame
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from fedil_model.methods.interface import ACCEPTED, INVALID, Answer, Folded, State, Tensors, Verdict
+from fedil_model.methods.interface import ACCEPTED, INVALID, Answer, Bases, Folded, State, Verdict
 from fedil_model.settings import Learning
 from fedil_model.training.exact_sum import MAX_ENTRY, ExactSum, largest_entry
 from fedil_model.training.flat_model import ALIGNMENT, Weights
@@ -29,7 +29,7 @@ _BUSIEST = 4.0
 # ---- what every fold checks -----------------------------------------------------------------------------------------
 
 
-def read_delta(answer: Answer, bases: Mapping[int, Tensors], device: torch.device) -> Weights | Verdict:
+def read_delta(answer: Answer, bases: Bases, device: torch.device) -> Weights | Verdict:
     """The update's "delta": trained weights − received weights. A Verdict says why there is none."""
     update = answer.update
     if set(update) != {"delta.params", "delta.buffers"}:
@@ -172,7 +172,7 @@ class AveragingFold:
         self,
         learning: Learning,
         state: State,
-        bases: Mapping[int, Tensors],
+        bases: Bases,
         version: int,
         *,
         variances_Q: Tensor,

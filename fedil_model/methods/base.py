@@ -2,22 +2,26 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from fedil_model.data.datasets.interface import Samples
 from fedil_model.errors import NumericError, StateError
-from fedil_model.methods.interface import Activation, MethodContext, State, Tensors
+from fedil_model.methods.averaging import AveragingFold, norm_of
+from fedil_model.methods.interface import Activation, Bases, MethodContext, State, Tensors
 from fedil_model.networks import build_network
 from fedil_model.networks.normalisation import refresh_statistics
 from fedil_model.seeding import derive_seed
-from fedil_model.settings import ServerSettings
+from fedil_model.settings import MethodSettings, ServerSettings
 from fedil_model.training.batches import shuffled_batches
 from fedil_model.training.flat_model import FlatModel, Weights, all_finite
 from fedil_model.training.optimiser import FlatSGD, learning_rate
 from fedil_model.training.precision import autocast, seeded
 from fedil_model.training.supervised import Supervised, train_supervised
+
+_F = TypeVar("_F", bound=AveragingFold)
 
 
 class MethodBase:
@@ -167,6 +171,36 @@ class MethodBase:
 
     def extra(self, state: State, name: str) -> Tensors:  # noqa: ARG002
         raise KeyError(name)
+
+
+class AveragingMethod(MethodBase):
+    """A method with one averaged model, which the server may train on its labels. A subclass declares the type of its
+    settings, and the name of the averaged weights in the state and in broadcasts."""
+
+    _settings: MethodSettings
+    _averaged = "global"
+
+    def __init__(self, context: MethodContext) -> None:
+        self._settings = context.learning.method
+        super().__init__(context)
+
+    def initial_state(self, labelled: Samples) -> State:
+        return self._pretrain(labelled).tensors(self._averaged)
+
+    def _step_on_labels(
+        self, state: State, labelled: Samples, round_number: int, *, ceiling: float = 1.0
+    ) -> tuple[Weights, Weights, dict[str, float]]:
+        """The averaged weights, what a round's training on the labelled samples makes of them, and its metrics"""
+        before = Weights.named(state, self._averaged).to(self.device)
+        self._student.load(before)
+        trained, done = self._train_on_labels(labelled, round_number, ceiling=ceiling)
+        metrics = {"loss_server": done.loss, "server_norm": norm_of(trained.params - before.params)}
+        return before, trained, metrics
+
+    def _fold(self, kind: type[_F], state: State, bases: Bases, version: int, **options: Any) -> _F:
+        """`options` as `kind` takes them"""
+        options |= {"variances_Q": self._variances(), "name": self._averaged}
+        return kind(self._learning, state, bases, version, **options)
 
 
 def make_view(

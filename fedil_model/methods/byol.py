@@ -26,11 +26,11 @@ from fedil_model.methods.interface import (
     Activation,
     Answer,
     Arrays,
+    Bases,
     Chart,
     ClientResult,
     ClientValue,
     Display,
-    Fold,
     MethodContext,
     Series,
     State,
@@ -143,14 +143,14 @@ class Start:
 
 
 class Byol(SelfSupervised):
+    _settings: ByolSettings
+
     def __init__(self, context: MethodContext) -> None:
-        assert isinstance(context.learning.method, ByolSettings)
-        self._byol = context.learning.method
         super().__init__(context)
         self._view = distorted_view(context.views, SIMCLR)
 
     def _make_heads(self, num_features: int) -> tuple[nn.Module, nn.Module]:
-        hidden, output = self._byol.hidden, self._byol.output
+        hidden, output = self._settings.hidden, self._settings.output
         return mlp_head(num_features, hidden, output), mlp_head(output, hidden, output)
 
     # ---- what FedU and FedEMA do in their own ways ------------------------------------------------------------------
@@ -189,7 +189,7 @@ class Byol(SelfSupervised):
                 for first, second in split_batch(self.micro_batch, first_B, second_B):
                     total += self._learn(torch.cat([first, second]), len(first) / len(batch))
                 optimiser.step()
-                self._target.move_towards(self._student, 1.0 - self._byol.momentum, buffers=False)
+                self._target.move_towards(self._student, 1.0 - self._settings.momentum, buffers=False)
             trained, target = self._student.weights(), self._target.weights()
         loss = float(total) / optimiser.num_steps
         divergence = self._divergence(trained.params - start.online.params)
@@ -247,7 +247,7 @@ class Byol(SelfSupervised):
         return Weights(self._with(received.params, f=kept["target.params"]), kept["target.buffers"])
 
     def _is_fresh(self, kept: Tensors, round_number: int) -> bool:
-        max_age = self._byol.max_age
+        max_age = self._settings.max_age
         return max_age is None or round_number - int(kept["round"]) <= max_age
 
     def _read(self, state: Arrays) -> Tensors:
@@ -265,25 +265,15 @@ class Byol(SelfSupervised):
 
     # ---- the server ------------------------------------------------------------------------------------------------
 
-    def open_fold(
-        self,
-        state: State,
-        bases: Mapping[int, Tensors],
-        version: int,
-        labelled: Samples,  # noqa: ARG002
-    ) -> Fold:
-        return ByolFold(self._averaging_fold(state, bases, version))
+    def open_fold(self, state: State, bases: Bases, version: int, labelled: Samples) -> "ByolFold":  # noqa: ARG002
+        return self._fold(ByolFold, state, bases, version)
 
 
-class ByolFold:
+class ByolFold(AveragingFold):
     """The mean of the clients' networks. A client's divergence is its own word: it is shown, and decides nothing."""
 
-    def __init__(self, average: AveragingFold) -> None:
-        self._average = average
-        self.close = average.close
-
     def add(self, answer: Answer) -> Verdict:
-        verdict, divergence = self._average.add(answer), answer.metrics.get("divergence")
+        verdict, divergence = super().add(answer), answer.metrics.get("divergence")
         if divergence is None:
             return verdict
         return replace(verdict, values={"divergence": min(max(divergence, 0.0), MOST_DIVERGENCE)})

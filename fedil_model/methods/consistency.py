@@ -18,23 +18,21 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedil_model.data.datasets.interface import Samples
-from fedil_model.methods.averaging import AveragingFold, norm_of
-from fedil_model.methods.base import MethodBase, split_batch
+from fedil_model.methods.averaging import AveragingFold
+from fedil_model.methods.base import AveragingMethod, split_batch
 from fedil_model.methods.declared import (
-    CLIENT_NORM,
     CONFIDENT_BY_CLIENT,
-    SERVER_NORM,
     SHARED_OPTIMISERS,
     confident_chart,
     loss_series,
     losses_chart,
+    steps_chart,
 )
 from fedil_model.methods.interface import (
     Activation,
-    Chart,
+    Bases,
     ClientResult,
     Display,
-    MethodContext,
     MethodSpec,
     Model,
     RoundEnd,
@@ -84,12 +82,7 @@ DISPLAY = Display(
         ),
     ),
     charts=(
-        Chart(
-            "Steps",
-            "How far training moves the model, at the server and at the clients.",
-            (SERVER_NORM, CLIENT_NORM),
-            log=True,
-        ),
+        steps_chart(),
         losses_chart(
             loss_series("pseudo", "strong views", "Loss of strong views against predictions for weak ones.")
         ),
@@ -159,11 +152,8 @@ def annealing_ceiling(schedule: str, round_number: int, rounds: int, num_classes
     return shares[schedule] * (1.0 - 1.0 / num_classes) + 1.0 / num_classes
 
 
-class Consistency(MethodBase):
-    def __init__(self, context: MethodContext) -> None:
-        super().__init__(context)
-        assert isinstance(context.learning.method, ConsistencySettings)
-        self._settings = context.learning.method
+class Consistency(AveragingMethod):
+    _settings: ConsistencySettings
 
     def initial_state(self, labelled: Samples) -> State:
         weights = self._pretrain(labelled)
@@ -172,10 +162,8 @@ class Consistency(MethodBase):
         return weights.tensors("global") | {"momentum": torch.zeros_like(weights.params)}
 
     def server_step(self, state: State, labelled: Samples, round_number: int) -> ServerStep:
-        before = Weights.named(state, "global").to(self.device)
-        self._student.load(before)
-        trained, done = self._train_on_labels(labelled, round_number, ceiling=self._ceiling(round_number))
-        metrics = {"loss_server": done.loss, "server_norm": norm_of(trained.params - before.params)}
+        ceiling = self._ceiling(round_number)
+        _, trained, metrics = self._step_on_labels(state, labelled, round_number, ceiling=ceiling)
         return ServerStep(state, trained.tensors("global"), metrics)
 
     def _ceiling(self, round_number: int) -> float:
@@ -224,29 +212,10 @@ class Consistency(MethodBase):
         if self._settings.proximal > 0.0:
             self._student.grads.add_(self._student.params - received.params, alpha=self._settings.proximal)
 
-    def open_fold(
-        self,
-        state: State,
-        bases: Mapping[int, Tensors],
-        version: int,
-        labelled: Samples,  # noqa: ARG002
-    ) -> AveragingFold:
-        return AveragingFold(
-            self._learning,
-            state,
-            bases,
-            version,
-            variances_Q=self._variances(),
-            momentum=self._settings.server_momentum,
-            by_samples=self._settings.weighting == "samples",
-        )
+    def open_fold(self, state: State, bases: Bases, version: int, labelled: Samples) -> AveragingFold:  # noqa: ARG002
+        momentum, by_samples = self._settings.server_momentum, self._settings.weighting == "samples"
+        return self._fold(AveragingFold, state, bases, version, momentum=momentum, by_samples=by_samples)
 
-    def end_round(
-        self,
-        state: State,
-        broadcast: Tensors,
-        labelled: Samples,
-        round_number: int,  # noqa: ARG002
-    ) -> RoundEnd:
+    def end_round(self, state: State, broadcast: Tensors, labelled: Samples, round_number: int) -> RoundEnd:  # noqa: ARG002
         average = self._refreshed(Weights.named(state, "global"), labelled)
         return RoundEnd(state, {"global": average, "server": Weights.named(broadcast, "global")})

@@ -67,3 +67,7 @@ CLIENT_NORM = Series(
 SERVER_NORM = Series(
     "server_norm", "server", "Norm of the server's own step on the labelled samples.", unit="norm"
 )
+
+
+def steps_chart(help: str = "How far training moves the model, at the server and at the clients.") -> Chart:
+    return Chart("Steps", help, (SERVER_NORM, CLIENT_NORM), log=True)

@@ -26,7 +26,7 @@ from fedil_model.methods.byol import (
     Start,
     byol_display,
 )
-from fedil_model.methods.interface import MethodContext, MethodSpec, Tensors
+from fedil_model.methods.interface import MethodSpec, Tensors
 from fedil_model.training.flat_model import Weights
 
 
@@ -51,10 +51,7 @@ def spec() -> MethodSpec:
 
 
 class FedEMA(Byol):
-    def __init__(self, context: MethodContext) -> None:
-        super().__init__(context)
-        assert isinstance(context.learning.method, FedEMASettings)
-        self._settings = context.learning.method
+    _settings: FedEMASettings
 
     def _begin(self, received: Weights, kept: Tensors) -> Start:
         own_share = min(1.0, float(kept["scale"] * kept["divergence"]))

@@ -26,7 +26,7 @@ from fedil_model.methods.byol import (
     Start,
     byol_display,
 )
-from fedil_model.methods.interface import MethodContext, MethodSpec, Tensors
+from fedil_model.methods.interface import MethodSpec, Tensors
 from fedil_model.settings import merge
 from fedil_model.training.flat_model import Weights
 
@@ -56,10 +56,7 @@ def spec() -> MethodSpec:
 
 
 class FedU(Byol):
-    def __init__(self, context: MethodContext) -> None:
-        super().__init__(context)
-        assert isinstance(context.learning.method, FedUSettings)
-        self._settings = context.learning.method
+    _settings: FedUSettings
 
     def _begin(self, received: Weights, kept: Tensors) -> Start:
         target, own = self._kept_target(received, kept), kept.get("predictor")

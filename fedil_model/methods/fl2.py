@@ -6,7 +6,6 @@ sure a client is, which decides its weight, is the client's own word: the server
 N samples of the client, F of them chosen, B batch, C classes, P parameters.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -23,15 +22,14 @@ from fedil_model.methods.declared import CONFIDENT_BY_CLIENT, confident_chart, l
 from fedil_model.methods.interface import (
     Activation,
     Answer,
+    Bases,
     Chart,
     ClientResult,
     ClientValue,
     Display,
-    MethodContext,
     MethodSpec,
     Series,
     State,
-    Tensors,
     Verdict,
 )
 from fedil_model.methods.semifl import FineTunedAverage, FineTunedSettings, SemiFLFold
@@ -124,10 +122,7 @@ def ascent_step(params_P: Tensor, grads_P: Tensor, num_scaled: int, radius: floa
 
 
 class FL2(FineTunedAverage):
-    def __init__(self, context: MethodContext) -> None:
-        super().__init__(context)
-        assert isinstance(context.learning.method, FL2Settings)
-        self._settings = context.learning.method
+    _settings: FL2Settings
 
     def client_step(self, activation: Activation) -> ClientResult:
         """Without a chosen sample: no step, and an update without tensors."""
@@ -195,21 +190,8 @@ class FL2(FineTunedAverage):
         params_P.copy_(here_P)
         return total
 
-    def open_fold(
-        self,
-        state: State,
-        bases: Mapping[int, Tensors],
-        version: int,
-        labelled: Samples,  # noqa: ARG002
-    ) -> "FL2Fold":
-        fold = FL2Fold(
-            self._learning,
-            state,
-            bases,
-            version,
-            variances_Q=self._variances(),
-            momentum=self._settings.server_momentum,
-        )
+    def open_fold(self, state: State, bases: Bases, version: int, labelled: Samples) -> "FL2Fold":  # noqa: ARG002
+        fold = self._fold(FL2Fold, state, bases, version, momentum=self._settings.server_momentum)
         fold.by_status = self._settings.weighting == "status"
         fold.lowest_confidence = 1.0 / self._context.num_classes
         return fold

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 Tensors = Mapping[str, "Tensor"]
 State = Tensors
 """What the server keeps between rounds. A checkpoint holds all of it; clients receive only what is broadcast."""
+Bases = Mapping[int, Tensors]
+"""The broadcasts that updates may have started from, by version"""
 Arrays = Mapping[str, "np.ndarray"]
 """What a client keeps between its activations. The store holds it, with the promises of a ledger: one generation per
 activation, the last two kept, committed before the update is sent."""
@@ -152,11 +154,9 @@ class Method(Protocol):
 
     def client_step(self, activation: Activation) -> ClientResult: ...
 
-    def open_fold(
-        self, state: State, bases: Mapping[int, Tensors], version: int, labelled: "Samples"
-    ) -> Fold:
-        """`bases`: the broadcasts that updates may have started from, by version; `version` is the one that moves, and
-        among them. In a synchronous round it is the only one. `labelled`: for a fold that tries updates on labels."""
+    def open_fold(self, state: State, bases: Bases, version: int, labelled: "Samples") -> Fold:
+        """`version` is the one of `bases` that moves; in a synchronous round it is the only one. `labelled`: for a fold
+        that tries updates on labels."""
 
     def end_round(self, state: State, broadcast: Tensors, labelled: "Samples", round_number: int) -> RoundEnd:
         """After the fold: a last step of the server, if the method has one, and the models to evaluate."""

@@ -13,7 +13,7 @@ one round's clients. B batch, K clusters, L local ones, F size of a projection, 
 """
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -33,17 +33,16 @@ from fedil_model.methods.interface import (
     INVALID,
     Activation,
     Answer,
+    Bases,
     Chart,
     ClientResult,
     Display,
-    Fold,
     Folded,
     MethodContext,
     MethodSpec,
     Series,
     ServerStep,
     State,
-    Tensors,
     Verdict,
 )
 from fedil_model.methods.self_supervised import (
@@ -151,9 +150,9 @@ def cluster_loss(online_BF: Tensor, target_BF: Tensor, centroids_KF: Tensor, tem
 
 
 class Orchestra(SelfSupervised):
+    _settings: OrchestraSettings
+
     def __init__(self, context: MethodContext) -> None:
-        assert isinstance(context.learning.method, OrchestraSettings)
-        self._settings = context.learning.method
         super().__init__(context)
         self._first_view = distorted_view(context.views, FIRST_VIEW)
         self._second_view = distorted_view(context.views, SECOND_VIEW)
@@ -187,13 +186,7 @@ class Orchestra(SelfSupervised):
             step, broadcast={**step.broadcast, **{name: state[name] for name in ("target", "centroids")}}
         )
 
-    def open_fold(
-        self,
-        state: State,
-        bases: Mapping[int, Tensors],
-        version: int,
-        labelled: Samples,  # noqa: ARG002
-    ) -> Fold:
+    def open_fold(self, state: State, bases: Bases, version: int, labelled: Samples) -> "OrchestraFold":  # noqa: ARG002
         settings = self._settings
         cluster = partial(
             fit_centroids,
@@ -201,7 +194,7 @@ class Orchestra(SelfSupervised):
             steps=settings.server_steps,
             check_stop=self.check_stop,
         )
-        average = self._averaging_fold(state, bases, version)
+        average = self._fold(AveragingFold, state, bases, version)
         return OrchestraFold(average, cluster, (settings.local_clusters, settings.output), settings.momentum)
 
     # ---- a client --------------------------------------------------------------------------------------------------

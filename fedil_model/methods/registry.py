@@ -1,7 +1,7 @@
 """Methods by the name that a recipe gives them, and settings validated by the method's own class."""
 
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -55,13 +55,6 @@ def find_method(name: str) -> MethodSpec:
     if not isinstance(spec, MethodSpec):
         raise SettingError(f"method.name: {name!r} returned a {type(spec).__name__}, not a MethodSpec")
     return spec
-
-
-def refuse_plugins(names: Collection[str], allowed: Collection[str], remedy: str) -> None:
-    """Code that a recipe or a task names runs only where it is allowed. `remedy`: how to allow {name}."""
-    for name in names:
-        if is_plugin(name) and name not in allowed:
-            raise SettingError(f"{remedy.format(name=name)}")
 
 
 def method_named(values: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ B batch, C classes, P parameters, Q buffer values.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,20 +21,15 @@ from torch import Tensor
 
 from fedil_model.data.datasets.interface import Samples
 from fedil_model.methods.averaging import check_delta, max_norm_of, norm_of, read_delta, typical_effort
-from fedil_model.methods.base import MethodBase, split_batch
-from fedil_model.methods.declared import (
-    CLIENT_NORM,
-    SERVER_NORM,
-    SHARED_OPTIMISERS,
-    loss_series,
-    losses_chart,
-)
+from fedil_model.methods.base import AveragingMethod, split_batch
+from fedil_model.methods.declared import SHARED_OPTIMISERS, loss_series, losses_chart, steps_chart
 from fedil_model.methods.interface import (
     ACCEPTED,
     INVALID,
     Activation,
     Answer,
     Arrays,
+    Bases,
     Chart,
     ClientResult,
     Display,
@@ -106,12 +101,7 @@ DISPLAY = Display(
         Model("server", "server's", "the model that the server trained on the labelled samples in the round"),
     ),
     charts=(
-        Chart(
-            "Steps",
-            "How far training moves the model, at the server and at the clients.",
-            (SERVER_NORM, CLIENT_NORM),
-            log=True,
-        ),
+        steps_chart(),
         losses_chart(
             loss_series(
                 "consistency", "teacher", "Squared distance of predictions from the teacher's sharpened ones."
@@ -163,23 +153,17 @@ def teacher_share(step: int, decay: float) -> float:
     return 1.0 - min(1.0 - 1.0 / (step + 1), decay)
 
 
-class RSCFed(MethodBase):
+class RSCFed(AveragingMethod):
+    _settings: RSCFedSettings
+
     def __init__(self, context: MethodContext) -> None:
         super().__init__(context)
-        assert isinstance(context.learning.method, RSCFedSettings)
-        self._settings = context.learning.method
         self._teacher = self._network()
         self._teacher.release()
 
-    def initial_state(self, labelled: Samples) -> State:
-        return self._pretrain(labelled).tensors("global")
-
     def server_step(self, state: State, labelled: Samples, round_number: int) -> ServerStep:
         """Clients receive the model that the server starts from; what it makes of it joins their updates."""
-        before = Weights.named(state, "global").to(self.device)
-        self._student.load(before)
-        trained, done = self._train_on_labels(labelled, round_number)
-        metrics = {"loss_server": done.loss, "server_norm": norm_of(trained.params - before.params)}
+        before, trained, metrics = self._step_on_labels(state, labelled, round_number)
         return ServerStep({**state, **trained.tensors("server")}, before.tensors("global"), metrics)
 
     def client_step(self, activation: Activation) -> ClientResult:
@@ -226,9 +210,7 @@ class RSCFed(MethodBase):
         (self._settings.weight_consistency * loss).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
-    def open_fold(
-        self, state: State, bases: Mapping[int, Tensors], version: int, labelled: Samples
-    ) -> "ConsensusFold":
+    def open_fold(self, state: State, bases: Bases, version: int, labelled: Samples) -> "ConsensusFold":
         return ConsensusFold(
             self._learning,
             self._settings,
@@ -241,13 +223,7 @@ class RSCFed(MethodBase):
             seed=self._seed("groups", version),
         )
 
-    def end_round(
-        self,
-        state: State,
-        broadcast: Tensors,  # noqa: ARG002
-        labelled: Samples,
-        round_number: int,  # noqa: ARG002
-    ) -> RoundEnd:
+    def end_round(self, state: State, broadcast: Tensors, labelled: Samples, round_number: int) -> RoundEnd:  # noqa: ARG002
         consensus = self._refreshed(Weights.named(state, "global"), labelled)
         models = {"global": consensus, "server": Weights.named(state, "server")}
         return RoundEnd(consensus.tensors("global"), models)

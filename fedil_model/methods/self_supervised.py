@@ -4,7 +4,7 @@
 nothing before the server's labels have fitted it, so every declared model names how that is done.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property, partial
 
 import torch
@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from fedil_model.data.augment import Distortion
 from fedil_model.data.datasets.interface import Samples, Views
-from fedil_model.methods.averaging import AveragingFold
-from fedil_model.methods.base import MethodBase
+from fedil_model.methods.base import AveragingMethod
 from fedil_model.methods.declared import CLIENT_NORM
 from fedil_model.methods.interface import Chart, Model, RoundEnd, Series, ServerStep, State, Tensors
 from fedil_model.networks.heads import WithHeads, add_heads
@@ -56,7 +55,9 @@ def distorted_view(views: Views, distortion: Distortion) -> View:
     return partial(own, distortion=distortion) if own is not None else views.strong
 
 
-class SelfSupervised(MethodBase):
+class SelfSupervised(AveragingMethod):
+    _averaged = "online"
+
     # ---- the network and its heads ---------------------------------------------------------------------------------
 
     def _make_heads(self, num_features: int) -> tuple[nn.Module, nn.Module]:
@@ -96,23 +97,9 @@ class SelfSupervised(MethodBase):
 
     # ---- the server ------------------------------------------------------------------------------------------------
 
-    def initial_state(self, labelled: Samples) -> State:
-        return self._pretrain(labelled).tensors("online")
-
     def server_step(self, state: State, labelled: Samples, round_number: int) -> ServerStep:  # noqa: ARG002
         return ServerStep(state, Weights.named(state, "online").tensors("online"))
 
-    def _averaging_fold(self, state: State, bases: Mapping[int, Tensors], version: int) -> AveragingFold:
-        return AveragingFold(
-            self._learning, state, bases, version, variances_Q=self._variances(), name="online"
-        )
-
-    def end_round(
-        self,
-        state: State,
-        broadcast: Tensors,  # noqa: ARG002
-        labelled: Samples,
-        round_number: int,  # noqa: ARG002
-    ) -> RoundEnd:
+    def end_round(self, state: State, broadcast: Tensors, labelled: Samples, round_number: int) -> RoundEnd:  # noqa: ARG002
         network = self._network_in(self._refreshed(Weights.named(state, "online"), labelled))
         return RoundEnd(state, {model.name: network for model in FITTED_MODELS})

@@ -6,7 +6,6 @@ activation begins with a fresh optimiser. With profile `paper` nothing is traine
 N samples of the client, F of them confident, B batch, C classes.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from torch.nn import functional
 
 from fedil_model.data.datasets.interface import Samples
 from fedil_model.methods.averaging import AveragingFold, norm_of
-from fedil_model.methods.base import MethodBase, split_batch
+from fedil_model.methods.base import AveragingMethod, split_batch
 from fedil_model.methods.declared import (
     CLIENT_NORM,
     CONFIDENT_BY_CLIENT,
@@ -29,10 +28,10 @@ from fedil_model.methods.declared import (
 from fedil_model.methods.interface import (
     Activation,
     Answer,
+    Bases,
     Chart,
     ClientResult,
     Display,
-    MethodContext,
     MethodSpec,
     Model,
     Outcome,
@@ -120,13 +119,13 @@ def mix_loss(logits_BC: Tensor, labels_B: Tensor, other_labels_B: Tensor, share:
     )
 
 
-class FineTunedAverage(MethodBase):
+class FineTunedAverage(AveragingMethod):
     """The server's part: the average of a round is trained on the labelled samples, which gives the model that clients
     receive. Clients predict their samples with it once, before they train."""
 
     def initial_state(self, labelled: Samples) -> State:
-        weights = self._pretrain(labelled)
-        return weights.tensors("global") | {"momentum": torch.zeros_like(weights.params)}
+        state = super().initial_state(labelled)
+        return {**state, "momentum": torch.zeros_like(state["global.params"])}
 
     def server_step(self, state: State, labelled: Samples, round_number: int) -> ServerStep:  # noqa: ARG002
         """The model is as `end_round` left it, with its static statistics."""
@@ -157,10 +156,7 @@ class FineTunedAverage(MethodBase):
 
 
 class SemiFL(FineTunedAverage):
-    def __init__(self, context: MethodContext) -> None:
-        super().__init__(context)
-        assert isinstance(context.learning.method, SemiFLSettings)
-        self._settings = context.learning.method
+    _settings: SemiFLSettings
 
     def client_step(self, activation: Activation) -> ClientResult:
         """Without a confident sample: no step, and an update without tensors."""
@@ -205,15 +201,8 @@ class SemiFL(FineTunedAverage):
             total += losses.detach()
         return total
 
-    def open_fold(
-        self,
-        state: State,
-        bases: Mapping[int, Tensors],
-        version: int,
-        labelled: Samples,  # noqa: ARG002
-    ) -> "SemiFLFold":
-        momentum, variances_Q = self._settings.server_momentum, self._variances()
-        return SemiFLFold(self._learning, state, bases, version, variances_Q=variances_Q, momentum=momentum)
+    def open_fold(self, state: State, bases: Bases, version: int, labelled: Samples) -> "SemiFLFold":  # noqa: ARG002
+        return self._fold(SemiFLFold, state, bases, version, momentum=self._settings.server_momentum)
 
 
 class SemiFLFold(AveragingFold):

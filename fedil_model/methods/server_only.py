@@ -6,7 +6,7 @@ is drawn anew for it. The part is everything for `server_only`, and a fifth for 
 has as many steps as one pass over all samples.
 """
 
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,17 +14,17 @@ from pydantic import Field
 
 from fedil_model.data.datasets.interface import Samples
 from fedil_model.methods.averaging import norm_of
-from fedil_model.methods.base import MethodBase
+from fedil_model.methods.base import AveragingMethod
 from fedil_model.methods.declared import SERVER_NORM, SHARED_OPTIMISERS, loss_series
 from fedil_model.methods.interface import (
     INVALID,
     Activation,
     Answer,
+    Bases,
     Chart,
     ClientResult,
     Display,
     Folded,
-    MethodContext,
     MethodSpec,
     Model,
     RoundEnd,
@@ -79,41 +79,25 @@ def server_only() -> MethodSpec:
 
 def supervised() -> MethodSpec:
     paper = merge(_PAPER, {"server": {"batch_size": 250}})
-    return MethodSpec(
+    profiles = {"weak": _USUAL, "strong": _STRONG, "paper": paper}
+    return replace(
+        server_only(),
         title="Supervised, all labels",
-        reference="",
-        settings=ServerOnlySettings,
-        make=ServerOnly,
-        display=DISPLAY,
-        profiles={
-            "weak": merge(_USUAL, _FIFTH),
-            "strong": merge(_STRONG, _FIFTH),
-            "paper": merge(paper, _FIFTH),
-        },
-        buffered=False,
-        asks_clients=False,
+        profiles={name: merge(profile, _FIFTH) for name, profile in profiles.items()},
         labels="all",
     )
 
 
-class ServerOnly(MethodBase):
-    def __init__(self, context: MethodContext) -> None:
-        super().__init__(context)
-        assert isinstance(context.learning.method, ServerOnlySettings)
-        self._part = context.learning.method.part
-
-    def initial_state(self, labelled: Samples) -> State:
-        return self._pretrain(labelled).tensors("global")
+class ServerOnly(AveragingMethod):
+    _settings: ServerOnlySettings
 
     def server_step(self, state: State, labelled: Samples, round_number: int) -> ServerStep:
-        before = Weights.named(state, "global").to(self.device)
-        self._student.load(before)
-        trained, done = self._train_on_labels(self._draw(labelled, round_number), round_number)
-        metrics = {"loss_server": done.loss, "server_norm": norm_of(trained.params - before.params)}
+        drawn = self._draw(labelled, round_number)
+        _, trained, metrics = self._step_on_labels(state, drawn, round_number)
         return ServerStep(state, trained.tensors("global"), metrics)
 
     def _draw(self, labelled: Samples, round_number: int) -> Samples:
-        if self._part == 1.0:
+        if self._settings.part == 1.0:
             return labelled
         generator = torch.Generator().manual_seed(self._seed("part", round_number))
         drawn = torch.randperm(len(labelled.labels), generator=generator)[: self._num_drawn(labelled)]
@@ -121,30 +105,18 @@ class ServerOnly(MethodBase):
         return Samples(labelled.inputs[rows], labelled.labels[rows])
 
     def _num_drawn(self, labelled: Samples) -> int:
-        return max(round(self._part * len(labelled.labels)), 1)
+        return max(round(self._settings.part * len(labelled.labels)), 1)
 
     def client_step(self, activation: Activation) -> ClientResult:
         raise NotImplementedError(f"client {activation.client}: {ASKS_NO_CLIENTS}")
 
-    def open_fold(
-        self,
-        state: State,
-        bases: Mapping[int, Tensors],
-        version: int,
-        labelled: Samples,
-    ) -> "EmptyFold":
+    def open_fold(self, state: State, bases: Bases, version: int, labelled: Samples) -> "EmptyFold":
         settings, part = self._learning.server, self._num_drawn(labelled)
         steps = settings.epochs * -(-part // settings.batch_size)
         lr = learning_rate(settings, version, self._learning.rounds)
         return EmptyFold(state, bases[version], lr * steps)
 
-    def end_round(
-        self,
-        state: State,
-        broadcast: Tensors,  # noqa: ARG002
-        labelled: Samples,  # noqa: ARG002
-        round_number: int,  # noqa: ARG002
-    ) -> RoundEnd:
+    def end_round(self, state: State, broadcast: Tensors, labelled: Samples, round_number: int) -> RoundEnd:  # noqa: ARG002
         return RoundEnd(state, {"global": Weights.named(state, "global")})
 
 

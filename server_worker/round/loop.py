@@ -1,11 +1,11 @@
 """Rounds mode, the paper's: ask some clients, wait for them with a quorum and one deadline."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from broker_config.protocol.errors import FedILError
-from fedil_model.methods.interface import Fold, Tensors
+from fedil_model.methods.interface import Bases, Fold
 from server_worker.round.answers import AnswerDesk
 from server_worker.round.context import ServerContext
 from server_worker.round.dispatch import TaskDispatcher
@@ -94,12 +94,7 @@ class RoundsMode:
             raise self._none_learned(opened)
         return opened
 
-    def next_progress(
-        self,
-        closed: OpenRound,
-        after: Progress,
-        bases: Mapping[int, Tensors],  # noqa: ARG002
-    ) -> Progress:
+    def next_progress(self, closed: OpenRound, after: Progress, bases: Bases) -> Progress:  # noqa: ARG002
         return replace(after, selection=self._dispatcher.select(closed.number + 1))
 
     # ---- asking ------------------------------------------------------------------------------------------------

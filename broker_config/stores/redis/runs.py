@@ -3,11 +3,13 @@
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from operator import methodcaller
 
 from broker_config.process.retry import RetryPolicy
 from broker_config.protocol.errors import MessageRejected
 from broker_config.protocol.schema import check_run
-from broker_config.stores.redis.connection import Client, RedisConnection, UnexpectedValue
+from broker_config.stores.batches import in_batches
+from broker_config.stores.redis.connection import RedisConnection, UnexpectedValue
 from broker_config.stores.redis.keys import clients_key, ledger_key, marked_run_in, run_in, run_key, site_in
 
 _RETRY = RetryPolicy(seconds=5.0)
@@ -53,13 +55,8 @@ class RedisRuns:
             return 0
 
     def _delete(self, keys: list[str]) -> None:
-        for start in range(0, len(keys), _KEYS_PER_COMMAND):
-            batch = keys[start : start + _KEYS_PER_COMMAND]
-
-            def delete(redis: Client, batch: list[str] = batch) -> None:
-                redis.delete(*batch)
-
-            self._connection.call(delete)
+        for batch in in_batches(keys, _KEYS_PER_COMMAND):
+            self._connection.call(methodcaller("delete", *batch))
 
 
 def _is_run(name: str) -> bool:

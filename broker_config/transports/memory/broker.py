@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from broker_config.brokers.topology import DEAD_LETTERS, MODELS, updates_queue
-from broker_config.protocol.errors import BrokerUnavailable, ModelMissing, QueueMissing
+from broker_config.protocol.errors import BrokerUnavailable, QueueMissing
 from broker_config.transports.interface import DELIVERY_LIMIT, ModelAddress
 
 Body = bytes | memoryview
@@ -158,10 +158,7 @@ class EmbeddedBroker:
             log = self._logs.get(address.run)
             entries = log.versions.get(address.version, {}) if log else {}
             if address.entry not in entries:
-                raise ModelMissing(
-                    f"version {address.version} of run {address.run!r} is not in the model log: "
-                    "drop this task and wait for one with a newer version"
-                )
+                raise address.missing()
             return entries[address.entry]
 
     def _queue(self, name: str) -> _Queue:

@@ -38,13 +38,13 @@ class SocketDelivery:
         self._body = memoryview(b"")
 
     def acknowledge(self) -> None:
-        self._client.call("acknowledge", {"tag": self._tag})
+        self._client.call("acknowledge", tag=self._tag)
 
     def requeue(self) -> None:
-        self._client.call("requeue", {"tag": self._tag})
+        self._client.call("requeue", tag=self._tag)
 
     def reject(self, reason: str) -> None:
-        self._client.call("reject", {"tag": self._tag, "reason": reason})
+        self._client.call("reject", tag=self._tag, reason=reason)
 
 
 class SocketTransport:
@@ -55,16 +55,17 @@ class SocketTransport:
         self.bytes_received: Counter[str] = Counter()
 
     def declare(self, *queues: str) -> None:
-        self._client.call("declare", {"queues": queues})
+        self._client.call("declare", queues=queues)
 
     def publish(self, queue: str, body: Buffers) -> None:
-        self._client.call("publish", {"queue": queue}, body)
+        self._client.call("publish", body, queue=queue)
         self.bytes_sent[kind_name(queue)] += size(body)
 
     def receive(self, queue: str, timeout_seconds: float) -> SocketDelivery | None:
         def request(wait_seconds: float) -> SocketDelivery | None:
-            arguments = {"queue": queue, "timeout_seconds": wait_seconds}
-            properties, body = self._client.call_for_body("receive", arguments)
+            properties, body = self._client.call_for_body(
+                "receive", queue=queue, timeout_seconds=wait_seconds
+            )
             if properties is None:
                 return None
             self.bytes_received[kind_name(queue)] += len(body)
@@ -73,7 +74,7 @@ class SocketTransport:
         return _in_turns(request, timeout_seconds)
 
     def depth(self, queue: str) -> int | None:
-        depth: int | None = self._client.call("depth", {"queue": queue})
+        depth: int | None = self._client.call("depth", queue=queue)
         return depth
 
     def append_model(
@@ -85,25 +86,23 @@ class SocketTransport:
         entry: str = "",
         entries: int = 1,  # noqa: ARG002
     ) -> ModelAddress:
-        arguments = {"run": run, "version": version, "kept": kept, "entry": entry}
-        offset = self._client.call("append_model", arguments, body)
+        offset = self._client.call("append_model", body, run=run, version=version, kept=kept, entry=entry)
         self.bytes_sent[MODELS.name] += size(body)
         return ModelAddress(run, version, offset, entry)
 
     def read_model(self, address: ModelAddress) -> memoryview:
-        _, body = self._client.call_for_body("read_model", vars(address))
+        _, body = self._client.call_for_body("read_model", **vars(address))
         self.bytes_received[MODELS.name] += len(body)
         return body
 
     def acquire_leadership(self, run: str, timeout_seconds: float) -> bool:
         def request(wait_seconds: float) -> bool | None:
-            arguments = {"run": run, "timeout_seconds": wait_seconds}
-            return self._client.call("acquire_leadership", arguments) or None
+            return self._client.call("acquire_leadership", run=run, timeout_seconds=wait_seconds) or None
 
         return bool(_in_turns(request, timeout_seconds))
 
     def retire(self, run: str) -> None:
-        self._client.call("retire", {"run": run})
+        self._client.call("retire", run=run)
 
     def timeout_warnings(self, longest_task_seconds: float) -> tuple[str, ...]:  # noqa: ARG002 - it has no time-outs
         return ()
@@ -111,7 +110,7 @@ class SocketTransport:
     def close(self) -> None:
         # The broker would notice the closed socket a moment later; after this call it has.
         with suppress(BrokerUnavailable):
-            self._client.call("disconnect", {})
+            self._client.call("disconnect")
         self._client.close()
 
 

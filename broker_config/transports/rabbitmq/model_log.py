@@ -21,7 +21,7 @@ from pika.exceptions import ChannelClosedByBroker
 from broker_config.brokers.topology import models_queue
 from broker_config.protocol.buffers import size
 from broker_config.protocol.chunks import Assembler, split
-from broker_config.protocol.errors import BrokerUnavailable, FedILError, ModelMissing, QueueMissing
+from broker_config.protocol.errors import BrokerUnavailable, FedILError, QueueMissing
 from broker_config.transports.interface import Buffers, ModelAddress
 from broker_config.transports.rabbitmq.connection import is_usable
 from broker_config.transports.rabbitmq.pika_errors import channel_error
@@ -93,16 +93,16 @@ class ModelLog:
             wanted = (address.version, address.entry)
             found = [k for k in _index_of(last) if (k.version, k.entry) == wanted] if last else []
             if not last or not found:
-                raise _missing(address)
+                raise address.missing()
             assembler = Assembler()
             # The computed offset is wrong if two servers wrote at a time, or an operator declared the stream.
             for offset in (_offset_of(found[0], last), "first"):
                 body = self._assemble(address.run, found[0], offset, last.offset, assembler)
                 if body is not None:
                     return body
-            raise _missing(address)  # the stream has dropped its first chunks
+            raise address.missing()  # the stream has dropped its first chunks
         except QueueMissing:
-            raise _missing(address) from None
+            raise address.missing() from None
 
     def forget(self, run: str) -> None:
         self._opened.discard(run)
@@ -241,10 +241,3 @@ def _offset_of(wanted: _IndexEntry, last: StreamMessage) -> int:
     if unknown > 0:
         segments += 1 + unknown * _CHUNK_BYTES // _MIN_SEGMENT
     return max(0, last.offset - messages - segments)
-
-
-def _missing(address: ModelAddress) -> ModelMissing:
-    return ModelMissing(
-        f"version {address.version} of run {address.run!r} is not in the model log: "
-        "drop this task and wait for one with a newer version"
-    )

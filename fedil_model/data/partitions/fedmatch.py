@@ -10,10 +10,7 @@ PROBABILITIES_FROM_MAIN = np.array([0.50, 0.15, 0.03, 0.03, 0.03, 0.02, 0.03, 0.
 
 
 def partition_batch_iid(
-    labels: np.ndarray,
-    num_clients: int,
-    settings: SplitSettings,  # noqa: ARG001 - part of the family's signature
-    rng: np.random.Generator,
+    labels: np.ndarray, num_clients: int, _settings: SplitSettings, rng: np.random.Generator
 ) -> list[np.ndarray]:
     """Each class in equal slices, dealt one class after another, so that sizes differ by at most one."""
     dealt = np.concatenate([rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)])
@@ -21,10 +18,7 @@ def partition_batch_iid(
 
 
 def partition_batch_noniid(
-    labels: np.ndarray,
-    num_clients: int,
-    settings: SplitSettings,  # noqa: ARG001
-    rng: np.random.Generator,
+    labels: np.ndarray, num_clients: int, _settings: SplitSettings, rng: np.random.Generator
 ) -> list[np.ndarray]:
     """Client j draws its labels around main class j mod 10; where a class has run out it gets fewer."""
     classes = np.unique(labels)

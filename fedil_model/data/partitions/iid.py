@@ -6,9 +6,6 @@ from fedil_model.settings import SplitSettings
 
 
 def partition_iid(
-    labels: np.ndarray,
-    num_clients: int,
-    settings: SplitSettings,  # noqa: ARG001 - part of the family's signature
-    rng: np.random.Generator,
+    labels: np.ndarray, num_clients: int, _settings: SplitSettings, rng: np.random.Generator
 ) -> list[np.ndarray]:
     return np.array_split(rng.permutation(len(labels)), num_clients)

@@ -5,13 +5,12 @@ from typing import Any
 from pydantic import Field
 
 from fedil_model.methods.declared import (
-    CLIENT_NORM,
     CONFIDENT_BY_CLIENT,
-    SERVER_NORM,
     SHARED_OPTIMISERS,
     confident_chart,
     loss_series,
     losses_chart,
+    steps_chart,
 )
 from fedil_model.methods.interface import Chart, Display, Method, MethodContext, MethodSpec, Model, Series
 from fedil_model.settings import MethodSettings, merge
@@ -72,12 +71,7 @@ DISPLAY = Display(
         Model("server", "server's", "both parts after the server has trained σ, as clients receive them"),
     ),
     charts=(
-        Chart(
-            "Steps",
-            "How far training moves the model: the server moves σ, clients move ψ.",
-            (SERVER_NORM, CLIENT_NORM),
-            log=True,
-        ),
+        steps_chart("How far training moves the model: the server moves σ, clients move ψ."),
         Chart(
             "Parts",
             "Size of the server's part σ and of the clients' part ψ.",

@@ -3,14 +3,14 @@
 P parameters, C classes.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from fedil_model.methods.averaging import AveragingFold, norm_of
-from fedil_model.methods.interface import INVALID, Answer, Folded, State, Tensors, Verdict
+from fedil_model.methods.interface import INVALID, Answer, Bases, Folded, State, Verdict
 from fedil_model.training.flat_model import Weights, all_finite
 
 _FLOATS = (torch.float32, torch.float32)
@@ -23,7 +23,7 @@ class FedMatchFold:
     def __init__(
         self,
         average: AveragingFold,
-        bases: Mapping[int, Tensors],
+        bases: Bases,
         version: int,
         pool: int,
         embed: Callable[[Weights], Tensor],

@@ -9,7 +9,7 @@ Memory: the server keeps the last ψ of `pool` clients, in its state and so in e
 N samples of the client, S selected ones of a batch B, C classes, H helpers, P parameters.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 
 import torch
@@ -18,13 +18,13 @@ from torch.nn import functional
 
 from fedil_model.data.datasets.interface import Samples
 from fedil_model.methods.averaging import AveragingFold, norm_of
-from fedil_model.methods.base import MethodBase, split_batch
+from fedil_model.methods.base import AveragingMethod, split_batch
 from fedil_model.methods.fedmatch import FedMatchSettings
 from fedil_model.methods.fedmatch.fold import FedMatchFold, add_parts, embeddings_in, index_type, parts
 from fedil_model.methods.interface import (
     Activation,
+    Bases,
     ClientResult,
-    MethodContext,
     RoundEnd,
     ServerStep,
     State,
@@ -34,11 +34,9 @@ from fedil_model.training.evaluate import PREDICTED_AT_A_TIME, evaluating, predi
 from fedil_model.training.flat_model import FlatModel, Weights, all_finite
 
 
-class FedMatch(MethodBase):
-    def __init__(self, context: MethodContext) -> None:
-        super().__init__(context)
-        assert isinstance(context.learning.method, FedMatchSettings)
-        self._settings = context.learning.method
+class FedMatch(AveragingMethod):
+    _settings: FedMatchSettings
+    _averaged = "psi"
 
     # ---- the server ------------------------------------------------------------------------------------------------
 
@@ -76,16 +74,8 @@ class FedMatch(MethodBase):
     def extra(self, state: State, name: str) -> Tensors:
         return Weights.named(state, name).tensors("psi")
 
-    def open_fold(
-        self,
-        state: State,
-        bases: Mapping[int, Tensors],
-        version: int,
-        labelled: Samples,  # noqa: ARG002
-    ) -> "FedMatchFold":
-        average = AveragingFold(
-            self._learning, state, bases, version, name="psi", variances_Q=self._variances()
-        )
+    def open_fold(self, state: State, bases: Bases, version: int, labelled: Samples) -> "FedMatchFold":  # noqa: ARG002
+        average = self._fold(AveragingFold, state, bases, version)
         return FedMatchFold(average, bases, version, self._settings.pool, self._embed)
 
     def _embed(self, weights: Weights) -> Tensor:
@@ -101,13 +91,7 @@ class FedMatch(MethodBase):
         image = torch.empty(1, *self._context.input_shape)
         return torch.nn.init.trunc_normal_(image, 0.0, 2.0, -2.0, 2.0, generator=generator).to(self.device)
 
-    def end_round(
-        self,
-        state: State,
-        broadcast: Tensors,
-        labelled: Samples,
-        round_number: int,  # noqa: ARG002
-    ) -> RoundEnd:
+    def end_round(self, state: State, broadcast: Tensors, labelled: Samples, round_number: int) -> RoundEnd:  # noqa: ARG002
         psi = Weights.named(state, "psi")
         large_P = torch.where(psi.params.abs() > self._settings.min_change, psi.params, 0.0)
         shipped = add_parts(state["sigma.params"], Weights(large_P, psi.buffers))

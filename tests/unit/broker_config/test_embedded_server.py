@@ -206,7 +206,7 @@ def test_an_unknown_method_is_rejected(server: BrokerServer, socket_path: Path) 
     assert server.url
     stranger = RpcClient(socket_path)
     with pytest.raises(MessageRejected, match="delete_everything"):
-        stranger.call("delete_everything", {})
+        stranger.call("delete_everything")
     stranger.close()
 
 
