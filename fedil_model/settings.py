@@ -59,7 +59,7 @@ class NetworkSettings(Settings):
     """A registered network, or `module:callable` of your own."""
     width: PositiveInt = 64
     norm: Literal["none", "bn", "sbn", "gn", "auto"] = "bn"
-    """"auto": batch norm for colour images, group norm for the rest."""
+    """"auto": batch norm for images of 16 pixels a side or more, group norm for the rest."""
     options: dict[str, Any] = {}
 
 

@@ -50,6 +50,7 @@ from fedil_model.training.evaluate import evaluating
 from fedil_model.training.exact_sum import MAX_ENTRY, largest_entry
 from fedil_model.training.flat_model import Sizes, Weights, from_arrays, to_arrays
 from fedil_model.training.optimiser import learning_rate
+from fedil_model.training.precision import autocast
 
 
 class RSCFedSettings(MethodSettings):
@@ -204,7 +205,7 @@ class RSCFed(AveragingMethod):
 
     def _learn(self, taught: Tensor, seen: Tensor, share: float) -> Tensor:
         """Adds the gradient of a part of a batch; returns its loss."""
-        with evaluating(self._teacher.module):
+        with evaluating(self._teacher.module), autocast(self.device, self._learning.autocast):
             logits_teacher_BC = self._teacher.module(taught).float()
         loss = consistency_loss(self._logits_of_any(seen), logits_teacher_BC) * share
         (self._settings.weight_consistency * loss).backward()  # type: ignore[no-untyped-call]

@@ -59,9 +59,9 @@ def num_groups(channels: int) -> int:
 
 
 def freeze_statistics(model: nn.Module) -> None:
-    """Batch norm uses its running statistics as they are, until the next `model.train()`."""
+    """Static batch norm uses the statistics that it holds, until the next `model.train()`."""
     for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        if isinstance(module, _StaticStatistics):
             module.eval()
 
 

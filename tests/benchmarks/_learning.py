@@ -29,22 +29,31 @@ class _Lines(QuietView):
             print(f"{self._name} round {record.round:3}  {found}", flush=True)
 
 
-def learn(recipe_name: str, seed: int) -> dict[str, Any]:
-    """Figures of one run, in percent and seconds"""
+def learn(
+    recipe_name: str,
+    seed: int,
+    *overrides: str,
+    name: str | None = None,
+    floor: bool = False,
+    workers: int = WORKERS,
+) -> dict[str, Any]:
+    """Figures of one run, in percent and seconds. `floor`: with server-only training also where the recipe has none"""
     if not os.environ.get("FEDIL_DATA"):
         raise SystemExit(
             "this benchmark reads data: set FEDIL_DATA to a folder that torchvision can read it from"
         )
-    folder = ROOT / "runs" / "learning" / recipe_name / f"seed-{seed}"
-    recipe = read_recipe(recipe_name, [f"seed={seed}"])
-    view = _Lines(f"{recipe_name} seed {seed}")
+    name = name or recipe_name
+    folder = ROOT / "runs" / "learning" / name / f"seed-{seed}"
+    recipe = read_recipe(recipe_name, [f"seed={seed}", *overrides])
+    if floor:
+        recipe = recipe.model_copy(update={"baseline_epochs": None})
     simulate(
         recipe,
         folder,
-        workers=WORKERS,
+        workers=workers,
         device="auto",
         resume=is_run(folder),
-        watcher=view,
+        watcher=_Lines(f"{name} seed {seed}"),
         stop=threading.Event(),
     )
     return {"seed": seed, **_figures(folder)}

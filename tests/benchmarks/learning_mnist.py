@@ -9,15 +9,17 @@ and 98.46 after 2000 rounds with a network 28 times as large.
 from typing import Any
 
 from ops.study.cells import parse_seeds
-from tests.benchmarks._learning import learn, mean_and_spread
+from tests.benchmarks._learning import WORKERS, learn, mean_and_spread
 from tests.benchmarks._results import write_results
 
 BARS = {"mnist-iid-001": 99.0, "mnist-noniid-001": 98.8}
 HEADINGS = ["", "θ′, %", "θ₀, %", "server-only, %", "seeds", "rounds", "CPU s a run"]
 
 
-def run(seeds: str = "0-2") -> dict[str, Any]:
-    runs = {recipe: [learn(recipe, seed) for seed in parse_seeds(seeds)] for recipe in BARS}
+def run(seeds: str = "0-2", workers: str = str(WORKERS)) -> dict[str, Any]:
+    runs = {
+        recipe: [learn(recipe, seed, workers=int(workers)) for seed in parse_seeds(seeds)] for recipe in BARS
+    }
     rows, ratios, ok = [], [], True
     for recipe, bar in BARS.items():
         global_, server = (

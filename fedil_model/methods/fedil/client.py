@@ -52,7 +52,6 @@ class ClientTraining:
             after = before.observe(targets.observation, credibility, self._settings.demote_after)
             member = after if self._settings.promote_lag == 0 else before
             plan = self._plan(member, targets)
-            self._is_skewed = targets.is_skewed
             self._student.load(server if self._settings.client_init == "server" else global_)
             seed = derive_seed(self._learning.seed, "client", activation.round_number, client)
             with seeded(seed, self.device):
@@ -97,7 +96,8 @@ class ClientTraining:
             if shares_C is not None:
                 is_skewed = True
                 global_NC, server_NC = (
-                    with_shares(one_NC, shares_C, labelled_C, temperature) for one_NC in (global_NC, server_NC)
+                    with_shares(one_NC, shares_C, labelled_C, temperature)
+                    for one_NC in (global_NC, server_NC)
                 )
         confidence_N, labels_N = global_NC.max(1)
         agreed_N = labels_N == server_NC.argmax(1)
@@ -123,7 +123,7 @@ class ClientTraining:
         prior_C = self._settings.logit_adjustment * plan.log_shares(self._num_classes)
         totals = torch.zeros_like(weights)
         self._student.module.train()
-        if self._settings.frozen_statistics and self._is_skewed:
+        if self._settings.frozen_statistics and plan.is_skewed:
             freeze_statistics(self._student.module)
         self._teacher.module.eval()
         for _ in range(settings.epochs):
@@ -214,6 +214,7 @@ class _Plan:
     credible: _Credible
     samples_per_epoch: int
     sure_share: float
+    is_skewed: bool
 
     @staticmethod
     def mixed(ledger: Ledger, targets: _Targets, device: torch.device) -> "_Plan":
@@ -229,6 +230,7 @@ class _Plan:
             _Credible(torch.from_numpy(credible_L).to(device), labels_L),
             len(unlabelled_U),
             float(sure_U.float().mean()) if len(sure_U) else 0.0,
+            targets.is_skewed,
         )
 
     @staticmethod
@@ -253,6 +255,7 @@ class _Plan:
             _Credible(none, none),
             len(ledger),
             float(targets.sure_N.float().mean()),
+            targets.is_skewed,
         )
 
     def log_shares(self, num_classes: int) -> Tensor:

@@ -37,11 +37,12 @@ class FedILSettings(MethodSettings):
     only sure and credible samples, repeated to the size of the shard, so that batch norm sees full batches. "auto":
     with batch norm "sure" and only ξa on strong views, else "mixed"."""
     prior_temperature: float = Field(default=0.0, ge=0.0)
-    """Above 0, labels take the client's class shares into account, which it estimates from θ₀'s predictions after
-    dividing their logits by this: a network that has seen few labels is too sure of its mistakes. 0: they do not."""
+    """Above 0, a client estimates its class shares from θ₀'s predictions. Where they clearly differ from those of the
+    labels, its pseudo-labels take them into account. Logits are divided by this first: a network that has seen few
+    labels is too sure of its mistakes."""
     frozen_statistics: bool = False
-    """Clients normalise with the running statistics that they receive, not with those of their batches, which differ
-    from client to client where classes do. They return them as they were."""
+    """With static batch norm (network.norm = "sbn"), such a client does not normalise with the statistics of its batches,
+    which no other client shares, but with those that it receives, which are of the server's samples."""
     logit_adjustment: float = Field(default=0.0, ge=0.0, le=1.0)
     """Adds this much of log(share of each class among the client's labels) to the logits of ξa and ξc: a client that
     has two classes then does not teach the others away. 0 with labels that are "live"."""
@@ -78,6 +79,10 @@ class FedILSettings(MethodSettings):
             )
         if self.logit_adjustment > 0.0 and self.pseudo_source == "live":
             raise ValueError("logit_adjustment needs labels before training: set pseudo_source, or it to 0")
+        if self.frozen_statistics and self.prior_temperature == 0.0:
+            raise ValueError(
+                "frozen_statistics needs estimated class shares: set prior_temperature, such as to 2"
+            )
         return self
 
     def for_network(self, has_batch_norm: bool) -> "FedILSettings":
@@ -104,6 +109,8 @@ PROFILES: dict[str, dict[str, dict[str, Any]]] = {
             "pseudo_source": "ensemble",
             "batches": "auto",
             "weight_pseudo_weak": 1.0,
+            "prior_temperature": 2.0,
+            "frozen_statistics": True,
             "logit_adjustment": 1.0,
             "loss_margin": 0.5,
             "movement_filter": True,
