@@ -102,12 +102,12 @@ def client_loop(case: Case) -> Callable[[], None]:
     nothing = torch.zeros(0, dtype=torch.int64)
     every = torch.arange(len(case.raw_N))
     sure = torch.ones(len(case.raw_N), dtype=torch.bool)
-    plan = _Plan(every, case.labels_N, sure, _Credible(nothing, nothing), len(every), 1.0)
+    plan = _Plan(every, case.labels_N, sure, _Credible(nothing, nothing), len(every), 1.0, is_skewed=False)
     generator = torch.Generator().manual_seed(0)
     # As client_step does before it trains. Without it malloc gives memory back after steps and fetches it again, on
     # whichever side has bad luck: two milliseconds a step.
     weights = FlatModel(case.network()).weights()
-    training._observe(weights, weights, case.raw_N)
+    training._observe(weights, weights, case.raw_N, None)
     student.load(weights)
 
     def loop() -> None:

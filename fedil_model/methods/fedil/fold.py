@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedil_model.methods.averaging import add_momentum, effort_behind, read_delta, read_statistics
 from fedil_model.methods.fedil.aggregation import Gauge, IncrementalFold
-from fedil_model.methods.fedil.gate import EXCESS_LOSSES, MOVEMENT, LabelGate
+from fedil_model.methods.fedil.gate import MOVEMENT, LabelGate
 from fedil_model.methods.fedil.settings import FedILSettings
 from fedil_model.methods.interface import ACCEPTED, INVALID, Answer, Folded, State, Tensors, Verdict
 from fedil_model.settings import Learning
@@ -90,8 +90,8 @@ class FedILFold:
         self._fold.drop_sums()
         self._correct_stale_updates(delta)
         self._remember_movement(delta)
-        if self._gate is not None and EXCESS_LOSSES in self._state:
-            self._state[EXCESS_LOSSES] = self._gate.seen()
+        if self._gate is not None:
+            self._state.update(self._gate.seen())
         empty = 0 if delta is not None else int(self._state["empty_rounds"]) + 1
         self._state["empty_rounds"] = torch.tensor(empty, dtype=torch.int64)
         if delta is None:
@@ -130,7 +130,7 @@ class FedILFold:
                     total += share * (then - now)
 
     def _remember_movement(self, delta: Weights | None) -> None:
-        """What clients added to where they started, on average, and half of what is remembered"""
+        """What clients added to where they started, on average, and most of what is remembered"""
         if delta is None or MOVEMENT not in self._state:
             return
         global_, server = self._sides(self._version)

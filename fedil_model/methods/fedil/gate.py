@@ -19,11 +19,13 @@ from fedil_model.training.flat_model import Weights
 
 MOVEMENT = "movement"
 """Of the server's state: decaying sum of what clients added to where they started, on average"""
-EXCESS_LOSSES = "excess_losses"
+EXCESS_LOSSES, MOVEMENT_COSINES = "excess_losses", "movement_cosines"
 """Of the server's state: those of the last valid updates, whatever became of them"""
 NUM_KEPT = 40
 _SPREADS = 4.0
 """Median absolute deviations from the median that are nothing unusual"""
+_UPPER_SPREADS = 2.5
+"""Of movement cosines, below their median"""
 _MOST = 1e3
 """A loss that is not finite counts as this."""
 
@@ -37,10 +39,13 @@ class LabelGate:
         """`loss` of a model on the labelled samples"""
         self._settings, self._loss = settings, loss
         self._movement = state.get(MOVEMENT)
-        self._usual = state.get(EXCESS_LOSSES, torch.zeros(0)).double()
+        self._usual = {
+            name: state[name].double() for name in (EXCESS_LOSSES, MOVEMENT_COSINES) if name in state
+        }
         self._limit = self._find_limit(num_classes)
+        self._least_cosine = self._find_least_cosine()
         self._losses: dict[int, float] = {}
-        self._seen: list[float] = []
+        self._seen: dict[str, list[float]] = {name: [] for name in self._usual}
 
     def judge(self, trained: Weights, start: Weights, version: int) -> Verdict:
         """`trained` is θ*; clients of that version begin with `start`."""
@@ -50,7 +55,7 @@ class LabelGate:
                 self._losses[version] = self._loss(start)
             before, after = self._losses[version], self._loss(trained)
             excess = values["excess_loss"] = after - before if math.isfinite(after) else _MOST
-            self._seen.append(min(excess, _MOST))
+            self._seen[EXCESS_LOSSES].append(min(excess, _MOST))
             if excess > self._limit:
                 words = (
                     f"adds {excess:.3f} to the loss on the labelled samples; the limit is {self._limit:.3f}"
@@ -59,22 +64,39 @@ class LabelGate:
         cosine = self._movement_cosine(trained, start)
         if cosine is not None:
             values["movement_cosine"] = cosine
-            if cosine < 0.0:
-                return Verdict(REJECTED_MOVEMENT, f"cosine {cosine:.4f} with earlier movement", values)
+            self._seen[MOVEMENT_COSINES].append(cosine)
+            if cosine < self._least_cosine:
+                words = f"cosine {cosine:.4f} with earlier movement; the limit is {self._least_cosine:.4f}"
+                return Verdict(REJECTED_MOVEMENT, words, values)
         return Verdict(ACCEPTED, values=values)
 
     def _find_limit(self, num_classes: int) -> float:
         """How much training usually adds depends on data and round: θ₀ has seen these labels, clients have not. So
         earlier updates say what is usual; their median stands while fewer than half of the clients are hostile."""
-        if len(self._usual) == 0:
+        usual = self._usual.get(EXCESS_LOSSES, torch.zeros(0))
+        if len(usual) == 0:
             return max(math.log(num_classes), self._settings.loss_margin)
-        median = self._usual.median()
-        spread = float((self._usual - median).abs().median())
+        median = usual.median()
+        spread = float((usual - median).abs().median())
         return float(median) + max(self._settings.loss_margin, _SPREADS * spread)
 
-    def seen(self) -> Tensor:
-        """What the next round knows of excess losses. The order in which updates came does not show."""
-        return torch.cat([self._usual, torch.tensor(sorted(self._seen), dtype=torch.float64)])[-NUM_KEPT:]
+    def _find_least_cosine(self) -> float:
+        """0, or less where that is usual: once little is left to learn, honest movement is mostly noise, and with a
+        limit of 0 one bad direction could keep every later update out. Hostile updates are the lowest, so the spread is
+        that of the upper half."""
+        usual = self._usual.get(MOVEMENT_COSINES, torch.zeros(0))
+        if len(usual) == 0:
+            return 0.0
+        median = usual.median()
+        spread = float((usual[usual >= median] - median).median())
+        return min(0.0, float(median) - _UPPER_SPREADS * spread)
+
+    def seen(self) -> dict[str, Tensor]:
+        """What the next round knows of the last updates. The order in which they came does not show."""
+        return {
+            name: torch.cat([usual, torch.tensor(sorted(self._seen[name]), dtype=torch.float64)])[-NUM_KEPT:]
+            for name, usual in self._usual.items()
+        }
 
     def _movement_cosine(self, trained: Weights, start: Weights) -> float | None:
         """None without earlier movement"""

@@ -14,7 +14,7 @@ from fedil_model.data.datasets.interface import Samples
 from fedil_model.methods.base import MethodBase
 from fedil_model.methods.fedil.client import LABEL_SHARES, ClientTraining
 from fedil_model.methods.fedil.fold import FedILFold
-from fedil_model.methods.fedil.gate import EXCESS_LOSSES, MOVEMENT, LabelGate
+from fedil_model.methods.fedil.gate import EXCESS_LOSSES, MOVEMENT, MOVEMENT_COSINES, LabelGate
 from fedil_model.methods.fedil.settings import FedILSettings
 from fedil_model.methods.fedil.shares import shares_of
 from fedil_model.methods.interface import (
@@ -49,6 +49,7 @@ class FedIL(MethodBase):
             state[EXCESS_LOSSES] = torch.zeros(0, dtype=torch.float64)
         if self._settings.movement_filter:
             state[MOVEMENT] = torch.zeros_like(weights.params)
+            state[MOVEMENT_COSINES] = torch.zeros(0, dtype=torch.float64)
         if self._settings.ema_decay > 0.0:
             state.update(weights.clone().tensors("ema"))
         state["empty_rounds"] = torch.zeros((), dtype=torch.int64)

@@ -53,8 +53,8 @@ class FedILSettings(MethodSettings):
     """Reject an update that adds to the loss on the server's labelled samples by more than this above what is usual:
     the median of recent updates, or four times their spread where that is more; 0: no test."""
     movement_filter: bool = False
-    """Reject an update that moves from its start against the average movement of earlier rounds. The server keeps one
-    more vector of parameters."""
+    """Reject an update that moves from its start against the average movement of earlier rounds, more than is usual.
+    The server keeps one more vector of parameters."""
     on_reject: Literal["drop", "project"] = "drop"
     """Drop an update with a negative cosine (paper), or remove only its part against g₀."""
     normalise: Literal["none", "reference"] = "none"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedil_model.data.datasets.interface import Samples
-from fedil_model.methods.fedil.gate import EXCESS_LOSSES, MOVEMENT, NUM_KEPT, LabelGate
+from fedil_model.methods.fedil.gate import EXCESS_LOSSES, MOVEMENT, MOVEMENT_COSINES, NUM_KEPT, LabelGate
 from fedil_model.methods.fedil.method import _some
 from fedil_model.methods.fedil.settings import FedILSettings
 from fedil_model.methods.interface import ClientResult, Method, ServerStep, State, Verdict
@@ -144,6 +144,35 @@ def test_the_limit_follows_what_earlier_updates_added() -> None:
     assert limit_after(margin=2.0) == pytest.approx(2.0, abs=0.02)
     assert limit_after(0.1, 0.1, 0.1) == pytest.approx(0.6, abs=0.02)
     assert limit_after(1.0, 1.2, 1.4, 1.6, 1.8) == pytest.approx(1.4 + 4 * 0.2, abs=0.02)
+
+
+def least_cosine_after(*cosines: float) -> float:
+    """The lowest movement cosine that passes, to a hundredth"""
+    state = {
+        MOVEMENT: torch.tensor([1.0, 0.0]),
+        MOVEMENT_COSINES: torch.tensor(cosines, dtype=torch.float64),
+    }
+    start, passed = Weights(torch.zeros(2), torch.zeros(0)), 1.0
+    for hundredths in range(99, -100, -1):
+        x = hundredths / 100
+        gate = LabelGate(FedILSettings(movement_filter=True), lambda _: 0.0, state, 4)
+        trained = Weights(torch.tensor([x, math.sqrt(1 - x * x)]), torch.zeros(0))
+        if gate.judge(trained, start, 1).outcome == "accepted":
+            passed = x
+    return passed
+
+
+def test_movement_that_is_mostly_noise_keeps_no_update_out() -> None:
+    """As on MNIST, where honest cosines are between -0.1 and 0.1: with a limit of 0 a run stood still."""
+    assert least_cosine_after() == pytest.approx(0.0, abs=0.01)
+    assert least_cosine_after(0.2, 0.25, 0.3) == pytest.approx(0.0, abs=0.01)
+    noise = [-0.08, -0.06, -0.05, -0.04, -0.03, -0.02, 0.0, 0.02]
+    assert least_cosine_after(*noise * 5) <= -0.08
+
+
+def test_two_of_five_negated_movements_hardly_lower_the_limit() -> None:
+    honest = [0.05, 0.06, 0.08, 0.08, 0.09, 0.12]
+    assert least_cosine_after(*honest * 4, *[-x for x in honest[1:5]] * 4) > -0.06
 
 
 def test_two_of_five_hostile_updates_hardly_raise_the_limit() -> None:

@@ -19,7 +19,8 @@ def predictions(labels_N: Tensor, signal: float, expected_C: Tensor = EVEN) -> T
     """Of a calibrated model whose evidence is `signal` for the true class, with noise."""
     noise = torch.randn(len(labels_N), CLASSES, generator=torch.Generator().manual_seed(0))
     evidence = signal * (torch.eye(CLASSES)[labels_N] + noise / signal**0.5)
-    return (evidence + expected_C.log()).softmax(1)
+    probabilities_NC: Tensor = (evidence + expected_C.log()).softmax(1)
+    return probabilities_NC
 
 
 def right(probabilities_NC: Tensor, labels_N: Tensor) -> float:
