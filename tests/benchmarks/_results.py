@@ -2,7 +2,9 @@
 
 import json
 import platform
+import shlex
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ def write_results(name: str, figures: Mapping[str, Any]) -> None:
         ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     facts = {
-        "command": f"python -m tests.benchmarks {name}",
+        "command": shlex.join(["python", "-m", "tests.benchmarks", *sys.argv[1:]]),
         "commit": commit.stdout.strip(),
         "machine": f"{processor_name()}, {usable_cores()} cores",
         "torch": torch.__version__,
