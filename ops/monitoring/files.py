@@ -1,7 +1,7 @@
 """The files that Prometheus and Grafana read, with a deployment's addresses and scrape interval in them."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,10 +22,10 @@ class FileInTheWay(FedILError):
 class Places:
     """Each HOST:PORT as Prometheus sees it"""
 
-    servers: tuple[str, ...] = ("127.0.0.1:8265",)
-    rabbitmq: tuple[str, ...] = ("127.0.0.1:15692",)
-    redis_exporters: tuple[str, ...] = ()
-    alertmanagers: tuple[str, ...] = ()
+    servers: Sequence[str] = ("127.0.0.1:8265",)
+    rabbitmq: Sequence[str] = ("127.0.0.1:15692",)
+    redis_exporters: Sequence[str] = ()
+    alertmanagers: Sequence[str] = ()
     prometheus: str = "http://127.0.0.1:9090"
     """As Grafana sees it"""
     every_seconds: int = MOST_SECONDS

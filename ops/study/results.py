@@ -16,18 +16,6 @@ from server_worker.run.environment import read_environment
 
 LAST = 5
 """Evaluations that a run's figure is the mean of"""
-COLUMNS = (
-    "variant",
-    "accuracy",
-    "deviation",
-    "seeds",
-    "failed",
-    "rounds",
-    "cpu_seconds",
-    "seconds",
-    "megabytes_sent",
-    "megabytes_received",
-)
 
 
 def gather(study: Study, progress: Sequence[Progress]) -> dict[str, Any]:
@@ -42,7 +30,9 @@ def gather(study: Study, progress: Sequence[Progress]) -> dict[str, Any]:
         "budget_differences": [] if study.cpu_seconds else budget_differences(study.cells),
         "table": [_row(name, [cell for cell in cells if cell["variant"] == name]) for name in variants],
         "cells": cells,
-        "machine": _machine(study, progress),
+        "machine": next(
+            (read_environment(_run(study, one.cell).where)[-1] for one in progress if one.round), {}
+        ),
     }
 
 
@@ -94,10 +84,9 @@ def _row(variant: str, cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     done = [cell for cell in cells if cell["state"] == "done"]
     found = [100.0 * cell["accuracy"]["global"] for cell in done]
 
-    def mean(key: str) -> float | None:
-        return round(statistics.fmean(cell[key] for cell in done), 2) if done else None
+    def mean(key: str, unit: float = 1.0) -> float | None:
+        return round(statistics.fmean(cell[key] for cell in done) / unit, 2) if done else None
 
-    sent, received = mean("bytes_sent"), mean("bytes_received")
     return {
         "variant": variant,
         "accuracy": round(statistics.fmean(found), 2) if found else None,
@@ -107,8 +96,8 @@ def _row(variant: str, cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "rounds": mean("rounds"),
         "cpu_seconds": mean("cpu_seconds"),
         "seconds": mean("seconds"),
-        "megabytes_sent": None if sent is None else round(sent / 1e6, 2),
-        "megabytes_received": None if received is None else round(received / 1e6, 2),
+        "megabytes_sent": mean("bytes_sent", 1e6),
+        "megabytes_received": mean("bytes_received", 1e6),
     }
 
 
@@ -122,13 +111,6 @@ def _split_digests(cells: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return found
 
 
-def _machine(study: Study, progress: Sequence[Progress]) -> Mapping[str, Any]:
-    for one in progress:
-        if one.round:
-            return read_environment(_run(study, one.cell).where)[-1]
-    return {}
-
-
 def accuracy_words(row: Mapping[str, Any]) -> str:
     if row["accuracy"] is None:
         return "failed" if row["failed"] else "–"
@@ -138,7 +120,7 @@ def accuracy_words(row: Mapping[str, Any]) -> str:
 
 def to_csv(results: Mapping[str, Any]) -> str:
     out = io.StringIO()
-    writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter(out, results["table"][0], lineterminator="\n")
     writer.writeheader()
     writer.writerows(results["table"])
     return out.getvalue()

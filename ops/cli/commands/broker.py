@@ -17,8 +17,6 @@ from server_worker.options import add_override_argument
 if TYPE_CHECKING:
     from ops.broker.setup import SetupOptions
 
-HELP = "set up RabbitMQ and Redis (queues, users, permissions), check them, list and retire runs"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from ops.inspect.ledgers import Shelves
 
-HELP = "look at the ledgers of a run's clients"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)

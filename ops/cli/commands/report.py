@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from ops.inspect.report.drawing import Plot
     from ops.inspect.report.reading import Run
 
-HELP = "write a run, or the comparison of several, as one HTML file"
 FORMATS = ("png", "svg", "pdf")
 BESIDE_THE_REPORT = Path()
 """--png without a folder"""

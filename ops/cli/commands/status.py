@@ -15,7 +15,6 @@ from broker_config.protocol.errors import AddressMissing, MessageRejected
 if TYPE_CHECKING:
     from broker_config.stores.interface import Store
 
-HELP = "show runs, sites and workers, live"
 EVERY_SECONDS = 1.0
 _WIDTH_OF_FILES = 140
 

@@ -10,16 +10,22 @@ from typing import Any, Self
 
 from broker_config.process.logs import plain
 from fedil_model.methods.interface import Display
-from ops.cli.view.interface import BEFORE_ROUNDS, STOPPING
 from ops.cli.view.rows import Columns, exclusions
 from ops.inspect.summary import Summary
 from server_worker.run.recipe import Recipe
 from server_worker.watch.events import ClientOutcome, RoundRecord
 from server_worker.watch.notices import Notice
 
+BEFORE_ROUNDS = {
+    "load_data": "reading the data",
+    "baseline": "server-only training, for comparison",
+    "pretrain": "server learns from the labels first",
+}
+STOPPING = "stopping once what is under way is safe; press Ctrl-C again to stop at once"
+
 
 class QuietView:
-    """Only the summary; base of the other views here."""
+    """Only the summary; base of the other views: a Watcher with a beginning, an end, and an answer to Ctrl-C."""
 
     def __enter__(self) -> Self:
         return self
@@ -43,9 +49,12 @@ class QuietView:
         pass
 
     def stopping(self) -> None:
+        """The person has asked to stop. Called by a signal handler, in the middle of anything: it must not print
+        through buffers that the interrupted code may be filling."""
         os.write(sys.stderr.fileno(), f"\nfedil: {STOPPING}\n".encode())
 
     def finish(self, summary: Summary, recipe: Recipe, resume_line: str) -> None:
+        """The run has ended; `resume_line` is the command that continues a stopped one."""
         from ops.cli.view.ending import print_summary
 
         print_summary(summary, recipe, resume_line)
