@@ -116,11 +116,11 @@ def as_json(runs: Sequence[KnownRun]) -> list[dict[str, object]]:
 
 def print_runs(runs: Sequence[KnownRun]) -> None:
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for heading in ("run", "led", "by", "state", "updates", "models", "ledgers", "last sign of life"):
-        table.add_column(heading, justify="right" if heading in ("updates", "ledgers") else "left")
+    from ops.cli.view.tables import plain_table
+
+    headings = ("run", "led", "by", "state", "updates", "models", "ledgers", "last sign of life")
+    table = plain_table(headings, left=set(headings) - {"updates", "ledgers"})
     for run in runs:
         table.add_row(*map(_text, astuple(run)))
     Console(highlight=False, markup=False).print(table)

@@ -15,7 +15,7 @@ from broker_config.protocol.errors import FedILError
 from fedil_model.methods.interface import Display
 from server_worker.run.folder import RunDir
 from server_worker.run.history import read_records
-from server_worker.watch.events import ClientOutcome, RoundRecord
+from server_worker.watch.events import RoundRecord, Watchers
 from server_worker.watch.notices import Notice, Remark
 from server_worker.watch.outcomes import all_outcomes
 
@@ -27,7 +27,7 @@ class TensorBoardMissing(FedILError):
     pass
 
 
-class TensorBoardWatcher:
+class TensorBoardWatcher(Watchers):
     """`folder`: DIR/tensorboard of a run. The first write error is reported to `tell`; the run continues."""
 
     def __init__(self, folder: Path, display: Display, tell: Callable[[Notice], None]) -> None:
@@ -49,19 +49,10 @@ class TensorBoardWatcher:
             earlier = [record for record in read_records(self._history) if record.round < first_round]
             self._file = EventFile(self._folder, self._display, earlier)
 
-    def phase(self, round_number: int, name: str) -> None:
-        pass
-
-    def update_arrived(self, round_number: int, outcome: ClientOutcome, answered: int, selected: int) -> None:
-        pass
-
     def round_closed(self, record: RoundRecord) -> None:
         with self._or_stop():
             if self._file is not None:
                 self._file.add(record)
-
-    def note(self, notice: Notice) -> None:
-        pass
 
     @contextmanager
     def _or_stop(self) -> Iterator[None]:

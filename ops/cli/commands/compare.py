@@ -75,7 +75,7 @@ def run_study(args: argparse.Namespace, command: str, cells: "list[Cell]") -> in
 
     from ops.cli.interruption import interruptible
     from ops.cli.invocation import shell_line
-    from ops.study.files import write_files
+    from ops.study.results import write_files
     from ops.study.runner import Study
     from ops.study.view import StudyView, print_table
 

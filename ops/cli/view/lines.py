@@ -13,7 +13,7 @@ from fedil_model.methods.interface import Display
 from ops.cli.view.rows import Columns, exclusions
 from ops.inspect.summary import Summary
 from server_worker.run.recipe import Recipe
-from server_worker.watch.events import ClientOutcome, RoundRecord
+from server_worker.watch.events import RoundRecord, Watchers
 from server_worker.watch.notices import Notice
 
 BEFORE_ROUNDS = {
@@ -24,28 +24,13 @@ BEFORE_ROUNDS = {
 STOPPING = "stopping once what is under way is safe; press Ctrl-C again to stop at once"
 
 
-class QuietView:
+class QuietView(Watchers):
     """Only the summary; base of the other views: a Watcher with a beginning, an end, and an answer to Ctrl-C."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        pass
-
-    def run_started(self, first_round: int, rounds: int) -> None:
-        pass
-
-    def phase(self, round_number: int, name: str) -> None:
-        pass
-
-    def update_arrived(self, round_number: int, outcome: ClientOutcome, answered: int, selected: int) -> None:
-        pass
-
-    def round_closed(self, record: RoundRecord) -> None:
-        pass
-
-    def note(self, notice: Notice) -> None:
         pass
 
     def stopping(self) -> None:

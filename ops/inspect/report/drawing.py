@@ -72,8 +72,8 @@ def _our_settings(name: str) -> Iterator[None]:
     """Ignores the user's matplotlibrc."""
     import matplotlib
 
-    with matplotlib.rc_context(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # missing glyphs, tight layouts
+    # Warnings are of missing glyphs and tight layouts.
+    with matplotlib.rc_context(), warnings.catch_warnings(action="ignore"):
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(matplotlib.rc_params_from_file(_STYLE, use_default_template=False))
         matplotlib.rcParams.update({**_COLOURS, "svg.hashsalt": name})
