@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 from urllib.parse import quote
 
@@ -108,10 +108,6 @@ def retire(
             output(f"removed {runs.forget(run)} ledgers")
         else:
             output("ledgers stay in Redis (--ledgers removes them)")
-
-
-def as_json(runs: Sequence[KnownRun]) -> list[dict[str, object]]:
-    return [asdict(run) for run in runs]
 
 
 def print_runs(runs: Sequence[KnownRun]) -> None:

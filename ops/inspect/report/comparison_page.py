@@ -66,7 +66,7 @@ def _columns(first: Group, shared: int | None, *, several: bool) -> list[Column]
     return [
         *columns,
         ("server-only, %", lambda group: _percents(figures.baseline(group), group)),
-        ("seconds a round", lambda group: _seconds(figures.seconds_a_round(group))),
+        ("seconds a round", lambda group: f"{s.mean:.2f}" if (s := figures.seconds_a_round(group)) else "–"),
     ]
 
 
@@ -93,10 +93,6 @@ def _points(group: Group, first: Group, shared: int) -> str:
         return "no seed in common"
     deviation = "" if spread.deviation is None else f" ± {percent(spread.deviation)}"
     return f"{100 * spread.mean:+.2f}{deviation} (n = {spread.n})".replace("-", "−")
-
-
-def _seconds(spread: Spread | None) -> str:
-    return "–" if spread is None else f"{spread.mean:.2f}"
 
 
 def _values(group: Group, key: str) -> str:

@@ -101,7 +101,9 @@ def _draw_group(axes: "Axes", group: Group, place: int, series: Series, named: b
     look = drawing.look(place)
     measured = replace(group, runs=tuple(run for run in group.runs if series(run)))
     rounds, matrix = measured.common(series)
-    several = len(measured.runs) > 1
+    runs = len(measured.runs)
+    several = runs > 1
+    text = f"{drawing.label(group.label, 22)} (n = {runs})" if named else f"{group.letter} ({runs})"
     if several:
         for run in measured.runs:
             values = series(run)
@@ -114,14 +116,10 @@ def _draw_group(axes: "Axes", group: Group, place: int, series: Series, named: b
             rounds,
             matrix.mean(axis=0),
             **look,
-            label=_legend_text(group, len(measured.runs), named) if place < MOST_GROUPS_IN_A_LEGEND else None,
+            label=text if place < MOST_GROUPS_IN_A_LEGEND else None,
             marker=MARKERS[place % len(MARKERS)] if len(rounds) <= 12 else "",
         )
     return {number for run in measured.runs for number in series(run)}
-
-
-def _legend_text(group: Group, runs: int, named: bool) -> str:
-    return f"{drawing.label(group.label, 22)} (n = {runs})" if named else f"{group.letter} ({runs})"
 
 
 def draw_final(figure: "Figure", comparison: Comparison) -> None:
