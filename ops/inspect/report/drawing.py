@@ -111,10 +111,7 @@ def _as_html(root: ElementTree.Element, plot: Plot) -> str:
         node.tag = node.tag.removeprefix(_SVG)
         for key, value in list(node.attrib.items()):
             del node.attrib[key]
-            # Ids are made unique, because all drawings share one page.
-            node.set(
-                *(("id", f"{plot.name}-{value}") if key == "id" else _with_own_ids(key, value, plot.name))
-            )
+            node.set(*_own_attribute(key, value, plot.name))
     for key in ("width", "height", "version"):
         root.attrib.pop(key, None)
     root.set("role", "img")
@@ -122,9 +119,12 @@ def _as_html(root: ElementTree.Element, plot: Plot) -> str:
     return ElementTree.tostring(root, encoding="unicode", short_empty_elements=False)
 
 
-def _with_own_ids(key: str, value: str, name: str) -> tuple[str, str]:
+def _own_attribute(key: str, value: str, name: str) -> tuple[str, str]:
+    """Ids are made unique, because all drawings share one page."""
+    if key == "id":
+        return key, f"{name}-{value}"
     if key == _LINK:
-        return "href", re.sub(r"^#", f"#{name}-", value)
+        return "href", f"#{name}-{value[1:]}" if value.startswith("#") else value
     return key, value.replace("url(#", f"url(#{name}-")
 
 

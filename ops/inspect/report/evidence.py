@@ -26,7 +26,7 @@ from ops.inspect.report.held_labels import HeldLabels, find_held_labels
 from ops.inspect.report.reading import Run
 from ops.inspect.run_reading import load_weights
 from ops.local.cluster import has_redis, redis_left_by
-from server_worker.run.checkpoint import CheckpointFolder
+from server_worker.run.checkpoint import Checkpoint, CheckpointFolder
 from server_worker.run.digests import ledger_digest, model_digest
 
 _T = TypeVar("_T")
@@ -62,9 +62,8 @@ class Evidence:
 def gather(run: Run, store_url: str | None) -> Evidence:
     """`store_url`: where the ledgers of a deployment are."""
     repeatable_on(torch.device("cpu"))  # the same bits as in the run
-    checkpoints = CheckpointFolder(run.where.checkpoints)
     tries = _TRIES if run.running else 1
-    latest = _tried("the checkpoint", checkpoints.latest, tries)
+    latest = _tried("the checkpoint", CheckpointFolder(run.where.checkpoints).latest, tries)
     dataset = _tried("the data", lambda: _open(run))
     train = _tried("the training data", lambda: _known(dataset).load_train())
     ledgers = _tried("the ledgers", lambda: _ledgers(run, store_url), tries)
@@ -74,7 +73,7 @@ def gather(run: Run, store_url: str | None) -> Evidence:
         class_names=() if isinstance(dataset, Missing) else dataset.class_names,
         class_counts=_tried("the split", lambda: _class_counts(run, dataset, train)),
         held_labels=_tried("the ledgers", lambda: _held_labels(run, dataset, train, ledgers)),
-        digests=_digests(run, checkpoints, ledgers),
+        digests=_digests(run, latest, ledgers),
     )
 
 
@@ -156,8 +155,8 @@ def _held_labels(
     return find_held_labels(newest, split, samples, classes, view)
 
 
-def _digests(run: Run, checkpoints: CheckpointFolder, ledgers: Ledgers | Missing) -> dict[str, str]:
-    model = _tried("the checkpoint", lambda: model_digest(checkpoints.latest()))
+def _digests(run: Run, latest: Checkpoint | Missing | None, ledgers: Ledgers | Missing) -> dict[str, str]:
+    model = _tried("the checkpoint", lambda: model_digest(_known(latest)))
     found = {
         run.display.models[0].title: "" if isinstance(model, Missing) else model,
         "ledgers": "" if isinstance(ledgers, Missing) else ledgers.digest,

@@ -97,7 +97,7 @@ def read_run(folder: Path, plugins: Collection[str] = ()) -> Run:
     recipe, settings = _recipe(where, plugins, notes)
     running = in_use(folder)
     records = _records(where.history, running, notes)
-    lost = 0 if where.history.exists() else _noted(notes, lambda: _rounds_closed(where)) or 0
+    latest = None if where.history.exists() else _noted(notes, CheckpointFolder(where.checkpoints).latest)
     return Run(
         where=where,
         recipe=recipe,
@@ -109,13 +109,8 @@ def read_run(folder: Path, plugins: Collection[str] = ()) -> Run:
         split=_noted(notes, lambda: Split.load(where.split) if where.split.exists() else None),
         environment=_noted(notes, lambda: read_environment(where)) or (),
         notes=tuple(notes),
-        rounds_lost=lost,
+        rounds_lost=latest.round if latest else 0,
     )
-
-
-def _rounds_closed(where: RunDir) -> int:
-    latest = CheckpointFolder(where.checkpoints).latest()
-    return latest.round if latest else 0
 
 
 def _noted(notes: list[str], read: Callable[[], _T]) -> _T | None:
