@@ -55,8 +55,9 @@ class Account:
 
     def with_passwords(self, *, keep_broker: bool = False, keep_store: bool = False) -> "Account":
         """With new passwords in place of unknown ones, except where the broker keeps its own."""
+        # Long enough that its hash need not be secret; without characters that are special in a URL.
         broker, store = (
-            password if password or keep else _new_password()
+            password if password or keep else secrets.token_urlsafe(32)
             for password, keep in ((self.broker_password, keep_broker), (self.store_password, keep_store))
         )
         return Account(self.user, broker, store)
@@ -73,11 +74,6 @@ class Account:
             for name, (address, password) in zip(_variables(self.user), logins, strict=True)
             if password is not None
         }
-
-
-def _new_password() -> str:
-    """Long enough that its hash need not be secret; without characters that are special in a URL."""
-    return secrets.token_urlsafe(32)
 
 
 def read_accounts(users: Iterable[str], folder: Path | None) -> dict[str, Account]:
@@ -104,17 +100,16 @@ def write_environment(folder: Path, user: str, variables: Mapping[str, str]) -> 
     """Writes a file for shells, compose and systemd that only its owner can read. `docker --env-file` reads it too,
     unless a value needs quotes: the & between two TLS options does."""
     path = folder / f"{user}.env"
-    text = "".join(f"{name}={_quoted(value)}\n" for name, value in variables.items())
+    quoted = {
+        name: value if _PLAIN.fullmatch(value) else shlex.quote(value) for name, value in variables.items()
+    }
+    text = "".join(f"{name}={value}\n" for name, value in quoted.items())
     mask = os.umask(0o077)
     try:
         write_atomically(path, [text.encode()])
     finally:
         os.umask(mask)
     return path
-
-
-def _quoted(value: str) -> str:
-    return value if _PLAIN.fullmatch(value) else shlex.quote(value)
 
 
 def _password_in(url: str) -> str | None:

@@ -156,7 +156,8 @@ def _check_management(
 ) -> Iterator[Finding]:
     overview, found = management.get("overview"), management.get("definitions")
     where = f"RabbitMQ {overview['rabbitmq_version']} at {management.where}"
-    wanted_sites = sites or _sites_in(found)
+    users = (user["name"] for user in found["users"])
+    wanted_sites = sites or sorted(site for user in users if (site := _site_of(user)) is not None)
     wanted = rabbitmq_definitions(wanted_sites, dict.fromkeys(users_of(wanted_sites)), vhost)
     tagged = [user["name"] for user in found["users"] if user["tags"] and _site_of(user["name"]) is not None]
     problems = [
@@ -169,11 +170,6 @@ def _check_management(
     queues = [tasks_queue(site) for site in wanted_sites or (_PROBE,)]
     policies = [policy for policy in found.get("policies", []) if policy["vhost"] == vhost]
     yield _check_consumer_timeout(where, overview["node"], policies, queues, deadline_seconds)
-
-
-def _sites_in(found: Mapping[str, Any]) -> list[str]:
-    sites = (_site_of(user["name"]) for user in found["users"])
-    return sorted(site for site in sites if site is not None)
 
 
 def _check_consumer_timeout(

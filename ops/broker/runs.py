@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 from urllib.parse import quote
 
@@ -110,17 +110,13 @@ def retire(
             output("ledgers stay in Redis (--ledgers removes them)")
 
 
-def as_json(runs: Sequence[KnownRun]) -> list[dict[str, object]]:
-    return [asdict(run) for run in runs]
-
-
 def print_runs(runs: Sequence[KnownRun]) -> None:
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for heading in ("run", "led", "by", "state", "updates", "models", "ledgers", "last sign of life"):
-        table.add_column(heading, justify="right" if heading in ("updates", "ledgers") else "left")
+    from ops.cli.view.tables import plain_table
+
+    headings = ("run", "led", "by", "state", "updates", "models", "ledgers", "last sign of life")
+    table = plain_table(headings, left=set(headings) - {"updates", "ledgers"})
     for run in runs:
         table.add_row(*map(_text, astuple(run)))
     Console(highlight=False, markup=False).print(table)

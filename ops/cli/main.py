@@ -9,48 +9,32 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any, NoReturn
 
 from broker_config.process.version import software_version
 from broker_config.protocol.errors import FedILError, UsageError
 from fedil_model.errors import LearningError, SettingError
-from ops.cli.commands import (
-    broker,
-    cluster,
-    compare,
-    evaluate,
-    export,
-    ledger,
-    monitoring,
-    predict,
-    recipes,
-    report,
-    server,
-    shards,
-    simulate,
-    status,
-    sweep,
-    worker,
-)
 
 COMMANDS = {
-    "simulate": simulate,
-    "evaluate": evaluate,
-    "predict": predict,
-    "export": export,
-    "report": report,
-    "compare": compare,
-    "sweep": sweep,
-    "recipes": recipes,
-    "cluster": cluster,
-    "server": server,
-    "worker": worker,
-    "shards": shards,
-    "status": status,
-    "ledger": ledger,
-    "broker": broker,
-    "monitoring": monitoring,
+    "simulate": "train on this machine (default recipe: digits, which needs no download)",
+    "evaluate": "test accuracy of a run's model, per class, with its confusions",
+    "predict": "label a folder of images with a run's model",
+    "export": "write a run's model as safetensors, TorchScript or ONNX",
+    "report": "write a run, or the comparison of several, as one HTML file",
+    "compare": "run several methods on one recipe and compare them",
+    "sweep": "run a recipe with several values of its settings and compare them",
+    "recipes": "list the built-in recipes, or show one",
+    "cluster": "train on this machine over RabbitMQ and Redis, as a deployment does",
+    "server": "lead a run, for workers that connect to the same broker",
+    "worker": "train one site's clients, for a server elsewhere",
+    "shards": "write the unlabelled samples of one site's clients, for its workers",
+    "status": "show runs, sites and workers, live",
+    "ledger": "look at the ledgers of a run's clients",
+    "broker": "set up RabbitMQ and Redis (queues, users, permissions), check them, list and retire runs",
+    "monitoring": "write Prometheus' and Grafana's configuration, with your addresses",
 }
+"""Modules in ops/cli/commands, and what the help says of them"""
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 128 + signal.SIGINT
 
@@ -92,10 +76,9 @@ def make_parser() -> Parser:
     )
     parser.add_argument("--version", action=Version, nargs=0, help="print the version and exit")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, command in COMMANDS.items():
-        subparser = subparsers.add_parser(
-            name, help=command.HELP, description=command.__doc__, allow_abbrev=False
-        )
+    for name, text in COMMANDS.items():
+        command = import_module(f"ops.cli.commands.{name}")
+        subparser = subparsers.add_parser(name, help=text, description=command.__doc__, allow_abbrev=False)
         command.add_arguments(subparser)
         subparser.set_defaults(run=command.run)
     return parser
@@ -123,12 +106,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.environ.get("FEDIL_DEBUG"):
             raise
         complain(explain(error), error)
-        return MISUSED if is_misuse(error) else FAILED
-
-
-def is_misuse(error: Exception) -> bool:
-    """Other arguments or settings would put it right."""
-    return isinstance(error, SettingError | UsageError)
+        # Other arguments or settings would put a misuse right.
+        return MISUSED if isinstance(error, SettingError | UsageError) else FAILED
 
 
 def explain(error: Exception) -> str:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from server_worker.run.recipe import Recipe
 
 RECIPES = Path(__file__).parents[1] / "recipes"
+RECIPE_HELP = "a built-in name (see: fedil recipes) or a .toml file"
 
 
 def built_in_names() -> list[str]:

@@ -10,8 +10,7 @@ import importlib.util
 import io
 import json
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,9 +78,8 @@ def raw_example(dataset: Dataset) -> Tensor:
     """Without reading data where possible: pictures are stored as bytes, anything else as floats. A plain view that
     changes the shape, such as a spectrogram of sound, needs samples of the data."""
     shape = (2, *dataset.input_shape)
-    for dtype in (
-        (torch.uint8, torch.float32) if len(dataset.input_shape) == 3 else (torch.float32, torch.uint8)
-    ):
+    first, second = torch.uint8, torch.float32
+    for dtype in (first, second) if len(dataset.input_shape) == 3 else (second, first):
         example = torch.zeros(shape, dtype=dtype)
         try:
             if dataset.views.plain(example).shape == shape:
@@ -149,7 +147,8 @@ def to_safetensors(package: Package) -> bytes:
 
 def to_torchscript(package: Package) -> bytes:
     file = io.BytesIO()
-    with quietly(), torch.no_grad():
+    # torch warns that its own exporters are old, and of constants that preprocessing makes on purpose.
+    with warnings.catch_warnings(action="ignore"), torch.no_grad():
         # check_trace would run the same sizes again; `prove` runs another size, which finds more.
         traced = torch.jit.trace(package.program, package.example, check_trace=False)  # type: ignore[no-untyped-call]
         metadata = json.dumps(package.metadata, ensure_ascii=False)
@@ -166,7 +165,7 @@ def to_onnx(package: Package) -> bytes:
         raise SettingError(f"ONNX needs {', '.join(missing)}: pip install 'fedil[onnx]'")
     import onnxruntime
 
-    with quietly(), torch.no_grad():
+    with warnings.catch_warnings(action="ignore"), torch.no_grad():
         exported = torch.onnx.export(
             package.program,
             (package.example,),
@@ -219,11 +218,3 @@ def prove(package: Package, run: Callable[[Tensor], Tensor]) -> None:
                 f"the exported program and the network give different answers for {count} sample(s): does its "
                 "forward() depend on the batch size or on the values of its input?"
             )
-
-
-@contextmanager
-def quietly() -> Iterator[None]:
-    """torch warns that its own exporters are old, and of constants that preprocessing makes on purpose."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

@@ -1,10 +1,8 @@
 """What clients keep between activations, for people: read from Redis or from a run's folder, counted and printed."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
 
 from rich.console import Console
 from rich.table import Table
@@ -19,20 +17,11 @@ from broker_config.stores.redis.store import RedisStore
 from fedil_model.errors import LearningError
 from fedil_model.methods.interface import MethodSpec, StateView
 from fedil_model.methods.interface import Table as CountTable
+from ops.cli.view.tables import plain_table
 
 _PATIENCE = RetryPolicy(seconds=0.0)
 """A person wants to know at once that Redis is away."""
 _BAR_WIDTH = 30
-
-
-class Shelf(Protocol):
-    """The reading half of a store's shelf"""
-
-    def clients(self, run: str) -> Iterable[int]: ...
-
-    def record(self, run: str, client: int) -> LedgerRecord: ...
-
-    def ledger(self, run: str, client: int, activation: int) -> bytes: ...
 
 
 class RedisShelf(RedisStore):
@@ -42,13 +31,9 @@ class RedisShelf(RedisStore):
         return self.read(run, client, activation + 1, at_least=activation) or b""
 
 
+Shelf = LedgerFiles | RedisShelf
 Shelves = Mapping[str, Shelf]
-"""By site"""
-
-
-@contextmanager
-def shelves_in_folder(ledgers: Path) -> Iterator[Shelves]:
-    yield {"": LedgerFiles(ledgers)}  # a simulation has no sites
+"""By site; a simulation has one without a name."""
 
 
 @contextmanager
@@ -192,14 +177,12 @@ def totals_of(states: Sequence[ClientState]) -> dict[str, int]:
 
 def print_all(run: str, states: Sequence[ClientState], spec: MethodSpec) -> None:
     console = Console(highlight=False, markup=False)
-    table = plain_table()
     with_sites = any(one.site for one in states)
     columns = {series.name: series.column for series in spec.display.series() if series.column}
     counts = list(totals_of(states))
     headings = [columns.get(name, name.replace("_", " ")) for name in counts] or ["bytes"]
-    for heading in ("client", *(["site"] if with_sites else []), "generation", "open", *headings):
-        table.add_column(heading, justify="left" if heading == "site" else "right")
-    table.add_column("")
+    place = ["client", "site"] if with_sites else ["client"]
+    table = plain_table([*place, "generation", "open", *headings, ""], left=("site", ""))
     for one in states:
         place = [str(one.client), *([one.site] if with_sites else [])]
         known = [one.view.counts.get(name) if one.view else None for name in counts] or [one.size]
@@ -210,18 +193,11 @@ def print_all(run: str, states: Sequence[ClientState], spec: MethodSpec) -> None
 
 
 def histogram(counted: CountTable) -> Table:
-    table = plain_table()
-    for heading in counted.headings:
-        table.add_column(heading, justify="right")
-    table.add_column("")
+    table = plain_table([*counted.headings, ""], left=("",))
     most = max(row[1] for row in counted.rows)
     for row in counted.rows:
         table.add_row(*map(str, row), "█" * round(_BAR_WIDTH * row[1] / max(most, 1)))
     return table
-
-
-def plain_table() -> Table:
-    return Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
 
 
 def text_of(number: int | None) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from broker_config.process.durable import write_atomically
 from fedil_model.data.datasets.interface import Dataset
-from fedil_model.data.datasets.pictures import Shape, UnreadablePicture, picture_shape, read_picture
+from fedil_model.data.datasets.pictures import UnreadablePicture, picture_shape, read_picture
 from fedil_model.training.evaluate import predict_logits
 
 BATCH = 256  # pictures held in memory at a time
@@ -31,9 +31,12 @@ def predict_files(
     shape = picture_shape(dataset)
     remaining = iter(files)
     while batch := list(islice(remaining, BATCH)):
-        answers = [(file, read(file, shape)) for file in batch]
-        yield from (answer for _, answer in answers if isinstance(answer, UnreadablePicture))
-        pictures = {file: answer for file, answer in answers if isinstance(answer, Tensor)}
+        pictures: dict[Path, Tensor] = {}
+        for file in batch:
+            try:
+                pictures[file] = torch.from_numpy(read_picture(file, shape))
+            except UnreadablePicture as error:
+                yield error
         if pictures:
             yield from label(network, dataset, pictures)
 
@@ -43,13 +46,6 @@ def label(network: nn.Module, dataset: Dataset, pictures: dict[Path, Tensor]) ->
     confidences, classes = logits.softmax(dim=1).max(dim=1)
     for file, index, confidence in zip(pictures, classes.tolist(), confidences.tolist(), strict=True):
         yield Prediction(file, dataset.class_names[index], confidence)
-
-
-def read(file: Path, shape: Shape) -> Tensor | UnreadablePicture:
-    try:
-        return torch.from_numpy(read_picture(file, shape))
-    except UnreadablePicture as error:
-        return error
 
 
 def write_csv(file: Path, predictions: Sequence[Prediction]) -> None:

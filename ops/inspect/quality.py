@@ -13,6 +13,7 @@ from fedil_model.data.datasets.interface import Dataset
 from fedil_model.errors import DataError
 from fedil_model.training.evaluate import predict_logits
 from fedil_model.training.precision import Autocast
+from ops.cli.view.tables import plain_table
 
 MOST_CLASSES_IN_A_MATRIX = 12
 CONFUSIONS_LISTED = 10
@@ -76,7 +77,7 @@ def percent(share: float | None) -> str:
 
 
 def matrix(quality: Quality) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table = plain_table(())
     table.add_column("", style="bold")
     table.add_column("right %", justify="right")
     for name in quality.class_names:
@@ -100,21 +101,15 @@ def mark(count: int, on_diagonal: bool) -> Text:
 
 
 def per_class(quality: Quality) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column("class")
-    table.add_column("right %", justify="right")
-    table.add_column("samples", justify="right")
+    table = plain_table(("class", "right %", "samples"), left=("class",))
     for name, share, row in zip(quality.class_names, quality.per_class, quality.confusion, strict=True):
         table.add_row(Text(name), percent(share), str(sum(row)))
     return table
 
 
 def confusions(quality: Quality) -> Table:
-    table = Table(
-        box=None, padding=(0, 2, 0, 0), pad_edge=False, title="most frequent mistakes", title_justify="left"
-    )
-    for heading in ("count", "is", "taken for"):
-        table.add_column(heading)
+    headings = ("count", "is", "taken for")
+    table = plain_table(headings, left=headings, title="most frequent mistakes", title_justify="left")
     for count, true, said in quality.mistakes():
         table.add_row(str(count), Text(true), Text(said))
     return table

@@ -32,17 +32,13 @@ def refuse_if_taken(run_dir: Path, *, resume: bool, overwrite: bool) -> None:
         raise SettingError(f"{run_dir} is a file: choose another --run-dir")
     if not run_dir.exists() or not entries(run_dir):
         return
-    if not is_run(run_dir) and not only_beginnings_of_a_run(run_dir):
+    # A run that was killed in its first moments leaves half-written files with our names.
+    if not is_run(run_dir) and not all(name.lstrip(".").startswith(OURS) for name in entries(run_dir)):
         raise SettingError(f"{run_dir} holds files that are not of a run: choose another --run-dir")
     if not resume and not overwrite:
         raise SettingError(
             f"{run_dir} already holds a run: add --resume to go on with it, or --overwrite to replace it"
         )
-
-
-def only_beginnings_of_a_run(run_dir: Path) -> bool:
-    """A run that was killed in its first moments leaves half-written files with such names."""
-    return all(name.lstrip(".").startswith(OURS) for name in entries(run_dir))
 
 
 def entries(run_dir: Path) -> set[str]:

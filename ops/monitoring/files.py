@@ -1,7 +1,7 @@
 """The files that Prometheus and Grafana read, with a deployment's addresses and scrape interval in them."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,18 +14,14 @@ MOST_SECONDS = 15
 """A server shows its end for 20 s: a Prometheus that scrapes less often may miss it, and take it for a crash."""
 
 
-class FileInTheWay(FedILError):
-    pass
-
-
 @dataclass(frozen=True)
 class Places:
     """Each HOST:PORT as Prometheus sees it"""
 
-    servers: tuple[str, ...] = ("127.0.0.1:8265",)
-    rabbitmq: tuple[str, ...] = ("127.0.0.1:15692",)
-    redis_exporters: tuple[str, ...] = ()
-    alertmanagers: tuple[str, ...] = ()
+    servers: Sequence[str] = ("127.0.0.1:8265",)
+    rabbitmq: Sequence[str] = ("127.0.0.1:15692",)
+    redis_exporters: Sequence[str] = ()
+    alertmanagers: Sequence[str] = ()
     prometheus: str = "http://127.0.0.1:9090"
     """As Grafana sees it"""
     every_seconds: int = MOST_SECONDS
@@ -65,16 +61,13 @@ def grafana_files(places: Places) -> dict[str, str]:
 def write_monitoring(out: Path, files: Mapping[str, str], overwrite: bool = False) -> Iterator[Path]:
     """Writes nothing if a file that differs would be lost."""
     for path, text in files.items():
-        if not overwrite and _is_another(out / path, text):
-            raise FileInTheWay(f"{out / path} is there and differs: give --overwrite, or another folder")
+        file = out / path
+        if not overwrite and file.exists() and file.read_text(encoding="utf-8", errors="replace") != text:
+            raise FedILError(f"{file} is there and differs: give --overwrite, or another folder")
     for path, text in files.items():
         make_directory((out / path).parent)
         write_atomically(out / path, [text.encode()])
         yield out / path
-
-
-def _is_another(path: Path, text: str) -> bool:
-    return path.exists() and path.read_text(encoding="utf-8", errors="replace") != text
 
 
 def _read(folder: Path) -> dict[str, str]:

@@ -1,21 +1,19 @@
 """What a study runs: one recipe for each variant and seed, checked before anything starts."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from fedil_model.errors import SettingError
-from fedil_model.methods.registry import DEFAULT_METHOD, find_method
+from fedil_model.methods.registry import find_method, method_named
 from ops.cli.recipe_files import find_recipe, flatten, with_data_root
 from server_worker.run.recipe import Recipe, load_recipe, make_recipe, read_values
 
 _OF_A_METHOD = re.compile(r"^(?P<variant>[A-Za-z0-9_./-]+):(?P<override>[A-Za-z_][\w.]*=.*)$", re.DOTALL)
 """`semifl:method.threshold=0.9`"""
-_ALIKE = ("data.", "split.")
-"""What variants must share: other data, or another split, is another problem."""
 _BUDGET = ("rounds", "client.epochs", "federation.clients_per_round", "client.batch_size")
 
 
@@ -88,9 +86,9 @@ def swept_settings(recipe: str, seeds: Sequence[int], overrides: Sequence[str]) 
 def checked(cells: Sequence[Cell]) -> list[Cell]:
     """Raises SettingError for cells that cannot be compared."""
     first = cells[0]
-    wanted = _settings(first.recipe, _ALIKE)
+    wanted = _shared(first.recipe)
     for cell in cells:
-        for key, value in _settings(cell.recipe, _ALIKE).items():
+        for key, value in _shared(cell.recipe).items():
             if value != wanted.get(key):
                 raise SettingError(
                     f"{first.variant} and {cell.variant} cannot be compared: "
@@ -132,9 +130,7 @@ def _for_another_method(path: Path, overrides: Sequence[str]) -> Recipe | None:
     if not chosen:
         return None
     values = read_values(path)
-    table = values.get("method")
-    own = table.get("name", DEFAULT_METHOD) if isinstance(table, Mapping) else DEFAULT_METHOD
-    if chosen[-1] == own:
+    if chosen[-1] == method_named(values):
         return None
     kept = {key: value for key, value in values.items() if key not in {"method", "profile"}}
     return make_recipe(kept, str(path), overrides)
@@ -161,6 +157,7 @@ def _split_values(text: str) -> list[str]:
     return re.findall(r'(?:[^,\[\]{}"]|\[[^\]]*\]|\{[^}]*\}|"[^"]*")+', text) or [text]
 
 
-def _settings(recipe: Recipe, prefixes: tuple[str, ...]) -> dict[str, Any]:
+def _shared(recipe: Recipe) -> dict[str, Any]:
+    """What variants must share: other data, or another split, is another problem."""
     flat = flatten(recipe.model_dump(mode="json"))
-    return {key: value for key, value in flat.items() if key.startswith(prefixes) and key != "data.root"}
+    return {key: flat[key] for key in flat if key.startswith(("data.", "split.")) and key != "data.root"}

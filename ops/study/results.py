@@ -1,14 +1,21 @@
-"""What a study found: accuracy of the model that ships, as the mean of a run's last evaluations, and what it took.
+"""What a study found: accuracy of the model that ships, as the mean of a run's last evaluations, and what it took;
+and the files that it ends in: results.json, table.csv, table.tex, report.html and plots.
 
 Never the best evaluation: choosing it on the test set would flatter every method, and unequally.
 """
 
 import csv
 import io
+import json
 import statistics
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from broker_config.process.durable import write_atomically
+from broker_config.process.version import software_version
+from broker_config.protocol.errors import FedILError
 from ops.inspect.report.reading import Run, read_run
 from ops.study.cells import Cell, budget_differences
 from ops.study.runner import Progress, Study
@@ -16,18 +23,44 @@ from server_worker.run.environment import read_environment
 
 LAST = 5
 """Evaluations that a run's figure is the mean of"""
-COLUMNS = (
-    "variant",
-    "accuracy",
-    "deviation",
-    "seeds",
-    "failed",
-    "rounds",
-    "cpu_seconds",
-    "seconds",
-    "megabytes_sent",
-    "megabytes_received",
-)
+
+
+def write_files(
+    study: Study, progress: Sequence[Progress], command: str
+) -> tuple[dict[str, Any], list[Path]]:
+    results = {"command": command, "version": software_version(), **gather(study, progress)}
+    texts = {
+        "results.json": json.dumps(results, indent=1) + "\n",
+        "table.csv": to_csv(results),
+        "table.tex": to_latex(results),
+    }
+    for name, text in texts.items():
+        write_atomically(study.folder / name, [text.encode()])
+    written = [study.folder / name for name in texts]
+    runs = runs_of(study, progress)
+    if len(runs) > 1:
+        written += _write_report(study.folder, runs)
+    return results, written
+
+
+def _write_report(folder: Path, runs: Sequence[tuple[str, Run]]) -> Iterator[Path]:
+    from ops.inspect.report.drawing import check_installed, write_plots
+
+    try:
+        check_installed()
+    except FedILError as error:
+        print(f"fedil: no report: {error}", file=sys.stderr)
+        return
+    from ops.inspect.report.comparison import compare
+    from ops.inspect.report.comparison_page import comparison_page
+    from ops.inspect.report.comparison_plots import comparison_plots
+
+    comparison = compare([run for _, run in runs], [variant for variant, _ in runs])
+    page = folder / "report.html"
+    write_atomically(page, [comparison_page(comparison).encode("utf-8", "replace")])
+    yield page
+    written, _ = write_plots(comparison_plots(comparison)[:2], folder / "plots", "png")
+    yield from written
 
 
 def gather(study: Study, progress: Sequence[Progress]) -> dict[str, Any]:
@@ -42,7 +75,9 @@ def gather(study: Study, progress: Sequence[Progress]) -> dict[str, Any]:
         "budget_differences": [] if study.cpu_seconds else budget_differences(study.cells),
         "table": [_row(name, [cell for cell in cells if cell["variant"] == name]) for name in variants],
         "cells": cells,
-        "machine": _machine(study, progress),
+        "machine": next(
+            (read_environment(_run(study, one.cell).where)[-1] for one in progress if one.round), {}
+        ),
     }
 
 
@@ -94,10 +129,9 @@ def _row(variant: str, cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     done = [cell for cell in cells if cell["state"] == "done"]
     found = [100.0 * cell["accuracy"]["global"] for cell in done]
 
-    def mean(key: str) -> float | None:
-        return round(statistics.fmean(cell[key] for cell in done), 2) if done else None
+    def mean(key: str, unit: float = 1.0) -> float | None:
+        return round(statistics.fmean(cell[key] for cell in done) / unit, 2) if done else None
 
-    sent, received = mean("bytes_sent"), mean("bytes_received")
     return {
         "variant": variant,
         "accuracy": round(statistics.fmean(found), 2) if found else None,
@@ -107,8 +141,8 @@ def _row(variant: str, cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "rounds": mean("rounds"),
         "cpu_seconds": mean("cpu_seconds"),
         "seconds": mean("seconds"),
-        "megabytes_sent": None if sent is None else round(sent / 1e6, 2),
-        "megabytes_received": None if received is None else round(received / 1e6, 2),
+        "megabytes_sent": mean("bytes_sent", 1e6),
+        "megabytes_received": mean("bytes_received", 1e6),
     }
 
 
@@ -122,13 +156,6 @@ def _split_digests(cells: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return found
 
 
-def _machine(study: Study, progress: Sequence[Progress]) -> Mapping[str, Any]:
-    for one in progress:
-        if one.round:
-            return read_environment(_run(study, one.cell).where)[-1]
-    return {}
-
-
 def accuracy_words(row: Mapping[str, Any]) -> str:
     if row["accuracy"] is None:
         return "failed" if row["failed"] else "–"
@@ -138,7 +165,7 @@ def accuracy_words(row: Mapping[str, Any]) -> str:
 
 def to_csv(results: Mapping[str, Any]) -> str:
     out = io.StringIO()
-    writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter(out, results["table"][0], lineterminator="\n")
     writer.writeheader()
     writer.writerows(results["table"])
     return out.getvalue()

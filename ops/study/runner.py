@@ -6,16 +6,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 from fedil_model.errors import SettingError
-from ops.cli.recipe_files import differences
 from ops.inspect.run_place import is_run
-from ops.inspect.run_reading import recipe_values
+from ops.inspect.run_reading import recipe_values, refuse_differences
 from ops.local.services.process import Guard
 from ops.study.cell import CellFile
 from ops.study.cells import Cell
@@ -48,7 +46,6 @@ class Study:
     device: str = "auto"
     cpu_seconds: float | None = None
     """Budget of each cell; None: as many rounds as its recipe says"""
-    _running: dict[str, "_Process"] = field(default_factory=dict)
 
     def file_of(self, cell: Cell) -> CellFile:
         return CellFile(self.folder / "cells" / f"{cell.name}.json")
@@ -68,18 +65,12 @@ class Study:
 
     def _refuse_other_settings(self, cell: Cell, file: CellFile) -> None:
         saved, kept = make_recipe(recipe_values(file.run_dir)), file.read()
-        asked = cell.recipe
+        remedy = "Use those, or another --out"
         if kept.get("cpu_seconds") != self.cpu_seconds:
-            changes = [f"--cpu-seconds was {kept.get('cpu_seconds')}, is {self.cpu_seconds}"]
-        else:
-            if "rounds" in kept:
-                asked = asked.model_copy(update={"rounds": kept["rounds"]})
-            changes = differences(saved, asked)
-        if changes:
-            raise SettingError(
-                f"{file.run_dir} was started with other settings: {'; '.join(changes)}. "
-                "Use those, or another --out"
-            )
+            change = f"--cpu-seconds was {kept.get('cpu_seconds')}, is {self.cpu_seconds}"
+            raise SettingError(f"{file.run_dir} was started with other settings: {change}. {remedy}")
+        asked = cell.recipe.model_copy(update={"rounds": kept.get("rounds", cell.recipe.rounds)})
+        refuse_differences(file.run_dir, saved, asked, remedy)
 
     def run(
         self, jobs: int, stop: threading.Event, show: Callable[[Sequence[Progress]], None]
@@ -89,34 +80,32 @@ class Study:
         for cell in self.cells:
             self._look(known[cell.name])
         waiting = [cell for cell in self.cells if known[cell.name].state != "done"]
-        with ExitStack() as stack:
-            stack.callback(self._end)
-            while (waiting and not stop.is_set()) or self._running:
-                while waiting and len(self._running) < jobs and not stop.is_set():
+        running: dict[str, _Process] = {}
+        try:
+            while (waiting and not stop.is_set()) or running:
+                while waiting and len(running) < jobs and not stop.is_set():
                     cell = waiting.pop(0)
-                    self._running[cell.name] = _Process(self.file_of(cell))
+                    running[cell.name] = _Process(self.file_of(cell))
                     known[cell.name].state = "running"
                 if stop.is_set():
-                    for process in self._running.values():
+                    for process in running.values():
                         process.terminate()
-                for name, code in list(self._ended()):
-                    process = self._running.pop(name)
+                for name, process in list(running.items()):
+                    code = process.poll()
                     self._look(known[name])
+                    if code is None:
+                        continue
+                    del running[name]
                     if code == 1 or code < 0 or known[name].state != "done":
                         stopped = code == 3 or stop.is_set()
                         known[name].state = "waiting" if stopped else "failed"
                         known[name].reason = "" if stopped else process.last_words(code)
-                for name in self._running:
-                    self._look(known[name])
                 show(list(known.values()))
                 time.sleep(_POLL_SECONDS)
+        finally:
+            for process in running.values():
+                process.kill()
         return list(known.values())
-
-    def _ended(self) -> Iterator[tuple[str, int]]:
-        for name, process in self._running.items():
-            code = process.poll()
-            if code is not None:
-                yield name, code
 
     def _look(self, progress: Progress) -> None:
         """Reads what a cell's history says by now."""
@@ -132,28 +121,19 @@ class Study:
         if progress.round >= progress.rounds:
             progress.state = "done"
 
-    def _end(self) -> None:
-        for process in self._running.values():
-            process.kill()
-        self._running.clear()
-
 
 class _Process:
     def __init__(self, file: CellFile) -> None:
         self._log = file.path.with_suffix(".log")
-        environment: Mapping[str, str] = {**os.environ, "OMP_NUM_THREADS": "1"}
+        words = [sys.executable, "-m", "ops.study.cell", str(file.path)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with self._log.open("wb") as log:
-            self._process = self._start(file, log, environment)
+            # A group of its own: Ctrl-C reaches it through `terminate`, once.
+            self._process = subprocess.Popen(
+                words, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+            )
         self._guard = Guard(self._process.pid)
         self._asked = False
-
-    @staticmethod
-    def _start(file: CellFile, log: IO[bytes], environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
-        words = [sys.executable, "-m", "ops.study.cell", str(file.path)]
-        # A group of its own: Ctrl-C reaches it through `terminate`, once.
-        return subprocess.Popen(
-            words, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
-        )
 
     def poll(self) -> int | None:
         code = self._process.poll()

@@ -22,6 +22,7 @@ class StudyView:
         self._console = Console(file=sys.stderr)
         self._began = time.monotonic()
         self._states: dict[str, str] = {}
+        self._first: int | None = None
         is_live = self._console.is_terminal and not quiet
         self._live = Live(console=self._console, auto_refresh=False) if is_live else None
         self._quiet = quiet
@@ -63,8 +64,7 @@ class StudyView:
         """From the share of rounds that this process has seen pass"""
         total = sum(one.rounds for one in progress if one.state != "failed")
         passed = sum(one.round for one in progress if one.state != "failed")
-        if not hasattr(self, "_first"):
-            self._first = passed
+        self._first = passed if self._first is None else self._first
         gained = passed - self._first
         return (time.monotonic() - self._began) * (total - passed) / gained if gained > 0 else None
 

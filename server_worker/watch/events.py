@@ -107,7 +107,9 @@ class Watcher(Protocol):
 
 
 class Watchers:
-    """Several watchers as one."""
+    """Several watchers as one. Without any it ignores all events: a base for watchers of some events only."""
+
+    _watchers: tuple[Watcher, ...] = ()
 
     def __init__(self, *watchers: Watcher) -> None:
         self._watchers = watchers

@@ -41,7 +41,7 @@ _NUMBERED_LINE = re.compile(rb'\{"round": (\d+),')
 class _OpenRound:
     """Answers that have arrived; shown until the round's record comes, with its accuracy."""
 
-    number: int
+    round: int
     began: float
     selected: int = 0
     answered: int = 0
@@ -97,8 +97,8 @@ class LiveRun:
         with self._lock:
             self._phase = {"round": round_number, "name": name, "since": now}
             if name == "server_step":
-                kept = self._open.get(round_number - 1)
-                self._open = {kept.number: kept} if kept else {}
+                last = round_number - 1
+                self._open = {number: kept for number, kept in self._open.items() if number == last}
                 self._open[round_number] = _OpenRound(round_number, now)
 
     def update_arrived(self, round_number: int, outcome: ClientOutcome, answered: int, selected: int) -> None:
@@ -176,7 +176,7 @@ class LiveRun:
                 "now": time.time(),
                 **self._state,
                 "phase": self._phase,
-                "open": [self._opened(opened) for opened in self._open.values()],
+                "open": [{**vars(one), **self._encoder.clients(one.outcomes)} for one in self._open.values()],
                 "more": begin + len(page) < len(self._rows),
                 "notes": [list(note) for note in self._notes if note[0] > known["note"]],
             }
@@ -187,15 +187,6 @@ class LiveRun:
         # Outside of the lock: a first part has thousands of dots, and the run must not wait for it.
         answer["rounds"] = [json.loads(row) for row in page]
         return answer
-
-    def _opened(self, opened: _OpenRound) -> dict[str, Any]:
-        return {
-            "round": opened.number,
-            "began": opened.began,
-            "answered": opened.answered,
-            "selected": opened.selected,
-            **self._encoder.clients(opened.outcomes),
-        }
 
     def _page(self, begin: int) -> list[bytes]:
         page, size = list[bytes](), 0
@@ -236,22 +227,16 @@ def _read_baseline(history: Path) -> float | None:
 
 
 def _find_line(history: Path, number: int) -> dict[str, Any] | None:
-    """Reads a file that may be large, without decoding the other rounds."""
-    if not history.exists():
-        return None
+    """The last one of this round. Reads a file that may be large, without decoding the other rounds."""
+    found = None
     # Lines of many clients are long: with a small buffer they would be read in hundreds of pieces.
-    with history.open("rb", buffering=1 << 20) as lines:
-        found = [fields for line in lines if (fields := _fields(line, number)) is not None]
-    return found[-1] if found else None
-
-
-def _fields(line: bytes, number: int) -> dict[str, Any] | None:
-    """None if the line is of another round, or incomplete"""
-    numbered = _NUMBERED_LINE.match(line)
-    if numbered and int(numbered[1]) != number:
-        return None
-    with suppress(ValueError):
-        fields = json.loads(line)
-        if isinstance(fields, dict) and fields.get("round") == number:
-            return fields
-    return None
+    with suppress(FileNotFoundError), history.open("rb", buffering=1 << 20) as lines:
+        for line in lines:
+            numbered = _NUMBERED_LINE.match(line)
+            if numbered and int(numbered[1]) != number:
+                continue
+            with suppress(ValueError):  # an incomplete line
+                fields = json.loads(line)
+                if isinstance(fields, dict) and fields.get("round") == number:
+                    found = fields
+    return found

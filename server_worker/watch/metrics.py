@@ -4,13 +4,14 @@ label for a client or a site, so their number has a bound.
 Counters begin at 0 with the process. Gauges show the last round, after a restart too."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from functools import partial
 
 from prometheus_client import Counter, Histogram, Info, Metric, Summary
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from broker_config.process.metrics import SECONDS, Bytes, Registry, Traffic, gauge, gauges, is_known
+from broker_config.process.metrics import SECONDS, Bytes, Registry, Traffic, gauges, is_known
 from broker_config.process.version import software_version
 from fedil_model.methods import find_method
 from fedil_model.methods.interface import ACCEPTED, ClientValue, Display
@@ -26,6 +27,9 @@ OTHER_REASON = "other"
 PHASES = ("server_step", "broadcast", "wait", "fold", "checkpoint", "evaluate")
 _QUEUES = ("tasks", "updates", "dead_letters")
 _VERSIONS = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0)
+_RUNNING = "1 while this server leads the run or tries to; 0 while another leads it, and after the run."
+Entry = tuple[str, str, tuple[str, str] | None, float | None]
+"""Of a gauge: name, help text, label and its value, number"""
 _CONVERGENCE = {
     "ratio": ("fedil_delta_theta_ratio", "Norm of the increment by the one before."),
     "moving_average": ("fedil_delta_theta_moving_average", "Mean norm of the last increments."),
@@ -131,51 +135,32 @@ class _LastRound(Collector):
         self._empty_rounds = 0 if record.accepted or not record.selected else (self._empty_rounds or 0) + 1
 
     def collect(self) -> Iterator[Metric]:
-        yield gauge(
-            "fedil_running",
-            "1 while this server leads the run or tries to; 0 while another leads it, and after the run.",
-            self.running,
-        )
-        yield gauge(
-            "fedil_progress_timestamp_seconds", "Time of the last phase, answer or round.", self.progress
-        )
-        yield gauge("fedil_round", "The last closed round.", self.round)
-        yield gauge("fedil_rounds_planned", "Number of rounds of the run.", self.planned)
-        yield gauge(
-            "fedil_empty_rounds",
-            "Rounds in a row, up to the last, in which no update was accepted.",
-            self._empty_rounds,
-        )
-        yield from self._of_the_record()
+        return iter(gauges(self._entries()))
 
-    def _of_the_record(self) -> list[Metric]:
+    def _entries(self) -> Iterator[Entry]:
         last, display = self._record, self._display
-        convergence: Mapping[str, float | None] = last.convergence if last else {}
-        series: Mapping[str, float | None] = last.series if last else {}
+        yield "fedil_running", _RUNNING, None, self.running
+        progress = "Time of the last phase, answer or round."
+        yield "fedil_progress_timestamp_seconds", progress, None, self.progress
+        yield "fedil_round", "The last closed round.", None, self.round
+        yield "fedil_rounds_planned", "Number of rounds of the run.", None, self.planned
+        empty = "Rounds in a row, up to the last, in which no update was accepted."
+        yield "fedil_empty_rounds", empty, None, self._empty_rounds
         closed, norm = (last.finished_at or None, last.delta_norm) if last else (None, None)
-        verdicts = {name: name == last.verdict if last else None for name in VERDICTS}
-        accuracy = "Share of right predictions on the test data, as last measured."
-        verdict = "1 for what the increments say of convergence."
-        return gauges(
-            [
-                ("fedil_round_closed_timestamp_seconds", "Time when the last round closed.", None, closed),
-                ("fedil_delta_theta_norm", "Norm of the round's increment of the model.", None, norm),
-                *((name, text, None, convergence.get(key)) for key, (name, text) in _CONVERGENCE.items()),
-                *(
-                    ("fedil_convergence_verdict", verdict, ("verdict", name), reached)
-                    for name, reached in verdicts.items()
-                ),
-                *(
-                    ("fedil_accuracy", accuracy, ("model", model.name), self._accuracy.get(model.name))
-                    for model in display.models
-                ),
-                *(
-                    (one.metric_name, text, one.metric_label, series.get(one.name))
-                    for one, text in display.metrics()
-                    if one.source != "client_gain"
-                ),
-            ]
-        )
+        yield "fedil_round_closed_timestamp_seconds", "Time when the last round closed.", None, closed
+        yield "fedil_delta_theta_norm", "Norm of the round's increment of the model.", None, norm
+        for key, (name, text) in _CONVERGENCE.items():
+            yield name, text, None, last.convergence.get(key) if last else None
+        text = "1 for what the increments say of convergence."
+        for verdict in VERDICTS:
+            reached = verdict == last.verdict if last else None
+            yield "fedil_convergence_verdict", text, ("verdict", verdict), reached
+        text = "Share of right predictions on the test data, as last measured."
+        for model in display.models:
+            yield "fedil_accuracy", text, ("model", model.name), self._accuracy.get(model.name)
+        for one, text in display.metrics():
+            if one.source != "client_gain":
+                yield one.metric_name, text, one.metric_label, last.series.get(one.name) if last else None
 
 
 class _Rounds:
@@ -185,12 +170,8 @@ class _Rounds:
         self._seconds = Histogram(
             "fedil_round_duration_seconds", "Duration of rounds.", buckets=SECONDS, registry=registry
         )
-        phases = Summary(
-            "fedil_phase_duration_seconds",
-            "Duration of the phases of rounds; evaluate runs beside the next round.",
-            ["phase"],
-            registry=registry,
-        )
+        text = "Duration of the phases of rounds; evaluate runs beside the next round."
+        phases = Summary("fedil_phase_duration_seconds", text, ["phase"], registry=registry)
         self._phases = {phase: phases.labels(phase) for phase in PHASES}
         self._gains = {
             series.name: Counter(series.metric_name, text, registry=registry)
@@ -216,24 +197,13 @@ class _Answers:
     def __init__(self, registry: Registry, display: Display, buffered: bool, epochs: int) -> None:
         self._buffered, self._epochs = buffered, epochs
         self._counted: dict[int, set[int]] = {}
-        updates = Counter(
-            "fedil_updates",
-            "Outcomes of the clients that were asked, and late and duplicate answers.",
-            ["outcome"],
-            registry=registry,
-        )
-        refused = Counter(
-            "fedil_messages_refused",
-            "Messages that arrived and did not count, by reason.",
-            ["reason"],
-            registry=registry,
-        )
-        self._refused_by_site = Counter(
-            "fedil_site_messages_refused",
-            "Bad messages by the site whose user sent them.",
-            ["site"],
-            registry=registry,
-        )
+        counter = partial(Counter, registry=registry)
+        text = "Outcomes of the clients that were asked, and late and duplicate answers."
+        updates = counter("fedil_updates", text, ["outcome"])
+        text = "Messages that arrived and did not count, by reason."
+        refused = counter("fedil_messages_refused", text, ["reason"])
+        text = "Bad messages by the site whose user sent them."
+        self._refused_by_site = counter("fedil_site_messages_refused", text, ["site"])
         self._refused_by_site.labels(UNKNOWN_SITE)
         self._values = {value.name: _histogram(registry, value) for value in display.client_values}
         self._staleness = Histogram(
@@ -242,12 +212,8 @@ class _Answers:
             buckets=_VERSIONS,
             registry=registry if buffered else None,
         )
-        self._images = Counter(
-            "fedil_images", "Images that clients trained on, times epochs.", registry=registry
-        )
-        self._used = Counter(
-            "fedil_updates_used", "Updates that became part of a new model.", registry=registry
-        )
+        self._images = counter("fedil_images", "Images that clients trained on, times epochs.")
+        self._used = counter("fedil_updates_used", "Updates that became part of a new model.")
         self._trained = {ACCEPTED, *(outcome.name for outcome in display.outcomes)}
         outcomes = (*(outcome.name for outcome in all_outcomes(display)), LATE, DUPLICATE)
         self._updates = {outcome: updates.labels(outcome) for outcome in outcomes}
@@ -298,33 +264,24 @@ class _Fleet(Collector):
         self._evicted = survey.store.get("evicted_keys", self._evicted)
 
     def collect(self) -> Iterator[Metric]:
-        survey = self._survey
-        known = bool(survey.depths)
-        yield from gauges(
-            (
-                "fedil_queue_messages",
-                "Messages waiting at the broker.",
-                ("queue", queue),
-                survey.depths.get(queue),
-            )
-            for queue in _QUEUES
-        )
-        yield gauge("fedil_workers_alive", "Workers present.", len(survey.workers) if known else None)
-        yield gauge(
-            "fedil_clients_alive", "Clients whose site has a worker.", survey.clients_alive if known else None
-        )
-        yield gauge("fedil_clients", "Clients of the run.", self._clients)
-        yield gauge(
-            "fedil_over_selected_ratio",
-            "Share of the clients asked that a round does not wait for.",
-            self._over_selected,
-        )
-        yield gauge(
-            "fedil_brokers_reachable", "1 if broker and store answered the last time.", self.reachable
-        )
-        memory = survey.store.get("used_memory_bytes")
-        yield gauge("fedil_store_memory_bytes", "Memory that the store uses.", memory)
+        yield from gauges(self._entries())
         yield CounterMetricFamily("fedil_store_evicted_keys", "Keys evicted by the store.", self._evicted)
+
+    def _entries(self) -> Iterator[Entry]:
+        survey = self._survey
+        for queue in _QUEUES:
+            depth = survey.depths.get(queue)
+            yield "fedil_queue_messages", "Messages waiting at the broker.", ("queue", queue), depth
+        workers, clients = (len(survey.workers), survey.clients_alive) if survey.depths else (None, None)
+        yield "fedil_workers_alive", "Workers present.", None, workers
+        yield "fedil_clients_alive", "Clients whose site has a worker.", None, clients
+        yield "fedil_clients", "Clients of the run.", None, self._clients
+        text = "Share of the clients asked that a round does not wait for."
+        yield "fedil_over_selected_ratio", text, None, self._over_selected
+        text = "1 if broker and store answered the last time."
+        yield "fedil_brokers_reachable", text, None, self.reachable
+        memory = survey.store.get("used_memory_bytes")
+        yield "fedil_store_memory_bytes", "Memory that the store uses.", None, memory
 
 
 def _histogram(registry: Registry, value: ClientValue) -> Histogram:

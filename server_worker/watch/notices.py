@@ -6,7 +6,8 @@ from typing import ClassVar
 
 @dataclass(frozen=True)
 class Notice:
-    """`str()` gives the whole line; log watchers take round, client and severity from the fields."""
+    """`str()` gives the whole line; log watchers take round, client and severity from the fields `round_number`,
+    `client_number` and `is_trouble`."""
 
     is_trouble: ClassVar[bool] = True
     template: ClassVar[str]
@@ -18,11 +19,11 @@ class Notice:
 
     @property
     def round(self) -> int | None:
-        return None
+        return vars(self).get("round_number")
 
     @property
     def client(self) -> int | None:
-        return None
+        return vars(self).get("client_number")
 
     def __str__(self) -> str:
         if self.round is None:
@@ -114,25 +115,18 @@ class LedgersUnreadable(Notice):
 
 
 @dataclass(frozen=True)
-class AboutRound(Notice):
-    number: int
-
-    @property
-    def round(self) -> int | None:
-        return self.number
-
-
-@dataclass(frozen=True)
-class RoundRemark(AboutRound):
+class RoundRemark(Notice):
     """What the method says of a round, such as "no update was accepted"."""
 
     template = "{words}"
+    round_number: int
     words: str
 
 
 @dataclass(frozen=True)
-class MoreClientsAsked(AboutRound):
+class MoreClientsAsked(Notice):
     template = "{learned} of {asked} clients have trained, the quorum is {quorum}; asking {more} more"
+    round_number: int
     learned: int
     asked: int
     quorum: int
@@ -140,13 +134,10 @@ class MoreClientsAsked(AboutRound):
 
 
 @dataclass(frozen=True)
-class AnswerDropped(AboutRound):
+class AnswerDropped(Notice):
     """A good answer that is of no use any more: late, duplicate, stale, or from a client without its model."""
 
     template = "{reason}"
+    round_number: int
     client_number: int
     reason: str
-
-    @property
-    def client(self) -> int | None:
-        return self.client_number

@@ -8,15 +8,16 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from broker_config.protocol.errors import FedILError
-from fedil_model.methods.interface import ACCEPTED, INVALID, Display
+from fedil_model.methods.interface import Display
 from server_worker.run.folder import RunDir
 from server_worker.run.history import read_records
-from server_worker.watch.events import NOT_LEARNED, ClientOutcome, RoundRecord
+from server_worker.watch.events import RoundRecord, Watchers
 from server_worker.watch.notices import Notice, Remark
+from server_worker.watch.outcomes import all_outcomes
 
 _SUFFIX = ".fedil"
 _FIRST_ROUND = 1
@@ -26,7 +27,7 @@ class TensorBoardMissing(FedILError):
     pass
 
 
-class TensorBoardWatcher:
+class TensorBoardWatcher(Watchers):
     """`folder`: DIR/tensorboard of a run. The first write error is reported to `tell`; the run continues."""
 
     def __init__(self, folder: Path, display: Display, tell: Callable[[Notice], None]) -> None:
@@ -39,43 +40,31 @@ class TensorBoardWatcher:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._or_stop(self._file.close)
+        with self._or_stop():
+            if self._file is not None:
+                self._file.close()
 
     def run_started(self, first_round: int, _rounds: int) -> None:
-        def begin() -> None:
+        with self._or_stop():
             earlier = [record for record in read_records(self._history) if record.round < first_round]
             self._file = EventFile(self._folder, self._display, earlier)
 
-        self._or_stop(begin)
-
-    def phase(self, round_number: int, name: str) -> None:
-        pass
-
-    def update_arrived(self, round_number: int, outcome: ClientOutcome, answered: int, selected: int) -> None:
-        pass
-
     def round_closed(self, record: RoundRecord) -> None:
-        file = self._file
-        if file is not None:
-            self._or_stop(lambda: file.add(record))
+        with self._or_stop():
+            if self._file is not None:
+                self._file.add(record)
 
-    def note(self, notice: Notice) -> None:
-        pass
-
-    def _or_stop(self, step: Callable[[], None]) -> None:
+    @contextmanager
+    def _or_stop(self) -> Iterator[None]:
         try:
-            step()
+            yield
         except Exception as error:  # where TensorFlow is installed, its file system raises errors of its own
             file, self._file = self._file, None
             if file is not None:
                 with suppress(Exception):
                     file.close()
-            self._tell(
-                Remark(
-                    f"TensorBoard files are not written any more: {error}. The next start writes what is missing"
-                )
-            )
+            what = f"TensorBoard files are not written any more: {error}"
+            self._tell(Remark(f"{what}. The next start writes what is missing"))
 
 
 class EventFile:
@@ -133,13 +122,8 @@ def _all_scalars(record: RoundRecord, display: Display) -> Iterator[tuple[str, f
     for name in ("ratio", "moving_average", "relative", "lr_normalised", "exponent"):
         yield f"delta_theta/{name}", record.convergence.get(name)
     outcomes = Counter(outcome.outcome for outcome in record.outcomes)
-    for outcome in (
-        ACCEPTED,
-        INVALID,
-        *sorted(NOT_LEARNED),
-        *(declared.name for declared in display.outcomes),
-    ):
-        yield f"updates/{outcome}", outcomes[outcome]
+    for declared in all_outcomes(display):
+        yield f"updates/{declared.name}", outcomes[declared.name]
     for value in display.client_values:
         yield from _spread(value.name, record)
     for chart in display.charts:

@@ -5,6 +5,7 @@ import argparse
 import json
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -16,8 +17,6 @@ from server_worker.options import add_override_argument
 
 if TYPE_CHECKING:
     from ops.broker.setup import SetupOptions
-
-HELP = "set up RabbitMQ and Redis (queues, users, permissions), check them, list and retire runs"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,8 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add_override_argument(action)
     for action in (init, files):
         _add_account_arguments(action)
-    _add_url(init, "--management", MANAGEMENT_URL, "http(s)://user:password@host:15672 of an administrator")
-    _add_url(init, "--store", ADMIN_STORE_URL, "redis(s)://user:password@host:port of an administrator")
+    add_url_argument(
+        init, "--management", MANAGEMENT_URL, "http(s)://user:password@host:15672 of an administrator"
+    )
+    add_url_argument(
+        init, "--store", ADMIN_STORE_URL, "redis(s)://user:password@host:port of an administrator"
+    )
     init.add_argument(
         "--out",
         type=Path,
@@ -55,9 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="TLS only, with ca.pem, server.pem and server.key from this folder in the brokers' file system",
     )
-    _add_url(check, "--broker", BROKER_URL, "amqp(s):// with the credentials of a server or a site")
-    _add_url(check, "--store", STORE_URL, "redis(s):// with the credentials of a server or a site")
-    _add_url(
+    add_url_argument(check, "--broker", BROKER_URL, "amqp(s):// with the credentials of a server or a site")
+    add_url_argument(check, "--store", STORE_URL, "redis(s):// with the credentials of a server or a site")
+    add_url_argument(
         check, "--management", MANAGEMENT_URL, "http(s):// of an administrator, to check permissions too"
     )
     _add_run_actions(actions)
@@ -65,17 +68,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_run_actions(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     runs = actions.add_parser("runs", help="list the runs that the brokers hold data of", allow_abbrev=False)
-    _add_url(
+    add_url_argument(
         runs, "--management", MANAGEMENT_URL, "http(s):// of an administrator, to see queues and leaders"
     )
-    _add_url(runs, "--broker", BROKER_URL, "only its path is used, the virtual host")
+    add_url_argument(runs, "--broker", BROKER_URL, "only its path is used, the virtual host")
     runs.add_argument("--json", action="store_true", help="JSON instead of a table")
     retire = actions.add_parser("retire", help="remove an abandoned run from the brokers", allow_abbrev=False)
     retire.add_argument("run_id", metavar="RUN", help="id of the run (see: fedil broker runs)")
-    _add_url(retire, "--broker", BROKER_URL, "amqp(s):// with the server's credentials")
+    add_url_argument(retire, "--broker", BROKER_URL, "amqp(s):// with the server's credentials")
     retire.add_argument("--ledgers", action="store_true", help="also remove its clients' ledgers from Redis")
     for action in (runs, retire):
-        _add_url(action, "--store", STORE_URL, "redis(s):// with the server's credentials")
+        add_url_argument(action, "--store", STORE_URL, "redis(s):// with the server's credentials")
 
 
 def _add_account_arguments(parser: argparse.ArgumentParser) -> None:
@@ -90,7 +93,7 @@ def _add_account_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_url(parser: argparse.ArgumentParser, option: str, variable: str, meaning: str) -> None:
+def add_url_argument(parser: argparse.ArgumentParser, option: str, variable: str, meaning: str) -> None:
     parser.add_argument(
         option,
         metavar="URL",
@@ -152,11 +155,11 @@ def run_runs(args: argparse.Namespace) -> int:
         )
     _check_scheme("--store", args.store, "redis", "rediss")
     from ops.broker.accounts import Addresses
-    from ops.broker.runs import as_json, known_runs, print_runs
+    from ops.broker.runs import known_runs, print_runs
 
     runs = known_runs(args.management, Addresses(args.broker or "", "").vhost, args.store)
     if args.json:
-        print(json.dumps(as_json(runs)))
+        print(json.dumps([asdict(run) for run in runs]))
     elif runs:
         print_runs(runs)
     else:

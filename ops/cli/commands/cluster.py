@@ -7,24 +7,16 @@ from pathlib import Path
 
 from client_worker.options import at_least_one
 from fedil_model.device_argument import add_device_argument
-from ops.cli.commands.simulate import DEFAULT_RECIPE, default_workers
+from ops.cli.commands.simulate import DEFAULT_RECIPE, add_default_recipe_argument, default_workers
 from ops.cli.interruption import interruptible
 from ops.cli.invocation import shell_line
 from ops.cli.recipe_files import find_recipe, read_recipe
-from server_worker.options import add_override_argument, add_watching_arguments
-
-HELP = "train on this machine over RabbitMQ and Redis, as a deployment does"
+from server_worker.options import add_watching_arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "recipe",
-        nargs="?",
-        default=DEFAULT_RECIPE,
-        metavar="RECIPE",
-        help=f"a built-in name (see: fedil recipes) or a .toml file; default: {DEFAULT_RECIPE}",
-    )
-    add_override_argument(parser)
+    add_default_recipe_argument(parser)
+    parser.set_defaults(recipe=DEFAULT_RECIPE)
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="default: runs/<recipe name>-cluster")
     parser.add_argument(
         "--workers",

@@ -15,20 +15,17 @@ from typing import TYPE_CHECKING
 
 from client_worker.options import at_least_one
 from fedil_model.device_argument import add_device_argument
+from ops.cli.recipe_files import RECIPE_HELP
 from server_worker.options import add_override_argument
 from server_worker.run.environment import usable_cores
 
 if TYPE_CHECKING:
     from ops.study.cells import Cell
 
-HELP = "run several methods on one recipe and compare them"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument(
-        "recipe", metavar="RECIPE", help="a built-in name (see: fedil recipes) or a .toml file"
-    )
+    parser.add_argument("recipe", metavar="RECIPE", help=RECIPE_HELP)
     parser.add_argument(
         "--methods",
         required=True,
@@ -78,7 +75,7 @@ def run_study(args: argparse.Namespace, command: str, cells: "list[Cell]") -> in
 
     from ops.cli.interruption import interruptible
     from ops.cli.invocation import shell_line
-    from ops.study.files import write_files
+    from ops.study.results import write_files
     from ops.study.runner import Study
     from ops.study.view import StudyView, print_table
 

@@ -9,8 +9,6 @@ from ops.cli.commands.model_choice import add_model_arguments, load_trained
 if TYPE_CHECKING:
     from ops.inspect.quality import Quality
 
-HELP = "test accuracy of a run's model, per class, with its confusions"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
@@ -18,14 +16,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    trained = load_trained(args)
+    recipe, dataset, network = load_trained(args)
     from ops.inspect.quality import measure, print_quality
 
-    quality = measure(trained.network, trained.dataset, trained.recipe.autocast)
+    quality = measure(network, dataset, recipe.autocast)
     if args.json:
         print(json.dumps(as_json(quality, args.model), ensure_ascii=False))
     else:
-        print_quality(quality, f"{trained.recipe.name}, {args.model} model")
+        print_quality(quality, f"{recipe.name}, {args.model} model")
     return 0
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from fedil_model.errors import SettingError
 from ops.cli.commands.model_choice import add_model_arguments, load_trained
 
-HELP = "write a run's model as safetensors, TorchScript or ONNX"
 ENDINGS = {"safetensors": ".safetensors", "torchscript": ".pt", "onnx": ".onnx"}
 
 
@@ -25,15 +24,15 @@ def run(args: argparse.Namespace) -> int:
     output: Path = args.output or args.run_dir / f"{args.model}{ENDINGS[args.format]}"
     if output.is_dir():
         raise SettingError(f"{output} is a folder: --output wants the name of a file")
-    trained = load_trained(args)
+    recipe, dataset, network = load_trained(args)
     from ops.inspect.export import digest_of, export, make_package
 
     about = {
-        "recipe": trained.recipe.name,
+        "recipe": recipe.name,
         "model": args.model,
-        "model_digest": digest_of(trained.network),
-        "network": trained.recipe.network.model_dump(mode="json"),
+        "model_digest": digest_of(network),
+        "network": recipe.network.model_dump(mode="json"),
     }
-    export(make_package(trained.network, trained.dataset, about), args.format, output)
+    export(make_package(network, dataset, about), args.format, output)
     print(output)
     return 0

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import shlex
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from ops.inspect.ledgers import Shelves
-
-HELP = "look at the ledgers of a run's clients"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,14 +71,14 @@ def find_ledgers(args: argparse.Namespace) -> "tuple[str, str, AbstractContextMa
         if args.store or args.site:
             raise SettingError("--run-dir reads a folder: leave out --store and --site")
         from broker_config.protocol.schema import check_run
-        from ops.inspect.ledgers import shelves_in_folder
+        from broker_config.stores.memory.ledger_files import LedgerFiles
         from ops.inspect.run_reading import recipe_values
         from server_worker.run.folder import RunDir
         from server_worker.run.name import known_run
 
         where, values = RunDir(args.run_dir), recipe_values(args.run_dir)
         run_id = args.run_id or known_run(where) or check_run("name", values.get("name"))
-        return run_id, args.method or own_method(values), shelves_in_folder(where.ledgers)
+        return run_id, args.method or own_method(values), nullcontext({"": LedgerFiles(where.ledgers)})
     url = args.store or os.environ.get(STORE_URL, "")
     if not url:
         raise SettingError(f"where are the ledgers? Set {STORE_URL}, or give --store URL or --run-dir DIR")

@@ -1,7 +1,6 @@
 """Arguments and loading that evaluate, predict and export share: which run, and which of its models."""
 
 import argparse
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,14 +11,6 @@ if TYPE_CHECKING:
 
     from fedil_model.data.datasets.interface import Dataset
     from server_worker.run.recipe import Recipe
-
-
-@dataclass(frozen=True)
-class TrainedModel:
-    recipe: "Recipe"
-    dataset: "Dataset"
-    network: "nn.Module"
-    """In eval mode"""
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,11 +34,12 @@ def add_plugin_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def load_trained(args: argparse.Namespace) -> TrainedModel:
+def load_trained(args: argparse.Namespace) -> "tuple[Recipe, Dataset, nn.Module]":
+    """Its recipe and dataset, and the network in eval mode."""
     from ops.inspect.run_reading import load_run, load_weights
 
     recipe = load_run(args.run_dir, args.plugin)
     from fedil_model.data.datasets import open_dataset
 
     dataset = open_dataset(with_data_root(recipe.data))
-    return TrainedModel(recipe, dataset, load_weights(args.run_dir, recipe, args.model, dataset))
+    return recipe, dataset, load_weights(args.run_dir, recipe, args.model, dataset)

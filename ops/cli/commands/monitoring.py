@@ -3,45 +3,45 @@ Kubernetes), recording rules, alerts with runbook lines, dashboards."""
 
 import argparse
 import re
+from dataclasses import fields
 from pathlib import Path
-
-HELP = "write Prometheus' and Grafana's configuration, with your addresses"
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):(?P<port>\d{1,5})")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", type=Path, metavar="DIR", help="where to write them")
-    _add_places(parser, "--server", "of the servers' --web; default: 127.0.0.1:8265")
-    _add_places(parser, "--rabbitmq", "of RabbitMQ's own metrics; default: 127.0.0.1:15692")
-    _add_places(parser, "--redis-exporter", "where there is one")
-    _add_places(parser, "--alertmanager", "where there is one")
+    _add_places(parser, "--server", "servers", "of the servers' --web; default: 127.0.0.1:8265")
+    _add_places(parser, "--rabbitmq", "rabbitmq", "of RabbitMQ's own metrics; default: 127.0.0.1:15692")
+    _add_places(parser, "--redis-exporter", "redis_exporters", "where there is one")
+    _add_places(parser, "--alertmanager", "alertmanagers", "where there is one")
     parser.add_argument(
         "--prometheus",
         type=_url,
         metavar="URL",
         help="where Grafana finds Prometheus; default: http://127.0.0.1:9090",
     )
-    parser.add_argument("--every", type=_seconds, metavar="SECONDS", help="how often to look; default: 15")
+    parser.add_argument(
+        "--every",
+        dest="every_seconds",
+        type=_seconds,
+        metavar="SECONDS",
+        help="how often to look; default: 15",
+    )
     parser.add_argument("--overwrite", action="store_true", help="also files that were changed")
 
 
-def _add_places(parser: argparse.ArgumentParser, option: str, what: str) -> None:
-    parser.add_argument(option, type=_place, action="append", metavar="HOST:PORT", help=f"{what}; repeatable")
+def _add_places(parser: argparse.ArgumentParser, option: str, dest: str, what: str) -> None:
+    """`dest`: the field of Places"""
+    parser.add_argument(
+        option, dest=dest, type=_place, action="append", metavar="HOST:PORT", help=f"{what}; repeatable"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     from ops.monitoring.files import Places, monitoring_files, write_monitoring
 
-    asked = {
-        "servers": args.server and tuple(args.server),
-        "rabbitmq": args.rabbitmq and tuple(args.rabbitmq),
-        "redis_exporters": args.redis_exporter and tuple(args.redis_exporter),
-        "alertmanagers": args.alertmanager and tuple(args.alertmanager),
-        "prometheus": args.prometheus,
-        "every_seconds": args.every,
-    }
-    places = Places(**{name: value for name, value in asked.items() if value})
+    places = Places(**{one.name: asked for one in fields(Places) if (asked := getattr(args, one.name))})
     for path in write_monitoring(args.out, monitoring_files(places), args.overwrite):
         print(path)
     print(f"mount {args.out / 'prometheus'} as /etc/prometheus (in Kubernetes use its kubernetes.yml)")

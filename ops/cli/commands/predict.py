@@ -12,8 +12,6 @@ from ops.inspect.picture_files import files_in
 if TYPE_CHECKING:
     from ops.inspect.predict import Prediction
 
-HELP = "label a folder of images with a run's model"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
@@ -24,14 +22,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     files = files_in(args.folder)
-    trained = load_trained(args)
+    _, dataset, network = load_trained(args)
     from fedil_model.data.datasets.pictures import UnreadablePicture
     from ops.inspect.predict import predict_files, write_csv
 
     predictions: list[Prediction] = []
     unreadable = 0
-    label_width = max(map(len, trained.dataset.class_names))
-    for answer in predict_files(trained.network, trained.dataset, files):
+    label_width = max(map(len, dataset.class_names))
+    for answer in predict_files(network, dataset, files):
         if isinstance(answer, UnreadablePicture):
             unreadable += 1
             print(f"fedil: skipped {answer.file}: {answer.reason}", file=sys.stderr)

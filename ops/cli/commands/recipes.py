@@ -9,8 +9,6 @@ from pathlib import Path
 from fedil_model.errors import SettingError
 from ops.cli.recipe_files import RECIPES, built_in_names, find_recipe, flatten
 
-HELP = "list the built-in recipes, or show one"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(show=None)

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from ops.inspect.report.drawing import Plot
     from ops.inspect.report.reading import Run
 
-HELP = "write a run, or the comparison of several, as one HTML file"
 FORMATS = ("png", "svg", "pdf")
 BESIDE_THE_REPORT = Path()
 """--png without a folder"""
@@ -63,7 +62,8 @@ def run(args: argparse.Namespace) -> int:
     write_atomically(out, [page.encode("utf-8", "replace")])
     print(out)
     if args.png is not None or args.format:
-        write_plot_files(plots, plot_folder(args.png, out), args.format or "png")
+        folder = out.parent / "plots" if args.png in (None, BESIDE_THE_REPORT) else args.png
+        write_plot_files(plots, folder, args.format or "png")
     return 0
 
 
@@ -111,10 +111,6 @@ def built(runs: "list[Run]", store: str | None) -> "tuple[str, list[Plot]]":
     return run_page(runs[0], evidence), run_plots(runs[0], evidence)
 
 
-def plot_folder(asked: Path | None, out: Path) -> Path:
-    return out.parent / "plots" if asked is None or asked == BESIDE_THE_REPORT else asked
-
-
 def write_plot_files(plots: "list[Plot]", folder: Path, ending: str) -> None:
     from ops.inspect.report.drawing import write_plots
 
@@ -131,14 +127,9 @@ def write_events(runs: "list[Run]", folder: Path) -> None:
     check_installed()
     taken: set[str] = set()
     for one in runs:
-        name = free_name(one.label, taken)
+        # Two runs may lie in folders of the same name.
+        names = (one.label, *(f"{one.label}-{number}" for number in range(2, len(taken) + 3)))
+        name = next(name for name in names if name not in taken)
         taken.add(name)
         EventFile(folder / name, one.display, one.records).close()
         print(folder / name)
-
-
-def free_name(label: str, taken: set[str]) -> str:
-    """Two runs may lie in folders of the same name."""
-    return next(
-        name for name in (label, *(f"{label}-{n}" for n in range(2, len(taken) + 3))) if name not in taken
-    )

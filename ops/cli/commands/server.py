@@ -15,29 +15,24 @@ from broker_config.process.addresses import fill_from_environment
 from broker_config.process.logs import set_up_logs
 from broker_config.protocol.errors import FedILError, UsageError
 from fedil_model.errors import SettingError
+from ops.cli.commands.simulate import add_view_arguments
 from ops.cli.interruption import interruptible
 from ops.cli.invocation import shell_line
-from ops.cli.recipe_files import differences, read_recipe
+from ops.cli.recipe_files import RECIPE_HELP, read_recipe
 from ops.inspect.run_place import is_run
+from ops.inspect.run_reading import load_same_run
 from server_worker import options
 
 if TYPE_CHECKING:
     from server_worker.deployment import Deployment, Outcome
     from server_worker.watch.events import Watcher
 
-HELP = "lead a run, for workers that connect to the same broker"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--recipe", required=True, metavar="R", help="a built-in name (see: fedil recipes) or a .toml file"
-    )
+    parser.add_argument("--recipe", required=True, metavar="R", help=RECIPE_HELP)
     options.add_override_argument(parser)
     options.add_arguments(parser)
-    parser.add_argument(
-        "--json", action="store_true", help="one JSON line per round, and one for the summary"
-    )
-    parser.add_argument("--quiet", action="store_true", help="only the summary at the end")
+    add_view_arguments(parser)
     parser.add_argument(
         "--log-file",
         type=Path,
@@ -57,18 +52,12 @@ def run(args: argparse.Namespace) -> int:
     recipe = read_recipe(args.recipe, args.overrides)
     run_dir: Path = args.run_dir or Path("runs") / recipe.name
     if is_run(run_dir):
-        from fedil_model.methods import plugins_named
-        from ops.inspect.run_reading import NAME_THE_RECIPE, load_run
-
-        saved = load_run(run_dir, plugins_named(recipe.model_dump()), NAME_THE_RECIPE)
-        if changes := differences(saved, recipe):
-            raise SettingError(
-                f"{run_dir} was started with other settings: {'; '.join(changes)}. Use those, or another --run-dir"
-            )
+        load_same_run(run_dir, recipe, "Use those, or another --run-dir")
     from ops.cli.view import make_view
 
     began = time.monotonic()
-    view = make_view(recipe, run_dir, _host(args.broker), as_json=args.json, quiet=args.quiet)
+    host = urlsplit(args.broker).hostname or "a broker"  # for the title: without the password
+    view = make_view(recipe, run_dir, host, as_json=args.json, quiet=args.quiet)
     again = args.again or shell_line(*args.words)
     with view, interruptible(on_first=view.stopping) as interruption:
         # Here, because it loads torch: the view already shows that something is happening.
@@ -76,16 +65,9 @@ def run(args: argparse.Namespace) -> int:
         from server_worker.deployment import Deployment
         from server_worker.run.folder import RunDir
 
+        addresses = (args.broker, args.store, args.run_id)
         deployment = Deployment(
-            recipe,
-            run_dir,
-            args.broker,
-            args.store,
-            args.run_id,
-            args.device,
-            args.standby,
-            args.web,
-            args.tensorboard,
+            recipe, run_dir, *addresses, args.device, args.standby, args.web, args.tensorboard
         )
         try:
             outcome = serve_logged(args, deployment, view, interruption.stop)
@@ -134,8 +116,3 @@ def serve_logged(
             logs.always(round=None)
             log_outcome(outcome, deployment.recipe.rounds)
             return outcome
-
-
-def _host(broker_url: str) -> str:
-    """For the title: without the password."""
-    return urlsplit(broker_url).hostname or "a broker"

@@ -14,21 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedil_model.errors import SettingError
-from ops.cli.recipe_files import read_recipe
+from ops.cli.recipe_files import RECIPE_HELP, read_recipe
 from ops.inspect.picture_files import pictures_of_clients
 from server_worker.options import add_override_argument
 
 if TYPE_CHECKING:
     from server_worker.run.recipe import Recipe
 
-HELP = "write the unlabelled samples of one site's clients, for its workers"
 _TELL_SECONDS = 5.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "recipe", metavar="RECIPE", help="a built-in name (see: fedil recipes) or a .toml file"
-    )
+    parser.add_argument("recipe", metavar="RECIPE", help=RECIPE_HELP)
     parser.add_argument("--site", required=True, metavar="S", help="one of federation.sites in the recipe")
     parser.add_argument(
         "--out", required=True, type=Path, metavar="DIR", help="where to write them; must hold none yet"

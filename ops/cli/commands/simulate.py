@@ -12,8 +12,9 @@ from fedil_model.device_argument import add_device_argument
 from fedil_model.errors import LearningError, SettingError
 from ops.cli.interruption import interruptible
 from ops.cli.invocation import resume_words, shell_line
-from ops.cli.recipe_files import differences, read_recipe
+from ops.cli.recipe_files import RECIPE_HELP, read_recipe
 from ops.inspect.run_place import has_checkpoint, is_run, refuse_if_taken, replacing, was_killed_early
+from ops.inspect.run_reading import NAME_THE_RECIPE, load_run, load_same_run
 from server_worker.options import add_override_argument, add_watching_arguments
 from server_worker.run.environment import usable_cores
 from server_worker.run.lock import sole_use
@@ -21,18 +22,11 @@ from server_worker.run.lock import sole_use
 if TYPE_CHECKING:
     from server_worker.run.recipe import Recipe
 
-HELP = "train on this machine (default recipe: digits, which needs no download)"
 DEFAULT_RECIPE = "digits"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "recipe",
-        nargs="?",
-        metavar="RECIPE",
-        help=f"a built-in name (see: fedil recipes) or a .toml file; default: {DEFAULT_RECIPE}",
-    )
-    add_override_argument(parser)
+    add_default_recipe_argument(parser)
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="default: runs/<recipe name>")
     again = parser.add_mutually_exclusive_group()
     again.add_argument("--resume", action="store_true", help="go on where the run in DIR was stopped")
@@ -40,6 +34,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=at_least_one, metavar="N", help="processes; default: one per core")
     add_device_argument(parser)
     add_watching_arguments(parser)
+    add_view_arguments(parser)
+
+
+def add_default_recipe_argument(parser: argparse.ArgumentParser) -> None:
+    help_text = f"{RECIPE_HELP}; default: {DEFAULT_RECIPE}"
+    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help=help_text)
+    add_override_argument(parser)
+
+
+def add_view_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="one JSON line per round, and one for the summary"
     )
@@ -103,7 +107,6 @@ def chosen_recipe(args: argparse.Namespace) -> "Recipe":
         if was_killed_early(args.run_dir):
             return read_recipe(DEFAULT_RECIPE, args.overrides)
         raise SettingError(f"there is nothing to resume in {args.run_dir}: leave out --resume to begin")
-    from ops.inspect.run_reading import NAME_THE_RECIPE, load_run
     from server_worker.run.recipe import make_recipe
 
     saved = load_run(args.run_dir, remedy=NAME_THE_RECIPE)
@@ -112,16 +115,7 @@ def chosen_recipe(args: argparse.Namespace) -> "Recipe":
 
 def going_on(run_dir: Path, recipe: "Recipe") -> "Recipe":
     """The recipe to resume with, if it may: it finds the data where the run did, unless it says where."""
-    from fedil_model.methods import plugins_named
-    from ops.inspect.run_reading import NAME_THE_RECIPE, load_run
-
-    saved = load_run(run_dir, plugins_named(recipe.model_dump()), NAME_THE_RECIPE)
-    changes = differences(saved, recipe)
-    if changes:
-        raise SettingError(
-            f"{run_dir} was started with other settings: {'; '.join(changes)}. "
-            "Use those, or --overwrite, or another --run-dir"
-        )
+    saved = load_same_run(run_dir, recipe, "Use those, or --overwrite, or another --run-dir")
     if recipe.data.root is not None:
         return recipe
     return recipe.model_copy(update={"data": recipe.data.model_copy(update={"root": saved.data.root})})

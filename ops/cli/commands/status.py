@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import sys
 import time
 from contextlib import closing
@@ -11,36 +10,31 @@ from typing import TYPE_CHECKING, Any
 from broker_config.process.addresses import STORE_URL, check_scheme
 from broker_config.process.logs import set_up_logs
 from broker_config.protocol.errors import AddressMissing, MessageRejected
+from ops.cli.commands.broker import add_url_argument
 
 if TYPE_CHECKING:
     from broker_config.stores.interface import Store
 
-HELP = "show runs, sites and workers, live"
 EVERY_SECONDS = 1.0
 _WIDTH_OF_FILES = 140
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--store",
-        metavar="URL",
-        help=f"redis(s)://user:password@host:port; default: {STORE_URL} from the environment",
-    )
+    add_url_argument(parser, "--store", STORE_URL, "redis(s)://user:password@host:port")
     parser.add_argument("--site", action="append", default=[], metavar="S", help="also this site; repeatable")
     parser.add_argument("--once", action="store_true", help="print it and exit, also in a terminal")
     parser.add_argument("--json", action="store_true", help="print it as one JSON object and exit")
 
 
 def run(args: argparse.Namespace) -> int:
-    url = args.store or os.environ.get(STORE_URL)
-    if not url:
+    if not args.store:
         raise AddressMissing(f"no store to ask: give --store URL, or set {STORE_URL}")
-    check_scheme("store", url)
+    check_scheme("store", args.store)
     from broker_config.process.retry import RetryPolicy
     from broker_config.stores import connect_store
 
     patience = RetryPolicy(seconds=5.0)
-    with set_up_logs(level="warning"), closing(connect_store(url, retry=patience)) as store:
+    with set_up_logs(level="warning"), closing(connect_store(args.store, retry=patience)) as store:
         if args.json:
             print(json.dumps(gather(store, args.site)))
         elif args.once or not sys.stdout.isatty():

@@ -12,8 +12,6 @@ from ops.cli.commands.shards import write_site_shards
 from ops.cli.recipe_files import read_recipe
 from server_worker.options import add_override_argument
 
-HELP = "train one site's clients, for a server elsewhere"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_arguments(parser)

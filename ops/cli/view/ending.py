@@ -1,7 +1,6 @@
 """The last screen of a run: how good, against what, where it is, what to do next."""
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
@@ -57,16 +56,13 @@ def duration(seconds: float) -> str:
 
 
 def curve_lines(summary: Summary, width: int) -> list[str]:
-    by_round = accuracy_by_round(RunDir(summary.run_dir).history)
+    """Of the model that ships; from the file, so that a resumed run shows the whole curve."""
+    history = read_history(RunDir(summary.run_dir).history)
+    known = {record["round"]: record["accuracy"].get("global") for record in history}
+    by_round = {number: known[number] for number in sorted(known) if known[number] is not None}
     if len(by_round) < 2:
         return []
     return curve(list(by_round.values()), list(by_round), summary.baseline_accuracy, width, CURVE_HEIGHT)
-
-
-def accuracy_by_round(history: Path) -> dict[int, float]:
-    """Of the model that ships; from the file, so that a resumed run shows the whole curve."""
-    known = {record["round"]: record["accuracy"].get("global") for record in read_history(history)}
-    return {number: known[number] for number in sorted(known) if known[number] is not None}
 
 
 def facts(summary: Summary, titles: Mapping[str, str]) -> Iterator[tuple[str, str]]:

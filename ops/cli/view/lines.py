@@ -10,16 +10,22 @@ from typing import Any, Self
 
 from broker_config.process.logs import plain
 from fedil_model.methods.interface import Display
-from ops.cli.view.interface import OUTSIDE_ROUNDS, STOPPING
 from ops.cli.view.rows import Columns, exclusions
 from ops.inspect.summary import Summary
 from server_worker.run.recipe import Recipe
-from server_worker.watch.events import ClientOutcome, RoundRecord
+from server_worker.watch.events import RoundRecord, Watchers
 from server_worker.watch.notices import Notice
 
+OUTSIDE_ROUNDS = {
+    "load_data": "reading the data",
+    "baseline": "server-only training, for comparison",
+    "pretrain": "server learns from the labels first",
+}
+STOPPING = "stopping once what is under way is safe; press Ctrl-C again to stop at once"
 
-class QuietView:
-    """Only the summary; base of the other views here."""
+
+class QuietView(Watchers):
+    """Only the summary; base of the other views: a Watcher with a beginning, an end, and an answer to Ctrl-C."""
 
     def __enter__(self) -> Self:
         return self
@@ -27,25 +33,13 @@ class QuietView:
     def __exit__(self, *error: object) -> None:
         pass
 
-    def run_started(self, first_round: int, rounds: int) -> None:
-        pass
-
-    def phase(self, round_number: int, name: str) -> None:
-        pass
-
-    def update_arrived(self, round_number: int, outcome: ClientOutcome, answered: int, selected: int) -> None:
-        pass
-
-    def round_closed(self, record: RoundRecord) -> None:
-        pass
-
-    def note(self, notice: Notice) -> None:
-        pass
-
     def stopping(self) -> None:
+        """The person has asked to stop. Called by a signal handler, in the middle of anything: it must not print
+        through buffers that the interrupted code may be filling."""
         os.write(sys.stderr.fileno(), f"\nfedil: {STOPPING}\n".encode())
 
     def finish(self, summary: Summary, recipe: Recipe, resume_line: str) -> None:
+        """The run has ended; `resume_line` is the command that continues a stopped one."""
         from ops.cli.view.ending import print_summary
 
         print_summary(summary, recipe, resume_line)

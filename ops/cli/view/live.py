@@ -13,7 +13,7 @@ from rich.text import Text
 from fedil_model.methods.interface import Display
 from ops.cli.view.curve import sparkline
 from ops.cli.view.ending import duration, print_summary
-from ops.cli.view.interface import OUTSIDE_ROUNDS, STOPPING
+from ops.cli.view.lines import OUTSIDE_ROUNDS, STOPPING, QuietView
 from ops.cli.view.rows import ACCEPTED, GAP, Column, Columns, exclusions
 from ops.inspect.summary import Summary
 from server_worker.run.recipe import Recipe
@@ -45,7 +45,7 @@ class TailColumn(ProgressColumn):
         return Text(text, no_wrap=True)
 
 
-class LiveView:
+class LiveView(QuietView):
     def __init__(self, display: Display, title: str, expected: int, console: Console | None = None) -> None:
         """`expected`: answers in a round of which nothing else is known yet"""
         self._title, self._expected = title, expected
@@ -107,7 +107,8 @@ class LiveView:
 
     def frame(self) -> RenderableType:
         """Drawn in rich's own thread while the run's thread adds notices and rounds, hence the copies."""
-        parts: list[RenderableType] = [self._heading()]
+        title = Text.assemble(("FedIL ", "bold"), (self._title, "dim"), overflow="ellipsis", no_wrap=True)
+        parts: list[RenderableType] = [title]
         if self._records:
             parts += [self._table(), self._sparkline()]
         if not self._ended:
@@ -120,9 +121,6 @@ class LiveView:
     @property
     def _width(self) -> int:
         return self._console.width - MARGIN
-
-    def _heading(self) -> Text:
-        return Text.assemble(("FedIL ", "bold"), (self._title, "dim"), overflow="ellipsis", no_wrap=True)
 
     def _table(self) -> Table:
         columns = self._columns.that_fit(self._width, self._records[-1].accuracy)

@@ -9,6 +9,7 @@ from string import ascii_uppercase
 
 import numpy as np
 
+from ops.cli.recipe_files import flatten
 from ops.inspect.report.reading import Run
 from server_worker.run.recipe import numbers_depend_on
 
@@ -95,17 +96,11 @@ def compare(runs: Sequence[Run], variants: Sequence[str] | None = None) -> Compa
 
 
 def _recipe_key(run: Run) -> str:
-    known = numbers_depend_on(run.recipe)
+    known, understood = numbers_depend_on(run.recipe), flatten(run.recipe.model_dump(mode="json"))
     # Settings that this version does not know may matter too.
-    unknown = {key: value for key, value in run.settings.items() if key not in _flat_keys(run)}
+    unknown = {key: value for key, value in run.settings.items() if key not in understood}
     kept = {key: value for key, value in {**known, **unknown}.items() if key not in _NOT_OF_THE_METHOD}
     return json.dumps(kept, sort_keys=True)
-
-
-def _flat_keys(run: Run) -> set[str]:
-    from ops.cli.recipe_files import flatten
-
-    return set(flatten(run.recipe.model_dump(mode="json")))
 
 
 def _letters() -> Iterator[str]:

@@ -1,21 +1,13 @@
 """The page that compares several runs."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from functools import partial
 
 from fedil_model.methods.interface import Model
 from ops.cli.view.ending import duration
 from ops.cli.view.rows import percent
-from ops.inspect.report.comparison import (
-    Comparison,
-    Group,
-    Spread,
-    accuracy_at,
-    baseline,
-    difference,
-    differing_settings,
-    final_accuracy,
-    seconds_a_round,
-)
+from ops.inspect.report import comparison as figures
+from ops.inspect.report.comparison import Comparison, Group, Spread
 from ops.inspect.report.comparison_plots import comparison_plots
 from ops.inspect.report.drawing import SERIES, panel
 from ops.inspect.report.rendering import render
@@ -33,7 +25,7 @@ def comparison_page(comparison: Comparison) -> str:
     recipes = "one recipe" if len(groups) == 1 else f"{len(groups)} recipes"
     shared = comparison.last_common_round()
     columns = _columns(groups[0], shared, several=len(groups) > 1)
-    keys = differing_settings([*group.runs, *group.repeated] for group in groups)
+    keys = figures.differing_settings([*group.runs, *group.repeated] for group in groups)
     return render(
         "comparison.html",
         title=f"Comparison: {' · '.join(group.name for group in groups)}",
@@ -67,32 +59,26 @@ def _columns(first: Group, shared: int | None, *, several: bool) -> list[Column]
         *(_final(model) for model in first.runs[0].display.models),
     ]
     if shared is not None:
-        columns.append(
-            (
-                f"accuracy at round {shared}, %",
-                lambda group: _percents(accuracy_at(group, "global", shared), len(group.runs)),
-            )
-        )
-        if several:
-            columns.append(
-                (f"against {first.letter}, points", lambda group: _points(group, first, shared)),
-            )
+        at_shared = partial(figures.accuracy_at, model="global", number=shared)
+        columns.append((f"accuracy at round {shared}, %", lambda group: _percents(at_shared(group), group)))
+    if shared is not None and several:
+        columns.append((f"against {first.letter}, points", lambda group: _points(group, first, shared)))
     return [
         *columns,
-        ("server-only, %", lambda group: _percents(baseline(group), len(group.runs))),
-        ("seconds a round", lambda group: _seconds(seconds_a_round(group))),
+        ("server-only, %", lambda group: _percents(figures.baseline(group), group)),
+        ("seconds a round", lambda group: f"{s.mean:.2f}" if (s := figures.seconds_a_round(group)) else "–"),
     ]
 
 
 def _final(model: Model) -> Column:
     title = "accuracy at the end, %" if model.name == "global" else f"{model.title} at the end, %"
-    return title, lambda group: _percents(final_accuracy(group, model.name), len(group.runs))
+    return title, lambda group: _percents(figures.final_accuracy(group, model.name), group)
 
 
-def _percents(spread: Spread | None, runs: int) -> str:
+def _percents(spread: Spread | None, group: Group) -> str:
     if spread is None:
         return "–"
-    fewer = f", n = {spread.n}" if spread.n < runs else ""
+    fewer = f", n = {spread.n}" if spread.n < len(group.runs) else ""
     if spread.deviation is None:
         return percent(spread.mean) + fewer
     low, high = min(spread.values), max(spread.values)
@@ -102,15 +88,11 @@ def _percents(spread: Spread | None, runs: int) -> str:
 def _points(group: Group, first: Group, shared: int) -> str:
     if group is first:
         return ""
-    spread = difference(group, first, shared)
+    spread = figures.difference(group, first, shared)
     if spread is None:
         return "no seed in common"
     deviation = "" if spread.deviation is None else f" ± {percent(spread.deviation)}"
     return f"{100 * spread.mean:+.2f}{deviation} (n = {spread.n})".replace("-", "−")
-
-
-def _seconds(spread: Spread | None) -> str:
-    return "–" if spread is None else f"{spread.mean:.2f}"
 
 
 def _values(group: Group, key: str) -> str:
@@ -128,11 +110,7 @@ def _runs(comparison: Comparison) -> Iterator[tuple[Cell, ...]]:
                 run.label,
                 run.recipe.seed,
                 run.state,
-                _last(run.accuracy("global")),
+                percent(next(reversed(run.accuracy("global").values()), None)),
                 duration(sum(record.seconds.get("total", 0.0) for record in run.records)),
                 meaning_of(run).headline,
             )
-
-
-def _last(by_round: Mapping[int, float]) -> str:
-    return percent(list(by_round.values())[-1] if by_round else None)

@@ -1,26 +1,14 @@
 """Curves of several runs: the mean over seeds as a line, lowest to highest as a band, single seeds thin."""
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
+from ops.inspect.report import drawing
 from ops.inspect.report.comparison import Comparison, Group, Series, final_accuracy
-from ops.inspect.report.curves import few_ticks_on_log, only_positive, room_at_hundred, series_of
-from ops.inspect.report.drawing import (
-    DASHES,
-    FAINT,
-    MARKERS,
-    SERIES,
-    NothingToDraw,
-    Plot,
-    label,
-    legend,
-    percent_axis,
-    percent_formatter,
-    rounds_axis,
-)
+from ops.inspect.report.curves import few_ticks_on_log, only_finite, room_at_hundred, series_of
+from ops.inspect.report.drawing import FAINT, MARKERS, SERIES, NothingToDraw, Plot
 from ops.inspect.report.reading import Run
 from server_worker.watch.events import RoundRecord
 
@@ -34,13 +22,7 @@ MOST_GROUPS_IN_A_LEGEND = 20
 
 
 def by_round(value: Callable[[RoundRecord], float | None]) -> Series:
-    def series(run: Run) -> dict[int, float]:
-        found = {record.round: value(record) for record in run.records}
-        return {
-            number: known for number, known in found.items() if known is not None and math.isfinite(known)
-        }
-
-    return series
+    return lambda run: only_finite({record.round: value(record) for record in run.records})
 
 
 Curve = tuple[str, str, str, Series]
@@ -49,9 +31,7 @@ Curve = tuple[str, str, str, Series]
 
 def curves_of(comparison: Comparison) -> dict[str, Curve]:
     """By name: the engine's, and what the methods of the runs declare"""
-    displays = list(
-        {run.recipe.method.name: run.display for g in comparison.groups for run in g.runs}.values()
-    )
+    displays = {run.recipe.method.name: run.display for run in comparison.runs}.values()
     found: dict[str, Curve] = {}
     for model in (model for display in displays for model in display.models):
         title = "Test accuracy" if model.name == "global" else f"Test accuracy: {model.title}"
@@ -65,17 +45,9 @@ def curves_of(comparison: Comparison) -> dict[str, Curve]:
         for series in chart.series:
             scale = "percent" if series.unit == "share" else "log" if chart.log else "plain"
             curve = (f"{chart.title}: {series.title}", series.unit or series.title, scale)
-            found.setdefault(series.name, (*curve, _declared(series.name, chart.log)))
+            found.setdefault(series.name, (*curve, partial(series_of, name=series.name, positive=chart.log)))
     found["seconds"] = "Time of a round", "seconds", "plain", by_round(lambda r: r.seconds.get("total"))
     return found
-
-
-def _declared(name: str, positive: bool) -> Series:
-    def series(run: Run) -> dict[int, float]:
-        known = series_of(run.records, name)
-        return only_positive(known) if positive else known
-
-    return series
 
 
 def comparison_plots(comparison: Comparison) -> list[Plot]:
@@ -98,16 +70,6 @@ def comparison_plots(comparison: Comparison) -> list[Plot]:
     return [drawn[0], final, *drawn[1:]]
 
 
-class Look(TypedDict):
-    color: str
-    linestyle: str
-
-
-def style(place: int) -> Look:
-    """Colour and dashes; dashes also distinguish groups whose colours repeat or cannot be seen."""
-    return Look(color=SERIES[place % len(SERIES)], linestyle=DASHES[place % len(DASHES)])
-
-
 def draw_curve(figure: "Figure", comparison: Comparison, axis: str, scale: str, series: Series) -> None:
     axes = figure.subplots()
     if scale == "log":
@@ -118,16 +80,16 @@ def draw_curve(figure: "Figure", comparison: Comparison, axis: str, scale: str, 
         rounds |= _draw_group(axes, group, place, series, named)
     if not rounds:
         raise NothingToDraw("no run has measured it")
-    rounds_axis(axes, rounds)
+    drawing.rounds_axis(axes, rounds)
     axes.set_ylabel(axis)
     if scale == "percent":
         room_at_hundred(axes)
-        percent_axis(axes, axis)
+        drawing.percent_axis(axes, axis)
     elif scale == "plain":
         axes.set_ylim(bottom=0, top=None if axes.dataLim.y1 > 0 else 1)
     elif scale == "log":
         few_ticks_on_log(axes)
-    legend(axes, columns=2 if len(comparison.groups) <= MOST_NAMED_GROUPS else 5)
+    drawing.legend(axes, columns=2 if len(comparison.groups) <= MOST_NAMED_GROUPS else 5)
 
 
 def _legend_rows(comparison: Comparison) -> int:
@@ -136,10 +98,12 @@ def _legend_rows(comparison: Comparison) -> int:
 
 
 def _draw_group(axes: "Axes", group: Group, place: int, series: Series, named: bool) -> set[int]:
-    look = style(place)
+    look = drawing.look(place)
     measured = replace(group, runs=tuple(run for run in group.runs if series(run)))
     rounds, matrix = measured.common(series)
-    several = len(measured.runs) > 1
+    runs = len(measured.runs)
+    several = runs > 1
+    text = f"{drawing.label(group.label, 22)} (n = {runs})" if named else f"{group.letter} ({runs})"
     if several:
         for run in measured.runs:
             values = series(run)
@@ -152,26 +116,20 @@ def _draw_group(axes: "Axes", group: Group, place: int, series: Series, named: b
             rounds,
             matrix.mean(axis=0),
             **look,
-            label=_legend_text(group, len(measured.runs), named) if place < MOST_GROUPS_IN_A_LEGEND else None,
+            label=text if place < MOST_GROUPS_IN_A_LEGEND else None,
             marker=MARKERS[place % len(MARKERS)] if len(rounds) <= 12 else "",
         )
     return {number for run in measured.runs for number in series(run)}
 
 
-def _legend_text(group: Group, runs: int, named: bool) -> str:
-    return f"{label(group.label, 22)} (n = {runs})" if named else f"{group.letter} ({runs})"
-
-
 def draw_final(figure: "Figure", comparison: Comparison) -> None:
     axes = figure.subplots()
-    drawn = [
-        (place, group) for place, group in enumerate(comparison.groups) if final_accuracy(group, "global")
-    ]
-    if not drawn:
+    spreads = [final_accuracy(group, "global") for group in comparison.groups]
+    if not any(spreads):
         raise NothingToDraw("no run was evaluated")
-    for place, group in drawn:
-        spread = final_accuracy(group, "global")
-        assert spread is not None
+    for place, (group, spread) in enumerate(zip(comparison.groups, spreads, strict=True)):
+        if spread is None:
+            continue
         colour = SERIES[place % len(SERIES)]
         axes.plot(spread.values, [place] * spread.n, MARKERS[place % len(MARKERS)], color=colour, alpha=0.75)
         axes.plot([spread.mean] * 2, [place - 0.3, place + 0.3], color=colour, linewidth=2.2)
@@ -182,11 +140,11 @@ def draw_final(figure: "Figure", comparison: Comparison) -> None:
                 )
     axes.set_yticks(
         range(len(comparison.groups)),
-        [f"{label(group.label, 22)}\n(n = {len(group.runs)})" for group in comparison.groups],
+        [f"{drawing.label(group.label, 22)}\n(n = {len(group.runs)})" for group in comparison.groups],
     )
     axes.set_ylim(len(comparison.groups) - 0.4, -0.6)
     axes.set_xlabel("accuracy")
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
-    axes.xaxis.set_major_formatter(percent_formatter())
+    axes.xaxis.set_major_formatter(drawing.percent_formatter())

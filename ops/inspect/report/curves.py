@@ -3,9 +3,9 @@
 import math
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,7 +13,6 @@ from fedil_model.methods.interface import Chart, ClientValue
 from ops.inspect.report import drawing
 from ops.inspect.report.drawing import NothingToDraw, Plot
 from ops.inspect.report.reading import Run
-from server_worker.watch.events import RoundRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -112,15 +111,9 @@ def draw_accuracy(figure: "Figure", run: Run) -> None:
     if not run.evaluated:
         raise NothingToDraw("no round was evaluated")
     for place, model in enumerate(run.display.models):
-        if known := run.accuracy(model.name):
-            axes.plot(
-                list(known),
-                list(known.values()),
-                color=_look(place)["color"],
-                linestyle=_look(place)["linestyle"],
-                marker=drawing.marker_for(len(known)),
-                label=drawing.label(model.title),
-            )
+        known = run.accuracy(model.name)
+        marker = drawing.marker_for(len(known))
+        _line(axes, known, drawing.label(model.title), **drawing.look(place), marker=marker)
     if run.baseline is not None:
         axes.axhline(run.baseline, color=drawing.FAINT, linestyle=(0, (1, 1.5)), label="server-only")
     drawing.rounds_axis(axes, rounds)
@@ -137,34 +130,31 @@ def draw_delta_norm(figure: "Figure", run: Run) -> None:
     axes.set_yscale("log")
     # NaN breaks the line in rounds without a step.
     moved = {number: norm if 0 < norm < math.inf else math.nan for number, norm in norms.items()}
-    _line(axes, moved, drawing.BLUE, "‖Δθ‖", linewidth=0.8, marker=drawing.marker_for(len(norms)))
-    _line(axes, only_positive(averages), drawing.RED, "mean of 10", linewidth=2.0)
-    still = [number for number, norm in norms.items() if norm == 0]
-    if still:
-        bottom = axes.get_xaxis_transform()
-        axes.plot(
-            still,
-            [0.02] * len(still),
-            "x",
-            color=drawing.PURPLE,
-            transform=bottom,
-            label=f"Δθ = 0 ({len(still)} rounds)",
-        )
+    marker = drawing.marker_for(len(norms))
+    _line(axes, moved, "‖Δθ‖", color=drawing.BLUE, linewidth=0.8, marker=marker)
+    _line(axes, only_positive(averages), "mean of 10", color=drawing.RED, linewidth=2.0)
+    still = {number: 0.02 for number, norm in norms.items() if norm == 0}
+    bottom: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "color": drawing.PURPLE}
+    _line(axes, still, f"Δθ = 0 ({len(still)} rounds)", **bottom, marker="x", linestyle="None")
     drawing.rounds_axis(axes, rounds)
     few_ticks_on_log(axes)
     axes.set_ylabel("norm")
     drawing.legend(axes, columns=4)
 
 
-def only_positive(values: dict[int, float] | dict[int, float | None]) -> dict[int, float]:
-    return {key: value for key, value in values.items() if value is not None and 0 < value < math.inf}
+def only_finite(values: Mapping[int, float | None]) -> dict[int, float]:
+    return {key: value for key, value in values.items() if value is not None and math.isfinite(value)}
 
 
-def _line(axes: "Axes", values: dict[int, float], colour: str, name: str, **style: object) -> None:
+def only_positive(values: Mapping[int, float | None]) -> dict[int, float]:
+    return {key: value for key, value in only_finite(values).items() if value > 0}
+
+
+def _line(axes: "Axes", values: dict[int, float], name: str, **style: Any) -> None:
     if len(values) == 1:
         style.setdefault("marker", "o")  # a single round has no line
     if values:
-        axes.plot(list(values), list(values.values()), color=colour, label=name, **style)  # type: ignore[arg-type]
+        axes.plot(list(values), list(values.values()), label=name, **style)
 
 
 def few_ticks_on_log(axes: "Axes") -> None:
@@ -199,8 +189,8 @@ def draw_client_value(figure: "Figure", run: Run, value: ClientValue) -> None:
         axes.axhline(value.threshold, color=drawing.INK, linewidth=1.0)
     declared = {outcome.name: outcome.title for outcome in run.display.outcomes}
     order = [*ENGINE_OUTCOMES, *declared]
-    for kind in sorted(points, key=lambda kind: order.index(kind) if kind in order else len(order)):
-        place = order.index(kind) if kind in order else len(order)
+    places = {kind: order.index(kind) if kind in order else len(order) for kind in points}
+    for kind, place in sorted(places.items(), key=lambda item: item[1]):
         colour, marker = STYLES[place % len(STYLES)]
         xs, ys = zip(*points[kind], strict=True)
         # With thousands of points a bitmap is smaller than vector shapes.
@@ -223,7 +213,7 @@ def draw_client_value(figure: "Figure", run: Run, value: ClientValue) -> None:
 def draw_chart(figure: "Figure", run: Run, chart: Chart) -> None:
     """The declared series of one chart; without those that stay 0."""
     rounds, axes = _rounds(run), figure.subplots()
-    found = {series: series_of(run.records, series.name) for series in chart.series}
+    found = {series: series_of(run, series.name) for series in chart.series}
     drawn = {series: values for series, values in found.items() if any(values.values())}
     if not drawn:
         raise NothingToDraw("not known" if not any(found.values()) else "zero in every round")
@@ -231,8 +221,8 @@ def draw_chart(figure: "Figure", run: Run, chart: Chart) -> None:
         axes.set_yscale("log")
         drawn = {series: only_positive(values) for series, values in drawn.items()}
     for place, (series, values) in enumerate(drawn.items()):
-        style = {**_look(place), "marker": drawing.marker_for(len(values))}
-        _line(axes, values, str(style.pop("color")), drawing.label(series.title, 22), **style)
+        marker = drawing.marker_for(len(values))
+        _line(axes, values, drawing.label(series.title, 22), **drawing.look(place), marker=marker)
     drawing.rounds_axis(axes, rounds)
     units = {series.unit for series in drawn}
     if units == {"share"}:
@@ -247,16 +237,9 @@ def draw_chart(figure: "Figure", run: Run, chart: Chart) -> None:
     drawing.legend(axes)
 
 
-def series_of(records: Sequence[RoundRecord], name: str) -> dict[int, float]:
-    found = {record.round: record.series.get(name) for record in records}
-    return {number: value for number, value in found.items() if value is not None and math.isfinite(value)}
-
-
-def _look(place: int) -> dict[str, str]:
-    return {
-        "color": drawing.SERIES[place % len(drawing.SERIES)],
-        "linestyle": drawing.DASHES[(place // len(drawing.SERIES) + place) % len(drawing.DASHES)],
-    }
+def series_of(run: Run, name: str, *, positive: bool = False) -> dict[int, float]:
+    found = {record.round: record.series.get(name) for record in run.records}
+    return only_positive(found) if positive else only_finite(found)
 
 
 def room_at_hundred(axes: "Axes") -> None:
@@ -270,27 +253,31 @@ def draw_seconds(figure: "Figure", run: Run) -> None:
     phases = [phase for phase in PHASES if any(record.seconds.get(phase) for record in run.records)]
     if not phases:
         raise NothingToDraw("the history holds no times")
-    heights = np.array([[_seconds(record, phase) for record in run.records] for phase in phases])
-    names, colours = [PHASES[phase][0] for phase in phases], [PHASES[phase][1] for phase in phases]
+    seconds = np.array([[record.seconds.get(phase, 0.0) for record in run.records] for phase in phases])
+    heights = np.where(np.isfinite(seconds), seconds, 0.0)
+    names, colours = zip(*(PHASES[phase] for phase in phases), strict=True)
     if len(rounds) <= MOST_BARS:
-        bottoms = np.vstack([np.zeros(len(rounds)), heights.cumsum(axis=0)[:-1]])
-        for height, bottom, name, colour in zip(heights, bottoms, names, colours, strict=True):
-            axes.bar(rounds, height, bottom=bottom, width=0.8, color=colour, label=name, linewidth=0)
+        _stacked_bars(axes, rounds, heights, names, colours)
     else:
         axes.stackplot(rounds, heights, labels=names, colors=colours, linewidth=0)
     evaluation = {
         record.round: record.seconds["evaluate"] for record in run.records if "evaluate" in record.seconds
     }
-    _line(axes, evaluation, drawing.INK, "evaluation (beside)", linestyle=":", linewidth=1.2)
+    _line(axes, evaluation, "evaluation (beside)", color=drawing.INK, linestyle=":", linewidth=1.2)
     drawing.rounds_axis(axes, rounds)
     axes.set_ylabel("seconds")
     axes.set_ylim(bottom=0)
     drawing.legend(axes)
 
 
-def _seconds(record: RoundRecord, phase: str) -> float:
-    value = record.seconds.get(phase, 0.0)
-    return value if math.isfinite(value) else 0.0
+def _stacked_bars(
+    axes: "Axes", rounds: Sequence[int], heights: np.ndarray, names: Sequence[str], colours: Sequence[str]
+) -> None:
+    """`heights`: names × rounds"""
+    bottoms = heights.cumsum(axis=0) - heights
+    for place, name in enumerate(names):
+        colour = colours[place % len(colours)]
+        axes.bar(rounds, heights[place], bottom=bottoms[place], color=colour, label=name, linewidth=0)
 
 
 def draw_staleness(figure: "Figure", run: Run) -> None:
@@ -302,15 +289,9 @@ def draw_staleness(figure: "Figure", run: Run) -> None:
     levels = sorted({staleness for found in by_round.values() for staleness in found})
     if not levels:
         raise NothingToDraw("no update carries its staleness")
-    bottoms = np.zeros(len(rounds))
     colours = (drawing.SKY, drawing.BLUE, drawing.GREEN, drawing.ORANGE, drawing.RED, drawing.PURPLE)
-    for place, level in enumerate(levels):
-        heights = np.array([by_round[number].count(level) for number in rounds])
-        name = f"{level} old"
-        axes.bar(
-            rounds, heights, bottom=bottoms, color=colours[place % len(colours)], label=name, linewidth=0
-        )
-        bottoms += heights
+    heights = np.array([[by_round[number].count(level) for number in rounds] for level in levels])
+    _stacked_bars(axes, rounds, heights, [f"{level} old" for level in levels], colours)
     drawing.rounds_axis(axes, rounds)
     axes.set_ylabel("updates")
     drawing.legend(axes, columns=4)

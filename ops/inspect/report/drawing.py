@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 from xml.etree import ElementTree
 
 from markupsafe import Markup
@@ -29,15 +29,8 @@ DASHES = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 _CSS_NAMES = {
-    INK: "--ink",
-    FAINT: "--faint",
-    GRID: "--grid",
-    BLUE: "--blue",
-    ORANGE: "--orange",
-    GREEN: "--green",
-    RED: "--red",
-    PURPLE: "--purple",
-    SKY: "--sky",
+    **{INK: "--ink", FAINT: "--faint", GRID: "--grid"},
+    **{BLUE: "--blue", ORANGE: "--orange", GREEN: "--green", RED: "--red", PURPLE: "--purple", SKY: "--sky"},
 }
 _STYLE = Path(__file__).parent / "templates" / "plots.mplstyle"
 _COLOURS: dict[Any, Any] = {
@@ -45,8 +38,8 @@ _COLOURS: dict[Any, Any] = {
     **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), FAINT),
     "grid.color": GRID,
 }
-_DOTS_PER_INCH = {"png": 300, "svg": 150, "pdf": 300}
-_PAGE_DOTS_PER_INCH = 150
+_CHANGES_EACH_TIME = {"png": "Software", "svg": "Date", "pdf": "CreationDate"}
+"""Metadata by file format"""
 _SVG = "{http://www.w3.org/2000/svg}"
 _LINK = "{http://www.w3.org/1999/xlink}href"
 
@@ -79,20 +72,12 @@ def _our_settings(name: str) -> Iterator[None]:
     """Ignores the user's matplotlibrc."""
     import matplotlib
 
-    with matplotlib.rc_context(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # missing glyphs, tight layouts
+    # Warnings are of missing glyphs and tight layouts.
+    with matplotlib.rc_context(), warnings.catch_warnings(action="ignore"):
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(matplotlib.rc_params_from_file(_STYLE, use_default_template=False))
         matplotlib.rcParams.update({**_COLOURS, "svg.hashsalt": name})
         yield
-
-
-def _drawn(plot: Plot) -> "Figure":
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=plot.size, layout="constrained")
-    plot.draw(figure)
-    return figure
 
 
 @dataclass(frozen=True)
@@ -113,28 +98,20 @@ def panel(plot: Plot) -> Panel:
 
 
 def inline_svg(plot: Plot) -> Markup:
-    file = io.BytesIO()
-    with _our_settings(plot.name):
-        figure = _drawn(plot)
-        figure.savefig(file, format="svg", dpi=_PAGE_DOTS_PER_INCH, transparent=True, metadata={"Date": None})
     # Parsing drops the comments, which repeat every label, and guarantees well-formed markup.
-    root = ElementTree.fromstring(file.getvalue())
+    root = ElementTree.fromstring(_saved(plot, "svg", dpi=150, transparent=True))
     return Markup(_with_css_colours(_as_html(root, plot)))
 
 
 def _as_html(root: ElementTree.Element, plot: Plot) -> str:
     for parent in root.iter():
         # A style element would apply to the whole page, whose style sheet has the same rule.
-        for child in [c for c in parent if c.tag == f"{_SVG}metadata" or c.tag == f"{_SVG}style"]:
-            parent.remove(child)
-    names = {
-        node.get("id"): f"{plot.name}-{place}" for place, node in enumerate(root.iter()) if node.get("id")
-    }
+        parent[:] = [child for child in parent if child.tag not in (f"{_SVG}metadata", f"{_SVG}style")]
     for node in root.iter():
         node.tag = node.tag.removeprefix(_SVG)
         for key, value in list(node.attrib.items()):
             del node.attrib[key]
-            node.set("href" if key == _LINK else key, _renamed(key, value, names))
+            node.set(*_own_attribute(key, value, plot.name))
     for key in ("width", "height", "version"):
         root.attrib.pop(key, None)
     root.set("role", "img")
@@ -142,20 +119,19 @@ def _as_html(root: ElementTree.Element, plot: Plot) -> str:
     return ElementTree.tostring(root, encoding="unicode", short_empty_elements=False)
 
 
-def _renamed(key: str, value: str, names: dict[str | None, str]) -> str:
+def _own_attribute(key: str, value: str, name: str) -> tuple[str, str]:
     """Ids are made unique, because all drawings share one page."""
     if key == "id":
-        return names[value]
-    if key == _LINK and value.startswith("#"):
-        return f"#{names[value[1:]]}"
-    return re.sub(r"url\(#([^)]*)\)", lambda found: f"url(#{names[found[1]]})", value)
+        return key, f"{name}-{value}"
+    if key == _LINK:
+        return "href", f"#{name}-{value[1:]}" if value.startswith("#") else value
+    return key, value.replace("url(#", f"url(#{name}-")
 
 
 def _with_css_colours(svg: str) -> str:
     """Only in style attributes: presentation attributes cannot hold variables, and matplotlib writes none."""
-    for colour, name in _CSS_NAMES.items():
-        svg = re.sub(rf"(?<=: ){colour}\b", f"var({name})", svg)
-    return svg
+    colours = "|".join(_CSS_NAMES)
+    return re.sub(rf"(?<=: )({colours})\b", lambda found: f"var({_CSS_NAMES[found[0]]})", svg)
 
 
 def write_plots(plots: Iterable[Plot], folder: Path, ending: str) -> tuple[list[Path], list[str]]:
@@ -165,7 +141,8 @@ def write_plots(plots: Iterable[Plot], folder: Path, ending: str) -> tuple[list[
     for plot in plots:
         path = folder / f"{plot.name}.{ending}"
         try:
-            write_atomically(path, [_file_body(plot, ending)])
+            dots_per_inch = 150 if ending == "svg" else 300
+            write_atomically(path, [_saved(plot, ending, dpi=dots_per_inch, bbox_inches="tight")])
         except NothingToDraw as reason:
             absent.append(f"{plot.name}: {reason}")
         else:
@@ -173,14 +150,14 @@ def write_plots(plots: Iterable[Plot], folder: Path, ending: str) -> tuple[list[
     return written, absent
 
 
-def _file_body(plot: Plot, ending: str) -> bytes:
+def _saved(plot: Plot, ending: str, **how: Any) -> bytes:
+    from matplotlib.figure import Figure
+
     file = io.BytesIO()
-    no_date = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
     with _our_settings(plot.name):
-        figure = _drawn(plot)
-        figure.savefig(
-            file, format=ending, dpi=_DOTS_PER_INCH[ending], bbox_inches="tight", metadata=no_date[ending]
-        )
+        figure = Figure(figsize=plot.size, layout="constrained")
+        plot.draw(figure)
+        figure.savefig(file, format=ending, metadata={_CHANGES_EACH_TIME[ending]: None}, **how)
     return file.getvalue()
 
 
@@ -227,6 +204,16 @@ def legend(axes: "Axes", columns: int = 3) -> None:
             handlelength=1.6,
             handletextpad=0.5,
         )
+
+
+class Look(TypedDict):
+    color: str
+    linestyle: str
+
+
+def look(place: int) -> Look:
+    """Colour and dashes; dashes also distinguish lines whose colours repeat or cannot be seen."""
+    return Look(color=SERIES[place % len(SERIES)], linestyle=DASHES[place % len(DASHES)])
 
 
 def marker_for(points: int) -> str | None:

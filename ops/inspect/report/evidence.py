@@ -3,7 +3,7 @@ often written on another machine than the run; a part is then `Missing` and stat
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -26,7 +26,7 @@ from ops.inspect.report.held_labels import HeldLabels, find_held_labels
 from ops.inspect.report.reading import Run
 from ops.inspect.run_reading import load_weights
 from ops.local.cluster import has_redis, redis_left_by
-from server_worker.run.checkpoint import CheckpointFolder
+from server_worker.run.checkpoint import Checkpoint, CheckpointFolder
 from server_worker.run.digests import ledger_digest, model_digest
 
 _T = TypeVar("_T")
@@ -34,8 +34,10 @@ _TRIES = 3
 """A running server replaces its files while they are read."""
 
 
-@dataclass(frozen=True)
-class Missing:
+@dataclass
+class Missing(Exception):
+    """Takes the place of a part, and is raised by the parts that need it."""
+
     why: str
 
 
@@ -60,19 +62,18 @@ class Evidence:
 def gather(run: Run, store_url: str | None) -> Evidence:
     """`store_url`: where the ledgers of a deployment are."""
     repeatable_on(torch.device("cpu"))  # the same bits as in the run
-    checkpoints = CheckpointFolder(run.where.checkpoints)
     tries = _TRIES if run.running else 1
-    latest = _tried("the checkpoint", checkpoints.latest, tries)
+    latest = _tried("the checkpoint", CheckpointFolder(run.where.checkpoints).latest, tries)
     dataset = _tried("the data", lambda: _open(run))
-    train = dataset if isinstance(dataset, Missing) else _tried("the training data", dataset.load_train)
-    ledgers = _ledgers(run, store_url)
+    train = _tried("the training data", lambda: _known(dataset).load_train())
+    ledgers = _tried("the ledgers", lambda: _ledgers(run, store_url), tries)
     return Evidence(
-        quality=dataset if isinstance(dataset, Missing) else _quality(run, dataset),
+        quality=_tried("the model or its test data", lambda: _quality(run, _known(dataset))),
         quality_round=0 if latest is None or isinstance(latest, Missing) else latest.round,
         class_names=() if isinstance(dataset, Missing) else dataset.class_names,
-        class_counts=_class_counts(run, dataset, train),
-        held_labels=_held_labels(run, dataset, train, ledgers),
-        digests=_digests(run, checkpoints, ledgers),
+        class_counts=_tried("the split", lambda: _class_counts(run, dataset, train)),
+        held_labels=_tried("the ledgers", lambda: _held_labels(run, dataset, train, ledgers)),
+        digests=_digests(run, latest, ledgers),
     )
 
 
@@ -82,9 +83,17 @@ def _tried(what: str, step: Callable[[], _T], tries: int = 1) -> _T | Missing:
     for _ in range(tries):
         try:
             return step()
+        except Missing as missing:
+            return missing
         except Exception as error:
             why = " ".join(str(error).split()) or type(error).__name__
     return Missing(f"{what} cannot be read: {without_password(why)}")
+
+
+def _known(part: _T | Missing) -> _T:
+    if isinstance(part, Missing):
+        raise part
+    return part
 
 
 def _open(run: Run) -> Dataset:
@@ -92,77 +101,62 @@ def _open(run: Run) -> Dataset:
     return open_dataset(with_data_root(run.recipe.data).model_copy(update={"download": False}))
 
 
-def _quality(run: Run, dataset: Dataset) -> Quality | Missing:
-    return _tried(
-        "the model or its test data",
-        lambda: measure(
-            load_weights(run.where.root, run.recipe, "global", dataset), dataset, run.recipe.autocast
-        ),
-    )
+def _quality(run: Run, dataset: Dataset) -> Quality:
+    network = load_weights(run.where.root, run.recipe, "global", dataset)
+    return measure(network, dataset, run.recipe.autocast)
 
 
-def _class_counts(run: Run, dataset: Dataset | Missing, train: Samples | Missing) -> np.ndarray | Missing:
+def _class_counts(run: Run, dataset: Dataset | Missing, train: Samples | Missing) -> np.ndarray:
     if run.split is None:
-        return Missing("there is no readable split.json in the folder")
-    if isinstance(dataset, Missing):
-        return dataset
-    if isinstance(train, Missing):
-        return train
-    labels, classes = train.labels.numpy(), len(dataset.class_names)
+        raise Missing("there is no readable split.json in the folder")
+    classes, labels = len(_known(dataset).class_names), _known(train).labels.numpy()
     holders = (run.split.labelled, *run.split.clients)
     if max(int(held.max(initial=-1)) for held in holders) >= len(labels):
-        return Missing(f"split.json speaks of more samples than the {len(labels)} there are: other data")
+        raise Missing(f"split.json speaks of more samples than the {len(labels)} there are: other data")
     return np.stack([np.bincount(labels[held], minlength=classes) for held in holders])
 
 
-def _ledgers(run: Run, store_url: str | None) -> Ledgers | Missing:
-    here, of_a_cluster = run.where.ledgers.is_dir(), has_redis(run.where.root)
-    url = store_url or (None if here else os.environ.get(STORE_URL))
-    if url is None and not here and not (run.records or run.rounds_lost):
-        return Missing("no client has a ledger in the folder: no round has closed yet")
-    if url is None and not here and of_a_cluster and run.running:
-        return Missing(
-            "the cluster goes on and has the ledgers in its Redis: name it with --store URL, as it said at its start"
-        )
-    if url is None and not here and not of_a_cluster:
-        return Missing(
+def _ledgers(run: Run, store_url: str | None) -> Ledgers:
+    name = run.run_id or run.recipe.name  # earlier simulations had no run id
+    with ExitStack() as stack:
+        store: Store = MemoryStore(run.where.ledgers)
+        if store_url or not run.where.ledgers.is_dir():
+            url = store_url or os.environ.get(STORE_URL) or stack.enter_context(_redis_left_by(run))
+            store = RedisStore(url, run.recipe.site_of, RetryPolicy(seconds=0.0))
+        stack.callback(store.close)
+        newest = {client: body for client, (_, body) in store.latest(name).items()}
+        return Ledgers(newest, ledger_digest(store, name) if newest else "")
+
+
+def _redis_left_by(run: Run) -> AbstractContextManager[str]:
+    """Of a cluster that has ended"""
+    if not (run.records or run.rounds_lost):
+        raise Missing("no client has a ledger in the folder: no round has closed yet")
+    if not has_redis(run.where.root):
+        raise Missing(
             "the ledgers are not in the folder: a deployment keeps them in Redis, name it with --store URL"
         )
-
-    def read() -> Ledgers:
-        name = run.run_id or run.recipe.name  # earlier simulations had no run id
-        with ExitStack() as stack:
-            redis = url if url or here else stack.enter_context(redis_left_by(run.where.root))
-            store: Store = MemoryStore(run.where.ledgers)
-            if redis is not None:
-                store = RedisStore(redis, run.recipe.site_of, RetryPolicy(seconds=0.0))
-            stack.callback(store.close)
-            newest = {client: body for client, (_, body) in store.latest(name).items()}
-            return Ledgers(newest, ledger_digest(store, name) if newest else "")
-
-    return _tried("the ledgers", read, _TRIES if run.running else 1)
+    if run.running:
+        raise Missing(
+            "the cluster goes on and has the ledgers in its Redis: name it with --store URL, as it said at its start"
+        )
+    return redis_left_by(run.where.root)
 
 
 def _held_labels(
     run: Run, dataset: Dataset | Missing, train: Samples | Missing, ledgers: Ledgers | Missing
-) -> HeldLabels | Missing:
+) -> HeldLabels:
     split, view = run.split, find_method(run.recipe.method.name).view_state
     if view is None:
-        return Missing(f"clients of method {run.recipe.method.name} keep no labels")
+        raise Missing(f"clients of method {run.recipe.method.name} keep no labels")
     if split is None or not any(len(held) for held in split.clients):
-        return Missing("the clients’ samples are at their sites")
-    for part in (dataset, train, ledgers):
-        if isinstance(part, Missing):
-            return part
-    assert isinstance(dataset, Dataset)
-    assert isinstance(train, Samples)
-    assert isinstance(ledgers, Ledgers)
-    classes, newest = len(dataset.class_names), ledgers.newest
-    return _tried("the ledgers", lambda: find_held_labels(newest, split, train, classes, view))
+        raise Missing("the clients’ samples are at their sites")
+    classes, samples, newest = len(_known(dataset).class_names), _known(train), _known(ledgers).newest
+    return find_held_labels(newest, split, samples, classes, view)
 
 
-def _digests(run: Run, checkpoints: CheckpointFolder, ledgers: Ledgers | Missing) -> dict[str, str]:
-    model = _tried("the checkpoint", lambda: model_digest(checkpoints.latest()))
+def _digests(run: Run, latest: Checkpoint | Missing | None, ledgers: Ledgers | Missing) -> dict[str, str]:
+    model = _tried("the checkpoint", lambda: model_digest(_known(latest)))
     found = {
         run.display.models[0].title: "" if isinstance(model, Missing) else model,
         "ledgers": "" if isinstance(ledgers, Missing) else ledgers.digest,

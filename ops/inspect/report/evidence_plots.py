@@ -1,13 +1,12 @@
 """Plots of the evidence: confusion matrix, accuracy by class, classes of each client, and samples."""
 
-import math
 from collections.abc import Sequence
 from functools import partial
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ops.inspect.quality import Quality
 from ops.inspect.report.drawing import BLUE, GREEN, RED, NothingToDraw, Plot, label, percent_axis, rounds_axis
 from ops.inspect.report.evidence import Evidence, Missing
 from ops.inspect.report.held_labels import Picture
@@ -23,24 +22,23 @@ MOST_NUMBERED_CLASSES = 12
 _PICTURES_IN_A_ROW = 12
 
 
-def confusion_plot(evidence: Evidence) -> Plot:
-    return Plot(
-        "confusion",
-        "Confusion matrix",
-        partial(draw_confusion, evidence=evidence),
-        "Rows: the true class; columns: what the global model predicts. Colour: share of the row.",
-        size=(4.8, 4.2),
-    )
-
-
-def per_class_plot(run: Run, evidence: Evidence) -> Plot:
-    return Plot(
-        "per_class",
-        "Accuracy by class, round by round",
-        partial(draw_per_class, run=run, names=evidence.class_names),
-        "The global model on each class of the test set.",
-        size=(4.8, 4.2),
-    )
+def quality_plots(run: Run, evidence: Evidence) -> list[Plot]:
+    return [
+        Plot(
+            "confusion",
+            "Confusion matrix",
+            partial(draw_confusion, evidence=evidence),
+            "Rows: the true class; columns: what the global model predicts. Colour: share of the row.",
+            size=(4.8, 4.2),
+        ),
+        Plot(
+            "per_class",
+            "Accuracy by class, round by round",
+            partial(draw_per_class, run=run, names=evidence.class_names),
+            "The global model on each class of the test set.",
+            size=(4.8, 4.2),
+        ),
+    ]
 
 
 def split_plot(run: Run, evidence: Evidence) -> Plot:
@@ -71,13 +69,15 @@ def draw_confusion(figure: "Figure", evidence: Evidence) -> None:
     quality = evidence.quality
     if isinstance(quality, Missing):
         raise NothingToDraw(quality.why)
-    shares = row_shares(quality)
+    counts = np.array(quality.confusion, dtype=np.float64)
+    with np.errstate(invalid="ignore"):  # NaN in the rows of classes without test samples
+        shares = counts / counts.sum(axis=1, keepdims=True)
     axes = figure.subplots()
     image = axes.imshow(shares, cmap="cividis", vmin=0.0, vmax=1.0)
     _colour_bar(figure, image, axes, shrink=0.8)
     classes = len(quality.class_names)
     if classes <= MOST_NUMBERED_CLASSES:
-        for row, column in np.argwhere(np.array(quality.confusion) > 0):
+        for row, column in np.argwhere(counts > 0):
             count = quality.confusion[row][column]
             colour = "#000000" if shares[row, column] > 0.55 else "#ffffff"
             size = 8.5 if count < 1000 else 6.5
@@ -94,15 +94,6 @@ def _colour_bar(figure: "Figure", image: "ScalarMappable", axes: "Axes", **place
     bar.outline.set_visible(False)
 
 
-def row_shares(quality: Quality) -> np.ndarray:
-    """NaN in the rows of classes without test samples."""
-    counts = np.array(quality.confusion, dtype=np.float64)
-    totals = counts.sum(axis=1, keepdims=True)
-    shares = np.full_like(counts, np.nan)
-    np.divide(counts, totals, out=shares, where=totals > 0)
-    return shares
-
-
 def _name_classes(axes: "Axes", names: Sequence[str], *, both: bool) -> None:
     if len(names) > MOST_NAMED_CLASSES:
         return
@@ -117,32 +108,30 @@ def draw_per_class(figure: "Figure", run: Run, names: Sequence[str]) -> None:
     known = [record for record in run.records if any(share is not None for share in record.per_class)]
     if not known:
         raise NothingToDraw("the history holds no accuracy by class")
-    classes = max(len(record.per_class) for record in known)
+    # A round may know fewer classes; None becomes NaN.
+    shares = np.array(list(zip_longest(*(record.per_class for record in known))), dtype=np.float64)
+    classes = len(shares)
     names = names if len(names) == classes else [str(number) for number in range(classes)]
-    shares = np.array([[_share(record.per_class, index) for record in known] for index in range(classes)])
     axes = figure.subplots()
     low = float(np.nanmin(shares)) if np.isfinite(shares).any() else 0.0
     rounds = [record.round for record in known]
-    image = axes.pcolormesh(
-        _edges(rounds),
-        np.arange(classes + 1) - 0.5,
-        shares,
-        cmap="cividis",
-        vmin=min(low, 0.99),
-        vmax=1.0,
-        rasterized=True,
-    )
-    axes.set_ylim(classes - 0.5, -0.5)
+    edges = _edges(rounds)
+    image = _draw_shares(axes, edges, shares, names, vmin=min(low, 0.99), vmax=1.0)
     _colour_bar(figure, image, axes, shrink=0.8)
     rounds_axis(axes, rounds)
+    axes.set_xlim(edges[0], edges[-1])
+
+
+def _draw_shares(
+    axes: "Axes", edges: np.ndarray, shares: np.ndarray, names: Sequence[str], **limits: Any
+) -> "ScalarMappable":
+    """A row for each class. `edges`: of the columns"""
+    rows = np.arange(len(shares) + 1) - 0.5
+    image = axes.pcolormesh(edges, rows, shares, cmap="cividis", rasterized=True, **limits)
+    axes.set_ylim(rows[-1], rows[0])
     axes.set_ylabel("class")
-    axes.set_xlim(_edges(rounds)[0], _edges(rounds)[-1])
     _name_classes(axes, names, both=False)
-
-
-def _share(per_class: Sequence[float | None], index: int) -> float:
-    share = per_class[index] if index < len(per_class) else None
-    return math.nan if share is None else share
+    return image
 
 
 def _edges(rounds: Sequence[int]) -> np.ndarray:
@@ -168,24 +157,14 @@ def draw_split(figure: "Figure", run: Run, evidence: Evidence) -> None:
     panels[0].set_ylabel("samples")
     panels[0].set_ylim(bottom=0)
     if counts is not None:
-        _draw_class_shares(figure, panels[1], counts, edges)
-        _name_classes(panels[1], evidence.class_names, both=False)
+        shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+        image = _draw_shares(panels[1], edges, shares.T, evidence.class_names, vmin=0.0)
+        _colour_bar(figure, image, panels[1], pad=0.01)
     panels[-1].set_xlabel("client")
     panels[-1].set_xlim(edges[0], edges[-1])
     from matplotlib.ticker import MaxNLocator
 
     panels[-1].xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True))
-
-
-def _draw_class_shares(figure: "Figure", axes: "Axes", counts: np.ndarray, edges: np.ndarray) -> None:
-    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    classes = counts.shape[1]
-    image = axes.pcolormesh(
-        edges, np.arange(classes + 1) - 0.5, shares.T, cmap="cividis", vmin=0.0, rasterized=True
-    )
-    axes.set_ylim(classes - 0.5, -0.5)
-    axes.set_ylabel("class")
-    _colour_bar(figure, image, axes, pad=0.01)
 
 
 def draw_pictures(figure: "Figure", evidence: Evidence, kind: str) -> None:

@@ -13,7 +13,7 @@ from broker_config.protocol.messages import LEDGER_KIND
 from broker_config.protocol.wire import decode_arrays
 from fedil_model.data.datasets.interface import Samples
 from fedil_model.data.split import Split
-from fedil_model.errors import LearningError
+from fedil_model.errors import LearningError, StateError
 from fedil_model.methods.interface import Arrays, StateView
 
 PICTURES_SHOWN = 24
@@ -50,42 +50,36 @@ class HeldLabels:
         return int((self.said_N == self.truth_N).sum())
 
 
-@dataclass(frozen=True)
-class _Found:
-    """One row per sample in the set"""
-
-    positions: np.ndarray
-    said: np.ndarray
-    clients: np.ndarray
+Columns = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Position, label and client of each sample in the set"""
 
 
 def find_held_labels(
     ledgers: Mapping[int, bytes], split: Split, train: Samples, classes: int, view: ViewState
 ) -> HeldLabels:
     """`ledgers`: the newest of each client"""
-    found, name, others, unreadable = _read(ledgers, split, classes, view)
-    truth = train.labels.numpy()[found.positions]
-    right = found.said == truth
+    (positions, said, clients), name, others, unreadable = _read(ledgers, split, classes, view)
+    truth = train.labels.numpy()[positions]
+    right = said == truth
     not_pictures = _not_pictures(train)
 
-    def pictures(rows: Sequence[int]) -> tuple[Picture, ...]:
-        if not_pictures:
-            return ()
+    def pictures(chosen: np.ndarray) -> tuple[Picture, ...]:
         return tuple(
             Picture(
-                pixels=train.inputs[int(found.positions[row])].permute(1, 2, 0).numpy(),
-                said=int(found.said[row]),
+                pixels=train.inputs[int(positions[row])].permute(1, 2, 0).numpy(),
+                said=int(said[row]),
                 is_really=int(truth[row]),
-                client=int(found.clients[row]),
+                client=int(clients[row]),
             )
-            for row in rows
+            for row in spread_out(np.flatnonzero(chosen), said[chosen], PICTURES_SHOWN)
+            if not not_pictures
         )
 
     return HeldLabels(
-        said_N=found.said,
+        said_N=said,
         truth_N=truth,
-        right=pictures(spread_out(np.flatnonzero(right), found.said[right], PICTURES_SHOWN)),
-        wrong=pictures(spread_out(np.flatnonzero(~right), found.said[~right], PICTURES_SHOWN)),
+        right=pictures(right),
+        wrong=pictures(~right),
         name=name,
         others=others,
         unreadable=unreadable,
@@ -95,18 +89,17 @@ def find_held_labels(
 
 def _read(
     ledgers: Mapping[int, bytes], split: Split, classes: int, view: ViewState
-) -> tuple[_Found, str, int, tuple[int, ...]]:
-    parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+) -> tuple[Columns, str, int, tuple[int, ...]]:
+    parts: list[Columns] = [(np.zeros(0, np.int64),) * 3]
     name, others, unreadable = "", 0, list[int]()
     for client, body in sorted(ledgers.items()):
         held = split.clients[client] if client < len(split.clients) else np.zeros(0, np.int64)
         try:
             sets = view(decode_arrays(body, LEDGER_KIND)[1]).label_sets
+            # A site may write any label, and for any number of samples.
+            if any(labels.shape != held.shape or (labels >= classes).any() for labels in sets.values()):
+                raise StateError("the ledger does not fit the data")
         except (FedILError, LearningError):
-            unreadable.append(client)
-            continue
-        # A site may write any label, and for any number of samples.
-        if any(labels.shape != held.shape or (labels >= classes).any() for labels in sets.values()):
             unreadable.append(client)
             continue
         *_, name = sets
@@ -114,9 +107,8 @@ def _read(
         rows = np.flatnonzero(labels_N >= 0)
         parts.append((held[rows], labels_N[rows].astype(np.int64), np.full(len(rows), client)))
         others += int(np.logical_or.reduce([labels >= 0 for labels in sets.values()]).sum()) - len(rows)
-    empty = (np.zeros(0, np.int64),) * 3
-    positions, said, clients = (np.concatenate(column) for column in zip(empty, *parts, strict=True))
-    return _Found(positions, said, clients), name, others, tuple(unreadable)
+    positions, said, clients = map(np.concatenate, zip(*parts, strict=True))
+    return (positions, said, clients), name, others, tuple(unreadable)
 
 
 def spread_out(rows: np.ndarray, labels: np.ndarray, most: int) -> Sequence[int]:

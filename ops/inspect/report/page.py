@@ -3,7 +3,7 @@
 from ops.inspect.report.curves import curves
 from ops.inspect.report.drawing import Plot, panel
 from ops.inspect.report.evidence import Evidence
-from ops.inspect.report.evidence_plots import confusion_plot, per_class_plot, sample_plots, split_plot
+from ops.inspect.report.evidence_plots import quality_plots, sample_plots, split_plot
 from ops.inspect.report.reading import Run
 from ops.inspect.report.rendering import render
 from ops.inspect.report.sections.exclusions import exclusions, rounds_table
@@ -27,7 +27,7 @@ def run_page(run: Run, evidence: Evidence) -> str:
         curves=map(panel, curves(run)),
         exclusions=exclusions(run),
         quality=quality(evidence),
-        quality_plots=[panel(confusion_plot(evidence)), panel(per_class_plot(run, evidence))],
+        quality_plots=map(panel, quality_plots(run, evidence)),
         samples=samples(evidence),
         split=split(run, evidence),
         settings=settings(run),
@@ -39,5 +39,9 @@ def run_page(run: Run, evidence: Evidence) -> str:
 
 def run_plots(run: Run, evidence: Evidence) -> list[Plot]:
     """The plots of the page, and the galleries, as files."""
-    more = [confusion_plot(evidence), per_class_plot(run, evidence), split_plot(run, evidence)]
-    return [*curves(run), *more, *sample_plots(evidence)]
+    return [
+        *curves(run),
+        *quality_plots(run, evidence),
+        split_plot(run, evidence),
+        *sample_plots(evidence),
+    ]

@@ -67,11 +67,9 @@ class Run:
             return f"round {done} of {planned}, still running"
         if not self.records:
             return self.no_rounds
-        return (
-            f"finished, {num_rounds(done)}"
-            if done >= planned
-            else f"stopped after {done} of {planned} rounds"
-        )
+        if done >= planned:
+            return f"finished, {num_rounds(done)}"
+        return f"stopped after {done} of {planned} rounds"
 
     @property
     def no_rounds(self) -> str:
@@ -99,25 +97,20 @@ def read_run(folder: Path, plugins: Collection[str] = ()) -> Run:
     recipe, settings = _recipe(where, plugins, notes)
     running = in_use(folder)
     records = _records(where.history, running, notes)
-    lost = 0 if where.history.exists() else _noted(notes, lambda: _rounds_closed(where)) or 0
+    latest = None if where.history.exists() else _noted(notes, CheckpointFolder(where.checkpoints).latest)
     return Run(
         where=where,
         recipe=recipe,
         settings=settings,
         records=records,
         running=running,
-        run_id=_noted(notes, lambda: _text_in(where.identity, "run")),
-        baseline=_noted(notes, lambda: _share_in(where.baseline, "accuracy")),
+        run_id=_noted(notes, lambda: _field_in(where.identity, "run", str)),
+        baseline=_noted(notes, lambda: _field_in(where.baseline, "accuracy", float)),
         split=_noted(notes, lambda: Split.load(where.split) if where.split.exists() else None),
         environment=_noted(notes, lambda: read_environment(where)) or (),
         notes=tuple(notes),
-        rounds_lost=lost,
+        rounds_lost=latest.round if latest else 0,
     )
-
-
-def _rounds_closed(where: RunDir) -> int:
-    latest = CheckpointFolder(where.checkpoints).latest()
-    return latest.round if latest else 0
 
 
 def _noted(notes: list[str], read: Callable[[], _T]) -> _T | None:
@@ -165,7 +158,7 @@ def _records(history: Path, running: bool, notes: list[str]) -> tuple[RoundRecor
         if not running:
             notes.append("There is no history.jsonl in the folder, so nothing is known of any round")
         return ()
-    if not running and _has_unfinished_line(history):
+    if not running and history.read_bytes()[-1:] not in (b"", b"\n"):
         notes.append(
             "The last line of history.jsonl is half written, as a crash leaves it, and was passed over"
         )
@@ -173,28 +166,17 @@ def _records(history: Path, running: bool, notes: list[str]) -> tuple[RoundRecor
     return tuple(by_round[number] for number in sorted(by_round))
 
 
-def _has_unfinished_line(path: Path) -> bool:
-    body = path.read_bytes()
-    return bool(body) and not body.endswith(b"\n")
-
-
-def _json_in(path: Path) -> Any:
+def _field_in(path: Path, key: str, kind: type[_T]) -> _T | None:
+    """None without the file, or if it holds something else; also for NaN and infinity"""
+    if not path.exists():
+        return None
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        known = json.loads(text, parse_int=float, parse_constant=lambda _: None)
     except ValueError as error:
         raise FedILError(f"{path.name} is not readable as JSON ({error})") from error
-
-
-def _text_in(path: Path, key: str) -> str | None:
-    known = _json_in(path) if path.exists() else {}
     found = known.get(key) if isinstance(known, dict) else None
-    return found if isinstance(found, str) else None
-
-
-def _share_in(path: Path, key: str) -> float | None:
-    known = _json_in(path) if path.exists() else {}
-    found = known.get(key) if isinstance(known, dict) else None
-    return float(found) if isinstance(found, int | float) and math.isfinite(found) else None
+    return found if isinstance(found, kind) else None
 
 
 def in_use(folder: Path) -> bool:

@@ -1,6 +1,7 @@
 """A dashboard: rows of panels below the variables that they share, with links to the other dashboards."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,8 @@ def _board(
     made.refresh("10s").time("now-1h", "now").timezone("browser").tooltip(
         dashboard.DashboardCursorSync.CROSSHAIR
     )
-    made.with_variable(_datasource()).with_variable(_labels("run", "label_values(fedil_run_info, run)"))
+    source = build.DatasourceVariable("datasource").label("Prometheus").type("prometheus")
+    made.with_variable(source).with_variable(_labels("run", "label_values(fedil_run_info, run)"))
     if sites:
         made.with_variable(_labels("site", 'label_values(up{job="fedil-worker"}, site)'))
     made.link(_to_the_others()).annotation(_alerts())
@@ -79,18 +81,12 @@ def _panels(generated: Mapping[str, list[Panel]], kind: str, **settings: Any) ->
 
 def _numbered(made: dashboard.Dashboard) -> dashboard.Dashboard:
     """Links to a panel contain its number."""
-    every = []
+    number = count(1)
     for panel in made.panels or ():
-        every.append(panel)
-        if isinstance(panel, dashboard.RowPanel):
-            every += panel.panels
-    for number, panel in enumerate(every, start=1):
-        panel.id_val = number
+        panel.id_val = next(number)
+        for inner in panel.panels if isinstance(panel, dashboard.RowPanel) else ():
+            inner.id_val = next(number)
     return made
-
-
-def _datasource() -> build.DatasourceVariable:
-    return build.DatasourceVariable("datasource").label("Prometheus").type("prometheus")
 
 
 def _labels(name: str, query: str) -> build.QueryVariable:
@@ -109,10 +105,7 @@ def _to_the_others() -> build.DashboardLink:
 
 def _alerts() -> build.AnnotationQuery:
     """Marks in every panel when an alert fires"""
-    query = prometheus.Dataquery().ref_id("Alerts").expr('ALERTS{alertname=~"Fedil.+",alertstate="firing"}')
+    firing = 'ALERTS{alertname=~"Fedil.+",alertstate="firing"}'
+    query = prometheus.Dataquery().ref_id("Alerts").expr(firing)
     made = build.AnnotationQuery().name("Alerts").datasource(PROMETHEUS).enable(True).icon_color("red")
-    return (
-        made.target(query)
-        .expr('ALERTS{alertname=~"Fedil.+",alertstate="firing"}')
-        .title_format("{{alertname}}")
-    )
+    return made.target(query).expr(firing).title_format("{{alertname}}")

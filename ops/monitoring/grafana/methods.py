@@ -103,9 +103,9 @@ def _query(metric: str, series: Series) -> tuple[str, str]:
 
 def _query_by_site(metric: str, series: Series) -> tuple[str, str]:
     """Of each worker's last task: a site that stands apart has other data, or bad data."""
-    label = series.metric_label[0] if series.metric_label else None
-    if label is None:
+    if series.metric_label is None:
         return f"{series.title} {{{{site}}}}", f"avg by (site) ({metric}{{{SITE}}})"
+    label, _ = series.metric_label
     return f"{{{{{label}}}}} {{{{site}}}}", f"avg by (site, {label}) ({metric}{{{SITE}}})"
 
 

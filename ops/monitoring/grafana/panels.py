@@ -1,6 +1,7 @@
 """Kinds of panels, each with a title, a text that says how to read it, and queries."""
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 from grafana_foundation_sdk.builders import common as build_common
 from grafana_foundation_sdk.builders import dashboard as build_dashboard
@@ -12,7 +13,7 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 from grafana_foundation_sdk.models.text import TextMode
 
 PROMETHEUS = common.DataSourceRef(type_val="prometheus", uid="${datasource}")
-_AnyPanel = heatmap.Panel | stat.Panel | statetimeline.Panel | table.Panel | timeseries.Panel
+_P = TypeVar("_P", heatmap.Panel, stat.Panel, statetimeline.Panel, table.Panel, timeseries.Panel)
 BLUE, GREY = "blue", "#808080"
 
 Panel = Builder[dashboard.Panel]
@@ -24,14 +25,14 @@ Words = Mapping[str, tuple[str, str]]
 """What to show instead of a value, and in which colour"""
 
 
-def _begin(panel: _AnyPanel, title: str, about: str, width: int, height: int) -> None:
+def _begun(
+    panel: _P, title: str, about: str, width: int, height: int, queries: Queries, instant: bool = False
+) -> _P:
     panel.title(title).description(about).datasource(PROMETHEUS).span(width).height(height)
-
-
-def _ask(panel: _AnyPanel, queries: Queries, instant: bool = False) -> None:
     for letter, (legend, expr) in zip("ABCDEFGH", queries.items(), strict=False):
         made = _target(letter, legend, expr)
         panel.with_target(made.instant() if instant else made.range())
+    return panel
 
 
 def _target(letter: str, legend: str, expr: str) -> prometheus.Dataquery:
@@ -59,9 +60,7 @@ def number(
 ) -> Panel:
     """The last value, large. `names_only`: names of the series that exist now; a query over time would also find
     earlier ones."""
-    panel = stat.Panel()
-    _begin(panel, title, about, width, 4)
-    _ask(panel, queries, instant=names_only)
+    panel = _begun(stat.Panel(), title, about, width, 4, queries, instant=names_only)
     panel.unit(unit).thresholds(_thresholds(steps or {None: BLUE})).color_scheme(_by_thresholds())
     panel.reduce_options(build_common.ReduceDataOptions().calcs(["lastNotNull"]))
     panel.graph_mode(common.BigValueGraphMode.NONE).color_mode(common.BigValueColorMode.VALUE)
@@ -127,9 +126,7 @@ def bars(
 
 
 def _graph(title: str, about: str, unit: str, width: int, queries: Queries) -> timeseries.Panel:
-    panel = timeseries.Panel()
-    _begin(panel, title, about, width, 8)
-    _ask(panel, queries)
+    panel = _begun(timeseries.Panel(), title, about, width, 8, queries)
     panel.unit(unit).span_nulls(True)
     legend = build_common.VizLegendOptions().show_legend(True).placement(common.LegendPlacement.BOTTOM)
     panel.legend(legend.display_mode(common.LegendDisplayMode.TABLE).calcs(["lastNotNull", "max"]))
@@ -139,8 +136,7 @@ def _graph(title: str, about: str, unit: str, width: int, queries: Queries) -> t
 
 def buckets(title: str, about: str, expr: str, *, unit: str = units.Short, width: int = 12) -> Panel:
     """A histogram over time; `expr` gives the increase by `le`."""
-    panel = heatmap.Panel()
-    _begin(panel, title, about, width, 8)
+    panel = _begun(heatmap.Panel(), title, about, width, 8, {})
     panel.with_target(_target("A", "{{le}}", expr).format(PromQueryFormat.HEATMAP).range())
     colors = heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Blues").steps(32)
     panel.calculate(False).color(colors.exponent(0.5).fill("dark-blue"))
@@ -150,9 +146,7 @@ def buckets(title: str, about: str, expr: str, *, unit: str = units.Short, width
 
 def states(title: str, about: str, queries: Queries, words: Words, width: int = 12) -> Panel:
     """A band for each series, coloured by what it was when."""
-    panel = statetimeline.Panel()
-    _begin(panel, title, about, width, 8)
-    _ask(panel, queries)
+    panel = _begun(statetimeline.Panel(), title, about, width, 8, queries)
     panel.mappings([_mapping(words)]).thresholds(_thresholds({None: GREY})).color_scheme(_by_thresholds())
     panel.show_value(common.VisibilityMode.NEVER).merge_values(True).row_height(0.8).fill_opacity(80)
     return panel.legend(build_common.VizLegendOptions().show_legend(False))
@@ -160,8 +154,7 @@ def states(title: str, about: str, queries: Queries, words: Words, width: int = 
 
 def rows(title: str, about: str, expr: str) -> Panel:
     """A table of the labels of what is there now. A cell `instance` leads to the live page behind it."""
-    panel = table.Panel()
-    _begin(panel, title, about, 24, 6)
+    panel = _begun(table.Panel(), title, about, 24, 6, {})
     panel.with_target(_target("A", "", expr).format(PromQueryFormat.TABLE).instant())
     hidden = dict.fromkeys(("Time", "Value", "__name__", "job"), True)
     panel.with_transformation(

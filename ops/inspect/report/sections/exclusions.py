@@ -27,17 +27,13 @@ Row = tuple[str | int, ...]
 
 
 def exclusions(run: Run) -> dict[str, object]:
-    asked: Counter[int] = Counter()
-    reasons: Counter[str] = Counter()
+    asked = Counter(outcome.client for record in run.records for outcome in record.outcomes)
+    out = [(record.round, one) for record in run.records for one in record.outcomes if not one.counts]
+    reasons = Counter(one.outcome for _, one in out)
+    last = {one.outcome: f"round {number}, {excluded(one)}" for number, one in out}
     by_client: dict[int, Counter[str]] = defaultdict(Counter)
-    last: dict[str, str] = {}
-    for record in run.records:
-        for outcome in record.outcomes:
-            asked[outcome.client] += 1
-            if not outcome.counts:
-                reasons[outcome.outcome] += 1
-                by_client[outcome.client][outcome.outcome] += 1
-                last[outcome.outcome] = f"round {record.round}, {excluded(outcome)}"
+    for _, one in out:
+        by_client[one.client][one.outcome] += 1
     some = f" (the first {MOST_CLIENTS} of {len(by_client)})" if len(by_client) > MOST_CLIENTS else ""
     return {
         "none": _none(run, asked.total()),
