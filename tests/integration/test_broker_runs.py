@@ -169,7 +169,7 @@ def test_a_retired_run_is_removed_and_other_runs_stay(
     begin(server, brokers, "old", {"north": [1, 2], "south": [3]})
     begin(server, brokers, "old-2", {"north": [1]})
     assert len(bodies(brokers)) == 2
-    assert main(["broker", "retire", "old", "--ledgers"]) == 0
+    assert main(["broker", "retire", "old", "--ledgers", "--yes"]) == 0
     said = capsys.readouterr().out
     assert "fedil.updates.old, fedil.models.old" in said
     assert "2 unread updates" in said
@@ -181,7 +181,7 @@ def test_a_retired_run_is_removed_and_other_runs_stay(
         kept = {key.decode() for key in admin.keys("fedil:*")}
     assert kept == {clients_key("north", "old-2"), ledger_key("north", "old-2", 1), run_key("old-2")}
     assert "knows" not in said
-    assert "know of no run 'old'" in error_of(capsys, "retire", "old", "--ledgers")
+    assert "know of no run 'old'" in error_of(capsys, "retire", "old", "--ledgers", "--yes")
     server.retire("old-2")
 
 
@@ -195,7 +195,7 @@ def test_ledgers_stay_without_the_option_ledgers(
     with closing(connect_store(brokers.store_url("server"), site_of=lambda _: "north")) as store:
         assert store.latest("kept") == {1: (1, b"ledger")}
     # They can be removed later.
-    assert main(["broker", "retire", "kept", "--ledgers"]) == 0
+    assert main(["broker", "retire", "kept", "--ledgers", "--yes"]) == 0
     assert "removed 1 ledgers" in capsys.readouterr().out
 
 
@@ -206,7 +206,7 @@ def test_a_run_without_ledgers_is_listed_until_it_is_retired(
     assert main(["broker", "retire", "begun"]) == 0
     capsys.readouterr()
     assert runs(capsys)["begun"]["ledgers"] == 0
-    assert main(["broker", "retire", "begun", "--ledgers"]) == 0
+    assert main(["broker", "retire", "begun", "--ledgers", "--yes"]) == 0
     capsys.readouterr()
     assert runs(capsys) == {}
 
@@ -216,7 +216,9 @@ def test_a_run_with_a_leader_is_not_retired(
 ) -> None:
     begin(server, brokers, "busy", {"north": [1]})
     assert server.acquire_leadership("busy", SOON)
-    assert "a server leads run busy: stop it first" in error_of(capsys, "retire", "busy", "--ledgers")
+    assert "a server leads run busy: stop it first" in error_of(
+        capsys, "retire", "busy", "--ledgers", "--yes"
+    )
     assert len(queues_of(brokers, "busy")) == 3
     assert server.acquire_leadership("busy", 0.0)
     address = server.append_model("busy", 2, [b"later"])
@@ -263,7 +265,9 @@ def test_a_site_cannot_retire_a_run(
     said = error_of(capsys, "retire", "theirs", "--broker", brokers.broker_url("site-north"))
     assert "'site-north'" in said
     assert len(queues_of(brokers, "theirs")) == 2
-    said = error_of(capsys, "retire", "theirs", "--ledgers", "--store", brokers.store_url("site-north"))
+    said = error_of(
+        capsys, "retire", "theirs", "--ledgers", "--yes", "--store", brokers.store_url("site-north")
+    )
     assert "'site-north' has too few rights" in said
     assert len(queues_of(brokers, "theirs")) == 2
     server.retire("theirs")
@@ -274,6 +278,7 @@ def test_a_site_cannot_retire_a_run(
     [
         (["retire", "a/b"], "of which the first is a letter or a digit"),
         (["retire", "unknown"], "know of no run 'unknown'"),
+        (["retire", "x", "--ledgers"], "removes what the clients remember, for ever: add --yes"),
         (["retire", "x", "--broker", "redis://h"], "--broker must begin with amqp://"),
         (["retire", "x", "--ledgers", "--store", "amqp://h"], "--store must begin with redis://"),
         (["runs", "--store", "memory:///x"], "--store must begin with redis://"),

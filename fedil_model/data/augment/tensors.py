@@ -1,7 +1,9 @@
 """Views of anything that is not an image: noise and dropped features."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -10,16 +12,19 @@ from torch import Tensor
 class TensorViews:
     """Features should have about unit scale; give `mean` and `std` (per feature, or one for all) if not."""
 
-    mean: tuple[float, ...] = (0.0,)
-    std: tuple[float, ...] = (1.0,)
+    mean: Sequence[float] | np.ndarray | Tensor = (0.0,)
+    std: Sequence[float] | np.ndarray | Tensor = (1.0,)
     weak_noise: float = 0.05
     strong_noise: float = 0.2
     strong_dropout: float = 0.2
     """Share of features that the strong view sets to their mean."""
 
     def plain(self, raw: Tensor) -> Tensor:
-        mean = torch.tensor(self.mean, device=raw.device)
-        std = torch.tensor(self.std, device=raw.device)
+        # float32 said aloud: the numbers of a NumPy array are float64, and would make the features so.
+        mean, std = (
+            torch.as_tensor(values, dtype=torch.float32, device=raw.device)
+            for values in (self.mean, self.std)
+        )
         return (raw.to(torch.float32) - mean) / std
 
     def weak(self, raw: Tensor, generator: torch.Generator) -> Tensor:

@@ -77,6 +77,7 @@ def _add_run_actions(actions: "argparse._SubParsersAction[argparse.ArgumentParse
     retire.add_argument("run_id", metavar="RUN", help="id of the run (see: fedil broker runs)")
     add_url_argument(retire, "--broker", BROKER_URL, "amqp(s):// with the server's credentials")
     retire.add_argument("--ledgers", action="store_true", help="also remove its clients' ledgers from Redis")
+    retire.add_argument("--yes", action="store_true", help="do not ask before removing ledgers")
     for action in (runs, retire):
         add_url_argument(action, "--store", STORE_URL, "redis(s):// with the server's credentials")
 
@@ -175,10 +176,18 @@ def run_retire(args: argparse.Namespace) -> int:
         if not args.store:
             raise SettingError(f"--ledgers needs the store: give --store URL, or set {STORE_URL}")
         _check_scheme("--store", args.store, "redis", "rediss")
+        if not args.yes and not _confirmed(args.run_id):
+            return 1
     from ops.broker.runs import retire
 
     retire(args.run_id, args.broker, args.store, print, ledgers=args.ledgers)
     return 0
+
+
+def _confirmed(run: str) -> bool:
+    if not sys.stdin.isatty():
+        raise SettingError("--ledgers removes what the clients remember, for ever: add --yes")
+    return input(f"Remove the ledgers of run {run} for ever? Type its name to go on: ").strip() == run
 
 
 def _setup_options(args: argparse.Namespace) -> "SetupOptions":

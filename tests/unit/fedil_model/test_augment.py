@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -292,3 +293,14 @@ def test_the_digits_view_matches_torchvisions_affine() -> None:
     ours = warp_bilinear(images, AffineMap(linear.expand(6, 2, 2), torch.zeros(6, 2)))
     theirs = reference.rotate(images, 12.0, interpolation=InterpolationMode.BILINEAR)
     assert torch.allclose(ours[..., 6:-6, 6:-6], theirs[..., 6:-6, 6:-6], atol=0.05)
+
+
+def test_a_table_is_normalised_with_the_statistics_of_a_numpy_array_as_they_are() -> None:
+    table = np.random.default_rng(0).normal(3.0, 2.0, (50, 4))
+    views = TensorViews(mean=table.mean(0), std=table.std(0))
+    plain = views.plain(torch.from_numpy(table))
+    assert plain.dtype == torch.float32
+    assert torch.allclose(plain.mean(0), torch.zeros(4), atol=1e-5)
+    assert torch.allclose(plain.std(0, correction=0), torch.ones(4), atol=1e-5)
+    as_tensors = TensorViews(mean=torch.from_numpy(table.mean(0)), std=torch.from_numpy(table.std(0)))
+    assert torch.equal(as_tensors.plain(torch.from_numpy(table)), plain)
