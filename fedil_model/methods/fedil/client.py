@@ -82,23 +82,15 @@ class ClientTraining:
         self, global_: Weights, server: Weights, inputs: Tensor, labelled_C: Tensor | None
     ) -> "_Targets":
         """The frozen, received models on the plain view. The teacher stays loaded with θ₀ for ξb."""
-        at_a_time = min(PREDICTED_AT_A_TIME, self._micro_batch or PREDICTED_AT_A_TIME)
-        precision = self._learning.autocast
-        self._teacher.load_view(global_)
-        global_NC = predict_logits(self._teacher.module, inputs, self._views, at_a_time, precision).softmax(1)
-        self._teacher.load_view(server)
-        server_NC = predict_logits(self._teacher.module, inputs, self._views, at_a_time, precision).softmax(1)
-        is_skewed = False
+        global_NC, server_NC = self._predict(global_, inputs), self._predict(server, inputs)
+        shares_C = None
         if labelled_C is not None:
             # From θ₀ alone: the shares that θ′ expects are those of the clients of the last rounds.
-            temperature = self._settings.prior_temperature
+            labelled_C, temperature = labelled_C.to(self.device), self._settings.prior_temperature
             shares_C = estimate_shares(server_NC, labelled_C, temperature)
             if shares_C is not None:
-                is_skewed = True
-                global_NC, server_NC = (
-                    with_shares(one_NC, shares_C, labelled_C, temperature)
-                    for one_NC in (global_NC, server_NC)
-                )
+                global_NC = with_shares(global_NC, shares_C, labelled_C, temperature)
+                server_NC = with_shares(server_NC, shares_C, labelled_C, temperature)
         confidence_N, labels_N = global_NC.max(1)
         agreed_N = labels_N == server_NC.argmax(1)
         sure_N = (confidence_N >= self._settings.threshold) & agreed_N
@@ -111,8 +103,17 @@ class ClientTraining:
             pseudo_labels_N,
             pseudo_confidence_N,
             pseudo_confidence_N >= self._settings.threshold,
-            is_skewed,
+            is_skewed=shares_C is not None,
         )
+
+    def _predict(self, weights: Weights, inputs: Tensor) -> Tensor:
+        """Probabilities. The weights stay loaded in the teacher."""
+        at_a_time = min(PREDICTED_AT_A_TIME, self._micro_batch or PREDICTED_AT_A_TIME)
+        self._teacher.load_view(weights)
+        logits_NC = predict_logits(
+            self._teacher.module, inputs, self._views, at_a_time, self._learning.autocast
+        )
+        return logits_NC.softmax(1)
 
     def _train(
         self, inputs: Tensor, plan: "_Plan", lr: float, generator: torch.Generator
