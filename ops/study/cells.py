@@ -12,7 +12,7 @@ from fedil_model.methods.registry import find_method, method_named
 from ops.cli.recipe_files import find_recipe, flatten, with_data_root
 from server_worker.run.recipe import Recipe, load_recipe, make_recipe, read_values
 
-_OF_A_METHOD = re.compile(r"^(?P<variant>[A-Za-z0-9_./-]+):(?P<override>[A-Za-z_][\w.]*=.*)$", re.DOTALL)
+_OF_A_METHOD = re.compile(r"^(?P<variant>[A-Za-z0-9_./@-]+):(?P<override>[A-Za-z_][\w.]*=.*)$", re.DOTALL)
 """`semifl:method.threshold=0.9`"""
 _BUDGET = ("rounds", "client.epochs", "federation.clients_per_round", "client.batch_size")
 
@@ -48,13 +48,13 @@ def parse_seeds(text: str) -> list[int]:
 def compared_methods(
     recipe: str, methods: Sequence[str], seeds: Sequence[int], overrides: Sequence[str]
 ) -> list[Cell]:
-    """`methods`: names, or name/profile. An override may begin with one of them and a colon: then it is its own."""
-    for method in methods:
-        find_method(method.partition("/")[0])  # an unknown name is refused with the nearest known one
+    """`methods`: NAME, NAME/PROFILE, and either with @LABEL, so that a method can come several times. An override may
+    begin with one of them and a colon: then it is its own."""
     common, own = _by_variant(overrides, methods)
     cells = []
     for method in dict.fromkeys(methods):
-        name, _, profile = method.partition("/")
+        name, _, profile = method.partition("@")[0].partition("/")
+        find_method(name)  # an unknown name is refused with the nearest known one
         chosen = [f"method.name={name}", *([f"profile={profile}"] if profile else [])]
         cells += _cells(recipe, method, seeds, [*chosen, *common, *own.get(method, [])])
     return checked(cells)

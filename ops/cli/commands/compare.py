@@ -4,7 +4,8 @@ Accuracy is the mean of the last evaluations of each run, with its spread over s
 machine that died, cost nothing that was done: the same command goes on.
 
   fedil compare digits --methods fedil,semifl,fedavg_fixmatch --seeds 3
-  fedil compare mnist-iid-001 --methods fedil,semifl --set semifl:method.threshold=0.9 --cpu-seconds 600"""
+  fedil compare mnist-iid-001 --methods fedil,semifl --set semifl:method.threshold=0.9 --cpu-seconds 600
+  fedil compare digits --methods fedil,fedil@steady --set fedil@steady:method.server_momentum=0"""
 
 import argparse
 import shlex
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--methods",
         required=True,
         metavar="A,B,…",
-        help="names, or name/profile such as fedil/paper",
+        help="names, or name/profile such as fedil/paper; @label after it: the same again, with settings of its own",
     )
     add_override_argument(parser)
     add_study_arguments(parser, "compare")

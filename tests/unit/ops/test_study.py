@@ -48,6 +48,19 @@ def test_methods_share_split_and_budget_and_keep_their_own_settings() -> None:
     assert budget_differences(cells) == ["client.epochs: fedil 5, fedil/paper 3, semifl 5"]
 
 
+def test_a_method_comes_several_times_with_settings_of_its_own() -> None:
+    """As in an ablation: one thing off at a time"""
+    methods = ["fedil", "fedil@no-filter", "fedil/paper@T3"]
+    overrides = ["fedil@no-filter:method.cosine_filter=false", "fedil/paper@T3:method.credibility=3"]
+    cells = compared_methods("digits", methods, [0], overrides)
+    found = {cell.variant: cell.recipe.method.model_dump() for cell in cells}
+    assert list(found) == methods
+    assert [values["cosine_filter"] for values in found.values()] == [True, False, True]
+    assert [values["credibility"] for values in found.values()] == [7, 7, 3]
+    assert len({cell.name for cell in cells}) == 3
+    assert cells[2].recipe.profile == "paper"
+
+
 def test_a_recipes_own_method_table_is_for_that_method(tmp_path: Path) -> None:
     text = (
         'profile = "paper"\nrounds = 3\n[data]\nname = "digits"\n[split]\nlabelled = 50\nclients = 8\n'
