@@ -16,9 +16,9 @@ from broker_config.protocol.buffers import digest
 from broker_config.protocol.errors import LedgerMissing, MessageRejected, ModelMissing
 from broker_config.protocol.messages import LEDGER_KIND, MODEL_KIND, ModelEntry, TrainTask, Update
 from broker_config.protocol.wire import decode_arrays, encode_arrays
+from broker_config.stores.interface import Store
 from broker_config.transports.interface import Transport
 from client_worker.device_cache import DeviceCache
-from client_worker.ledgers import Ledgers
 from client_worker.shards import Shards
 from fedil_model.data.datasets import open_dataset
 from fedil_model.errors import LearningError, SettingError
@@ -51,7 +51,7 @@ class Trainer:
     def __init__(
         self,
         transport: Transport,
-        ledgers: Ledgers,
+        ledgers: Store,
         shards: Shards,
         device: torch.device,
         plugins: Collection[str] = (),

@@ -22,7 +22,6 @@ from broker_config.stores.interface import Store
 from broker_config.transports import connect_transport
 from broker_config.transports.reconnecting import ReconnectingTransport
 from client_worker.device_cache import cache_bytes
-from client_worker.ledgers import ReconnectingLedgers
 from client_worker.metrics import WorkerMetrics
 from client_worker.options import web_address
 from client_worker.participant import Participant
@@ -52,7 +51,7 @@ def serve(options: argparse.Namespace, stopping: Stopping) -> None:
         with ExitStack() as stack:
             routes = _routes(metrics, lambda: connected.is_set() and not stopping.asked())
             pages = stack.enter_context(WebServer(address, routes)).place if address else None
-            ledgers = ReconnectingLedgers(partial(_connect_store, options, patience), patience)
+            ledgers = _connect_store(options, patience)
             stack.callback(ledgers.close)
             presence = stack.enter_context(worker_presence(board, options.site, str(device), pages))
             transport = ReconnectingTransport(lambda: connect_transport(options.broker), patience)

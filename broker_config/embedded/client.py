@@ -30,14 +30,8 @@ class RpcClient:
         with self._closed_on_error():
             self._socket.connect(str(path))
 
-    def call(self, method: str, body: Buffers = (), /, **arguments: object) -> Any:
-        """The result of a method of the broker or store."""
-        return self.call_for_body(method, body, **arguments)[0]
-
-    def call_for_body(
-        self, method: str, body: Buffers = (), /, **arguments: object
-    ) -> tuple[Any, memoryview]:
-        """The result of a method that also returns a body."""
+    def call(self, method: str, body: Buffers = (), /, **arguments: object) -> tuple[Any, memoryview]:
+        """The result of a method of the broker or store, and a body."""
         with self._lock, self._closed_on_error():
             send_frame(self._socket, {"method": method, "arguments": arguments}, body)
             reply, reply_body = receive_frame(self._socket)

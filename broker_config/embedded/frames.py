@@ -2,8 +2,7 @@
 
 import socket
 import struct
-from collections.abc import Iterator, Mapping
-from itertools import islice
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
@@ -14,8 +13,6 @@ from broker_config.protocol.wire import MAX_HEADER_BYTES, pack_fields, unpack_fi
 from broker_config.transports.interface import Buffers
 
 _SIZES = struct.Struct("<IQ")
-_MAX_PIECES = 512
-"""Pieces per system call; Linux accepts 1024."""
 _SOCKET_BUFFER_BYTES = 4 << 20
 
 
@@ -39,25 +36,9 @@ def set_buffer_sizes(sock: socket.socket) -> None:
 
 def send_frame(sock: socket.socket, fields: Mapping[str, object], body: Buffers = ()) -> None:
     header = pack_fields(fields)
-    pieces = [memoryview(_SIZES.pack(len(header), size(body)) + header)]
-    pieces += [memoryview(piece).cast("B") for piece in body]
-    for batch in _batches(iter(pieces)):
-        _send_all(sock, batch)
-
-
-def _batches(pieces: Iterator[memoryview]) -> Iterator[list[memoryview]]:
-    while batch := list(islice(pieces, _MAX_PIECES)):
-        yield batch
-
-
-def _send_all(sock: socket.socket, pieces: list[memoryview]) -> None:
-    pieces.reverse()
-    while pieces:
-        sent = sock.sendmsg(reversed(pieces))
-        while pieces and sent >= len(pieces[-1]):
-            sent -= len(pieces.pop())
-        if sent:
-            pieces[-1] = pieces[-1][sent:]
+    sock.sendall(_SIZES.pack(len(header), size(body)) + header)
+    for piece in body:
+        sock.sendall(piece)
 
 
 def receive_frame(sock: socket.socket) -> tuple[dict[str, Any], memoryview]:

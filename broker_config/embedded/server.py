@@ -20,20 +20,6 @@ from broker_config.transports.memory.broker import EmbeddedBroker
 _log = logging.getLogger(__name__)
 
 
-def serve(broker: EmbeddedBroker, store: Store, socket_path: Path) -> "BrokerServer":
-    """Accepts connections from now until `close`. Only this user may connect."""
-    _remove_stale_socket(socket_path)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        listener.bind(str(socket_path))
-        socket_path.chmod(0o600)
-        listener.listen(128)
-    except OSError as error:
-        listener.close()
-        raise FedILError(f"cannot serve at {socket_path} ({error}): choose another, shorter path") from error
-    return BrokerServer(broker, store, socket_path, listener)
-
-
 def _remove_stale_socket(path: Path) -> None:
     """A killed server leaves its socket file. Raises FedILError if a server answers."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -49,25 +35,33 @@ def _remove_stale_socket(path: Path) -> None:
 
 
 class BrokerServer:
-    def __init__(self, broker: EmbeddedBroker, store: Store, path: Path, listener: socket.socket) -> None:
+    """Accepts connections from its construction until `close`. Only this user may connect."""
+
+    def __init__(self, broker: EmbeddedBroker, store: Store, path: Path) -> None:
+        _remove_stale_socket(path)
         self.url = url_of(path)
-        self._broker, self._store, self._path, self._listener = broker, store, path, listener
+        self._broker, self._store, self._path = broker, store, path
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._listener.bind(str(path))
+            path.chmod(0o600)
+            self._listener.listen(128)
+        except OSError as error:
+            self._listener.close()
+            raise FedILError(f"cannot serve at {path} ({error}): choose another, shorter path") from error
         self._connections: dict[ConnectionHandler, threading.Thread] = {}
         self._stopping = False
         self._acceptor = threading.Thread(target=self._accept, name="fedil-accept", daemon=True)
         self._acceptor.start()
 
     def _accept(self) -> None:
-        while True:
+        while not self._stopping:
             try:
                 sock, _ = self._listener.accept()
             except OSError:  # too many open files, for example: some connections will close
                 _log.exception("cannot accept a new connection yet")
                 time.sleep(0.1)
                 continue
-            if self._stopping:
-                sock.close()
-                return
             handler = ConnectionHandler(sock, self._broker, self._store)
             thread = threading.Thread(target=handler.run, name="fedil-connection", daemon=True)
             self._connections = {c: t for c, t in self._connections.items() if t.is_alive()}

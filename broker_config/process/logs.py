@@ -13,13 +13,13 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 Format = Literal["text", "json"]
 FORMATS: tuple[Format, ...] = ("text", "json")
@@ -60,14 +60,20 @@ def about(**facts: object) -> Iterator[None]:
         _here.reset(token)
 
 
-class Logs:
-    """Where a process's log lines go, and what all of them say, whichever thread they come from."""
+class Logs(logging.Handler):
+    """Where a process's log lines go, and what all of them say, whichever thread they come from.
+
+    A full disk or a closed pipe costs lines, never the process. Lines go past Python's buffers: those would keep what
+    could not be written, and fail once more when the process ends."""
 
     def __init__(self, format: Format, file: Path | None, facts: Mapping[str, object]) -> None:
-        self._json, self._to_file = format == "json", file is not None
+        self._file = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666) if file else None
+        super().__init__()
+        self._json = format == "json"
+        self._torn, self._writing = False, threading.RLock()
         self._facts: dict[str, object] = {}
         self.always(**facts)
-        self.handler = _Handler(json_line if self._json else text_line, self._known, file)
+        self.addFilter(_of_interest)
 
     def always(self, **facts: object) -> None:
         """From now on; None takes a fact away."""
@@ -79,9 +85,9 @@ class Logs:
         said in other words becomes a line of ours."""
         text = line.decode("utf-8", "replace").strip()
         if not self._json:
-            self.handler.write(one_line(f"worker {worker}: {text}"))
-        elif _is_object(text):
-            self.handler.write(text)
+            self.write(one_line(f"worker {worker}: {text}"))
+        elif _object_in(text):
+            self.write(text)
         elif text:
             with about(worker=worker):
                 logging.getLogger("client_worker").warning("%s", text)
@@ -92,13 +98,39 @@ class Logs:
         said = f"{type(error).__name__}: {error}" if traceback else str(error) or type(error).__name__
         exc_info = (type(error), error, error.__traceback__) if traceback else None
         record = logging.LogRecord(program, logging.ERROR, "", 0, "%s", (said,), exc_info)
-        if self._json or self._to_file:
-            self.handler.handle(record)
+        if self._json or self._file is not None:
+            self.handle(record)
         else:
-            self.handler.write(one_line(f"{program}: {said}{_after(_traceback(record))}"))
+            self.write(one_line(f"{program}: {said}{_after(_traceback(record))}"))
 
-    def _known(self) -> dict[str, object]:
-        return {**self._facts, **_here.get()}
+    def emit(self, record: logging.LogRecord) -> None:
+        # In the thread that logs, of whose work `_here` knows.
+        line = json_line if self._json else text_line
+        self.write(line(record, {**self._facts, **_here.get()}))
+
+    def write(self, line: str) -> None:
+        # As it is at that moment: a live view, or a test, may stand in for it.
+        stream = sys.stderr
+        with self._writing, suppress(OSError, ValueError):
+            if self._file is not None:
+                self._put(self._file, f"{line}\n".encode())
+            elif stream is not None and stream is not sys.__stderr__:
+                stream.write(f"{line}\n")
+                stream.flush()
+            elif stream is not None:
+                self._put(stream.fileno(), f"{line}\n".encode(stream.encoding, "backslashreplace"))
+
+    def _put(self, descriptor: int, line: bytes) -> None:
+        rest = memoryview(b"\n" + line if self._torn else line)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+            self._torn = bool(rest)
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+        super().close()
 
 
 @contextmanager
@@ -108,10 +140,10 @@ def set_up_logs(
     """To `file`, which is appended to, or else to standard error. Also Python's warnings and what ends a thread.
     Raises OSError for a file that cannot be written."""
     logs, root = Logs(format, file, facts), logging.getLogger()
-    handler, level_before, crash_before = logs.handler, root.level, threading.excepthook
-    handler.setLevel(level.upper())
-    root.addHandler(handler)
-    root.setLevel(min(handler.level, root.level))
+    level_before, crash_before = root.level, threading.excepthook
+    logs.setLevel(level.upper())
+    root.addHandler(logs)
+    root.setLevel(min(logs.level, root.level))
     logging.captureWarnings(True)
     threading.excepthook = _log_thread_crash
     try:
@@ -120,8 +152,8 @@ def set_up_logs(
         threading.excepthook = crash_before
         logging.captureWarnings(False)
         root.setLevel(level_before)
-        root.removeHandler(handler)
-        handler.close()
+        root.removeHandler(logs)
+        logs.close()
 
 
 def _log_thread_crash(crash: threading.ExceptHookArgs) -> None:
@@ -165,11 +197,16 @@ def one_line(text: str) -> str:
 
 def message_in(line: str) -> str:
     """What a log line, of either kind, says."""
+    said = _object_in(line).get("message")
+    return said if isinstance(said, str) else line.partition(_TRACEBACK)[0]
+
+
+def _object_in(line: str) -> dict[str, Any]:
     with suppress(ValueError):
-        fields = json.loads(line)
-        if isinstance(fields, dict) and isinstance(fields.get("message"), str):
-            return str(fields["message"])
-    return line.partition(_TRACEBACK)[0]
+        found = json.loads(line)
+        if isinstance(found, dict):
+            return found
+    return {}
 
 
 def _time(record: logging.LogRecord) -> str:
@@ -209,69 +246,6 @@ def plain(value: object) -> object:
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return str(value).encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def _is_object(line: str) -> bool:
-    try:
-        return isinstance(json.loads(line), dict)
-    except ValueError:
-        return False
-
-
-class _Handler(logging.Handler):
-    """A full disk or a closed pipe costs lines, never the process. Lines go past Python's buffers: those
-    would keep what could not be written, and fail once more when the process ends."""
-
-    def __init__(
-        self,
-        line: Callable[[logging.LogRecord, Mapping[str, object]], str],
-        facts: Callable[[], Mapping[str, object]],
-        file: Path | None,
-    ) -> None:
-        self._file = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666) if file else None
-        super().__init__()
-        self._line, self._facts = line, facts
-        self._torn = False
-        self.addFilter(_of_interest)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        # In the thread that logs, which is why `facts` knows what that one is doing.
-        self.write(self._line(record, self._facts()))
-
-    def write(self, line: str) -> None:
-        self.acquire()
-        try:
-            with suppress(OSError, ValueError):
-                self._write(f"{line}\n")
-        finally:
-            self.release()
-
-    def _write(self, line: str) -> None:
-        # As it is at that moment: a live view, or a test, may stand in for it.
-        stream = sys.stderr
-        if self._file is not None:
-            self._put(self._file, line.encode())
-        elif stream is not None and stream is not sys.__stderr__:
-            stream.write(line)
-            stream.flush()
-        elif stream is not None:
-            self._put(stream.fileno(), line.encode(stream.encoding, "backslashreplace"))
-
-    def _put(self, descriptor: int, line: bytes) -> None:
-        whole = b"\n" + line if self._torn else line
-        rest = memoryview(whole)
-        try:
-            while rest:
-                rest = rest[os.write(descriptor, rest) :]
-            self._torn = False
-        finally:
-            self._torn = self._torn or 0 < len(rest) < len(whole)
-
-    def close(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
-        super().close()
 
 
 def _of_interest(record: logging.LogRecord) -> bool:

@@ -1,15 +1,15 @@
 """The fields of each message and the values they may have: none missing, none unknown, all bounded."""
 
+import dataclasses
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from broker_config.protocol.errors import MessageRejected, UsageError
-from broker_config.protocol.messages import Message, ModelEntry, Refusal, TrainTask, Update
+from broker_config.protocol.messages import Message, ModelEntry, TrainTask, Update
 from broker_config.transports.interface import ModelAddress
 
 MAX_COUNT = 2**63
@@ -19,6 +19,7 @@ MAX_EXTRAS = 64
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 
+Tensors = Mapping[str, np.ndarray]
 _Check = Callable[[str, object], object]
 """(name, value) → the checked value. Raises MessageRejected with the name of the field."""
 
@@ -74,62 +75,42 @@ def _check_metrics(field: str, value: object) -> dict[str, float]:
     return value
 
 
-def _check_address(field: str, value: object) -> ModelAddress:
-    return ModelAddress(**_checked(_ADDRESS, value, f"{field}."))
-
-
-def _check_entry(field: str, value: object) -> ModelEntry:
-    return ModelEntry(**_checked(_ENTRY, value, f"{field}."))
-
-
 def _check_extras(field: str, value: object) -> dict[str, ModelEntry]:
     if not isinstance(value, dict) or len(value) > MAX_EXTRAS:
         raise bad_field(field, f"at most {MAX_EXTRAS} entries by name", value)
     return {
-        str(_check_text(100)(f"{field} name", name)): _check_entry(f"{field}.{name}", entry)
+        str(_check_text(100)(f"{field} name", name)): _checked(ModelEntry, entry, f"{field}.{name}.")
         for name, entry in value.items()
     }
 
 
-_ADDRESS: dict[str, _Check] = {
+_MESSAGES = {kind.__name__: kind for kind in get_args(Message)}
+_COUNTS = ("round", "client", "activation", "ledger_at_least", "num_samples", "num_steps")
+_CHECKS: dict[str, _Check] = {
+    **dict.fromkeys((*_COUNTS, "version", "base_version", "offset"), check_count),
     "run": check_run,
-    "version": check_count,
-    "offset": check_count,
     "entry": _check_text(100),
-}
-_ENTRY: dict[str, _Check] = {"address": _check_address, "digest": _check_digest}
-_ACTIVATION: dict[str, _Check] = {
-    "run": check_run,
-    "round": check_count,
-    "client": check_count,
-    "activation": check_count,
-}
-_TASK = _ACTIVATION | {
-    "model": _check_entry,
+    "digest": _check_digest,
+    "address": lambda field, value: _checked(ModelAddress, value, f"{field}."),
+    "model": lambda field, value: _checked(ModelEntry, value, f"{field}."),
     "learning": _check_text(1 << 16),
     "extras": _check_extras,
-    "ledger_at_least": check_count,
-}
-_UPDATE = _ACTIVATION | {
-    "base_version": check_count,
-    "num_samples": check_count,
-    "num_steps": check_count,
     "metrics": _check_metrics,
+    "reason": _check_text(100),
+    "detail": _check_text(1 << 16),
 }
-_REFUSAL = _ACTIVATION | {"reason": _check_text(100), "detail": _check_text(1 << 16)}
 
 
-def _checked(checks: Mapping[str, _Check], value: object, prefix: str = "") -> dict[str, Any]:
+def _checked(kind: Any, value: object, prefix: str, **tensors: Tensors) -> Any:
+    """A `kind` with these fields, each of which is checked by its name, and `tensors`."""
     if not isinstance(value, dict):
         raise bad_field(prefix.rstrip("."), "a set of fields", value)
-    if missing := checks.keys() - value.keys():
+    names = [field.name for field in dataclasses.fields(kind) if field.name not in tensors]
+    if missing := set(names) - value.keys():
         raise MessageRejected("schema", f"field {prefix + min(missing)!r} is missing")
-    if unknown := value.keys() - checks.keys():
+    if unknown := value.keys() - set(names):
         raise MessageRejected("schema", f"field {prefix + min(unknown)!r} is unknown")
-    return {name: check(prefix + name, value[name]) for name, check in checks.items()}
-
-
-Tensors = Mapping[str, np.ndarray]
+    return kind(**{name: _CHECKS[name](prefix + name, value[name]) for name in names}, **tensors)
 
 
 def to_fields(message: Message) -> tuple[str, dict[str, object], Tensors]:
@@ -137,8 +118,8 @@ def to_fields(message: Message) -> tuple[str, dict[str, object], Tensors]:
     fields = dict(vars(message))
     tensors = fields.pop("tensors", {})
     if isinstance(message, TrainTask):
-        fields["model"] = asdict(message.model)
-        fields["extras"] = {name: asdict(entry) for name, entry in message.extras.items()}
+        fields["model"] = dataclasses.asdict(message.model)
+        fields["extras"] = {name: dataclasses.asdict(entry) for name, entry in message.extras.items()}
     if isinstance(message, Update):
         fields["metrics"] = {name: float(number) for name, number in message.metrics.items()}
     kind = type(message).__name__
@@ -147,12 +128,10 @@ def to_fields(message: Message) -> tuple[str, dict[str, object], Tensors]:
 
 
 def from_fields(kind: str, fields: Mapping[str, object], tensors: Tensors) -> Message:
-    if kind == Update.__name__:
-        return Update(**_checked(_UPDATE, fields), tensors=tensors)
-    if tensors:
+    carried = {"tensors": tensors} if kind == Update.__name__ else {}
+    if tensors and not carried:
         raise MessageRejected("schema", f"a {kind} carries no tensors")
-    if kind == TrainTask.__name__:
-        return TrainTask(**_checked(_TASK, fields))
-    if kind == Refusal.__name__:
-        return Refusal(**_checked(_REFUSAL, fields))
-    raise MessageRejected("wrong_kind", f"{kind!r:.80} is not a kind of message")
+    if kind not in _MESSAGES:
+        raise MessageRejected("wrong_kind", f"{kind!r:.80} is not a kind of message")
+    message: Message = _checked(_MESSAGES[kind], fields, "", **carried)
+    return message

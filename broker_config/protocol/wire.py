@@ -34,8 +34,6 @@ _DTYPES = {
     np.dtype(code).name: np.dtype(code)
     for code in ("?", "<f2", "<f4", "<f8", "<i1", "<i2", "<i4", "<i8", "<u1", "<u2", "<u4", "<u8")
 }
-_NO_BYTES = np.frombuffer(b"\0", np.uint8)[:0]
-"""numpy accepts no empty buffer. Read-only, like the arrays in a body."""
 
 
 class _Slot(NamedTuple):
@@ -224,8 +222,8 @@ def _check_envelope(view: memoryview) -> int:
 
 
 def _array_at(view: memoryview, slot: _Slot) -> np.ndarray:
-    raw = np.frombuffer(view[slot.start : slot.stop], np.uint8) if slot.stop > slot.start else _NO_BYTES
+    array = np.ndarray(slot.shape, slot.dtype, view, slot.start)
     # numpy computes wrong results with a bool that is neither 0 nor 1.
-    if slot.dtype == np.bool_ and (raw > 1).any():
+    if slot.dtype == np.bool_ and (array.view(np.uint8) > 1).any():
         raise MessageRejected("schema", f"array {slot.name!r} of bool has values other than 0 and 1")
-    return raw.view(slot.dtype).reshape(slot.shape)
+    return array

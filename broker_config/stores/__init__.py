@@ -11,11 +11,11 @@ SiteOf = Callable[[int], str]
 """client → the site that owns it"""
 
 
-def _connect_memory(url: str, *_: object) -> Store:
+def _connect_memory(url: str, _: SiteOf | None, retry: RetryPolicy | None) -> Store:
     from broker_config.embedded.frames import path_of
     from broker_config.stores.memory.socket import SocketStore
 
-    return SocketStore(path_of(url))
+    return SocketStore(path_of(url), retry)
 
 
 def _connect_redis(url: str, site_of: SiteOf | None, retry: RetryPolicy | None) -> Store:

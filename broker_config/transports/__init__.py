@@ -8,9 +8,9 @@ from broker_config.transports.interface import Transport
 
 def _connect_memory(url: str) -> Transport:
     from broker_config.embedded.frames import path_of
-    from broker_config.transports.memory.socket import SocketTransport
+    from broker_config.transports.memory.transport import MemoryTransport
 
-    return SocketTransport(path_of(url))
+    return MemoryTransport(path_of(url))
 
 
 def _connect_rabbitmq(url: str) -> Transport:

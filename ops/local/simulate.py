@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from broker_config.embedded.server import serve
+from broker_config.embedded.server import BrokerServer
 from broker_config.process.addresses import WebAddress
 from broker_config.process.durable import write_atomically
 from broker_config.transports.memory.broker import EmbeddedBroker
@@ -116,7 +116,7 @@ def _play_rounds(
     with ExitStack() as stack:
         # A socket's path may have about 100 characters; a run's folder may have more.
         short = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedil-")))
-        url = stack.enter_context(serve(broker, store, short / "broker")).url
+        url = stack.enter_context(BrokerServer(broker, store, short / "broker")).url
         arguments = _worker_arguments(recipe, url, where, inputs.device)
         pool = stack.enter_context(WorkerPool(arguments, workers, where.logs, watcher, stop))
         evaluator = inputs.evaluator(recipe)

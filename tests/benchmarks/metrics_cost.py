@@ -93,7 +93,7 @@ class Meter:
         with (
             mock.patch.object(deployment, "HistoryWriter", self._history_writer()),
             mock.patch.object(os, "fsync", self._waiting(os.fsync)),
-            mock.patch.object(web._Server, "process_request_thread", self._page_thread()),
+            mock.patch.object(web.WebServer, "process_request_thread", self._page_thread()),
         ):
             yield
 
@@ -155,7 +155,7 @@ class Meter:
         return measured
 
     def _page_thread(self) -> Callable[..., None]:
-        serve = web._Server.process_request_thread
+        serve = web.WebServer.process_request_thread
 
         def measured(server: Any, request: Any, client_address: Any) -> None:
             threading.current_thread().name = _PAGES

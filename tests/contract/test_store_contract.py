@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from broker_config.embedded.server import serve
+from broker_config.embedded.server import BrokerServer
 from broker_config.protocol.errors import LedgerFenced, LedgerMissing, MessageRejected
 from broker_config.stores import connect_store
 from broker_config.stores.interface import Store
@@ -33,7 +33,7 @@ def memory(_: pytest.FixtureRequest) -> Iterator[Connect]:
 def memory_socket(_: pytest.FixtureRequest) -> Iterator[Connect]:
     with (
         tempfile.TemporaryDirectory() as directory,
-        serve(EmbeddedBroker(), new_store(), Path(directory) / "broker.sock") as server,
+        BrokerServer(EmbeddedBroker(), new_store(), Path(directory) / "broker.sock") as server,
     ):
         yield lambda: connect_store(server.url)
 

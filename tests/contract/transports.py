@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from broker_config.embedded.server import serve
+from broker_config.embedded.server import BrokerServer
 from broker_config.transports import connect_transport
 from broker_config.transports.interface import Delivery, Transport
 from broker_config.transports.memory.broker import EmbeddedBroker
@@ -33,7 +33,7 @@ def memory(_: pytest.FixtureRequest) -> Iterator[Connect]:
 def memory_socket(_: pytest.FixtureRequest) -> Iterator[Connect]:
     with (
         tempfile.TemporaryDirectory() as directory,
-        serve(EmbeddedBroker(), new_store(), Path(directory) / "broker.sock") as server,
+        BrokerServer(EmbeddedBroker(), new_store(), Path(directory) / "broker.sock") as server,
     ):
         yield lambda: connect_transport(server.url)
 

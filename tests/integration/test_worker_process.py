@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from broker_config.brokers.topology import workers_topic
-from broker_config.embedded.server import BrokerServer, serve
+from broker_config.embedded.server import BrokerServer
 from broker_config.protocol.messages import Update
 from broker_config.protocol.wire import decode_message
 from client_worker.shards import write_shards
@@ -47,7 +47,7 @@ class Site:
 
     def serve(self) -> BrokerServer:
         federation = self.bench.federation
-        return self._stack.enter_context(serve(federation.broker, federation.store, self._socket))
+        return self._stack.enter_context(BrokerServer(federation.broker, federation.store, self._socket))
 
     def start(self, *options: str) -> "subprocess.Popen[bytes]":
         words = ["--site", SITE, "--shards", str(self.shards), "--device", "cpu"]

@@ -24,12 +24,8 @@ class LedgerFiles:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    def write_mark(self, run: str) -> None:
-        make_directory(self._directory / run)
-        write_atomically(self._mark_path(run), [b""])
-
-    def has_mark(self, run: str) -> bool:
-        return self._mark_path(run).exists()
+    def mark(self, run: str) -> Path:
+        return self._directory / run / "begun"
 
     def record(self, run: str, client: int) -> LedgerRecord:
         folder = self._client_folder(run, client)
@@ -70,9 +66,6 @@ class LedgerFiles:
 
     def clients(self, run: str) -> Iterator[int]:
         return (int(folder.name) for folder in (self._directory / run).glob("*") if folder.name.isdecimal())
-
-    def _mark_path(self, run: str) -> Path:
-        return self._directory / run / "begun"
 
     def _client_folder(self, run: str, client: int) -> Path:
         return self._directory / run / str(client)

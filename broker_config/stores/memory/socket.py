@@ -1,67 +1,87 @@
 """The memory store of another process, over its Unix socket."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from broker_config.embedded.client import RpcClient
+from broker_config.process.retry import Retrier, RetryPolicy
+from broker_config.protocol.errors import BrokerUnavailable
+from broker_config.transports.interface import Buffers
 
 
 class SocketStore:
-    outage_seconds = 0.0
-    """The process that serves the store ends only with the run."""
+    def __init__(self, path: Path, retry: RetryPolicy | None = None) -> None:
+        self._retrier = Retrier("the store", retry or RetryPolicy(seconds=0.0))
+        self._connect = partial(RpcClient, path)
+        self._client = self._retrier.call(self._connect)
 
-    def __init__(self, path: Path) -> None:
-        self._client = RpcClient(path)
+    @property
+    def outage_seconds(self) -> float:
+        return self._retrier.outage_seconds
 
     def begin(self, run: str) -> None:
-        self._client.call("begin", run=run)
+        self._call("begin", run=run)
 
     def check_begun(self, run: str) -> None:
-        self._client.call("check_begun", run=run)
+        self._call("check_begun", run=run)
 
     def open_activation(self, run: str, client: int, activation: int) -> None:
-        self._client.call("open_activation", run=run, client=client, activation=activation)
+        self._call("open_activation", run=run, client=client, activation=activation)
 
     def read(self, run: str, client: int, before_activation: int, at_least: int = 0) -> bytes | None:
         limits = {"before_activation": before_activation, "at_least": at_least}
-        found, ledger = self._client.call_for_body("read", run=run, client=client, **limits)
+        found, ledger = self._call("read", run=run, client=client, **limits)
         return bytes(ledger) if found else None
 
     def commit(self, run: str, client: int, activation: int, ledger: bytes) -> bool:
-        return bool(self._client.call("commit", [ledger], run=run, client=client, activation=activation))
+        return bool(self._call("commit", [ledger], run=run, client=client, activation=activation)[0])
 
     def clients(self, run: str) -> list[int]:
-        return list(self._client.call("clients", run=run))
+        return list(self._call("clients", run=run)[0])
 
     def latest(self, run: str, clients: Sequence[int] | None = None) -> dict[int, tuple[int, bytes]]:
         wanted = None if clients is None else list(clients)
-        return self._read_many("latest", run=run, clients=wanted)
+        found, body = self._call("latest", run=run, clients=wanted)
+        ledgers = _cut(body, found)
+        return {client: (activation, next(ledgers)) for client, activation, _ in found}
 
     def ledgers(self, run: str, activations: Mapping[int, int]) -> dict[int, bytes]:
-        found = self._read_many("ledgers", run=run, activations=list(activations.items()))
-        return {client: ledger for client, (_, ledger) in found.items()}
-
-    def _read_many(self, method: str, **arguments: object) -> dict[int, tuple[int, bytes]]:
-        sizes, body = self._client.call_for_body(method, **arguments)
-        found: dict[int, tuple[int, bytes]] = {}
-        start = 0
-        for client, activation, num_bytes in sizes:
-            found[client] = (activation, bytes(body[start : start + num_bytes]))
-            start += num_bytes
-        return found
+        found, body = self._call("ledgers", run=run, activations=list(activations.items()))
+        ledgers = _cut(body, found)
+        return {client: next(ledgers) for client, _ in found}
 
     def announce(self, topic: str, name: str, facts: Mapping[str, object], ttl_seconds: float) -> None:
-        self._client.call("announce", topic=topic, name=name, facts=dict(facts), ttl_seconds=ttl_seconds)
+        self._call("announce", topic=topic, name=name, facts=dict(facts), ttl_seconds=ttl_seconds)
 
     def withdraw(self, topic: str, name: str) -> None:
-        self._client.call("withdraw", topic=topic, name=name)
+        self._call("withdraw", topic=topic, name=name)
 
     def notices(self, topic: str) -> dict[str, dict[str, Any]]:
-        return dict(self._client.call("notices", topic=topic))
+        return dict(self._call("notices", topic=topic)[0])
 
     def health(self) -> Mapping[str, float]:
-        return dict(self._client.call("health"))
+        return dict(self._call("health")[0])
 
     def close(self) -> None:
+        self._retrier.close()
         self._client.close()
+
+    def _call(self, method: str, body: Buffers = (), /, **arguments: object) -> tuple[Any, memoryview]:
+        def attempt() -> tuple[Any, memoryview]:
+            try:
+                return self._client.call(method, body, **arguments)
+            except BrokerUnavailable:
+                self._client.close()
+                self._client = self._connect()
+                raise
+
+        return self._retrier.call(attempt)
+
+
+def _cut(body: memoryview, found: Iterable[Sequence[int]]) -> Iterator[bytes]:
+    """The ledgers of which `found` says the sizes, last in each entry"""
+    for *_, size in found:
+        yield bytes(body[:size])
+        body = body[size:]

@@ -1,36 +1,41 @@
 """The store of one process: ledgers in files, notices in memory."""
 
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from broker_config.process.durable import make_directory, write_atomically
 from broker_config.protocol.errors import LedgerMissing
 from broker_config.protocol.schema import check_count, check_run
-from broker_config.stores.memory.board import MemoryBoard
 from broker_config.stores.memory.ledger_files import LedgerFiles
 
 
-class MemoryStore(MemoryBoard):
+class MemoryStore:
     """Commits survive kill -9 and power failures, and the next store on the same directory continues. Only one store
     may use a directory at a time."""
 
     outage_seconds = 0.0
 
     def __init__(self, directory: Path) -> None:
-        super().__init__()
         self._storage = LedgerFiles(directory)
+        self._lock = threading.Lock()
+        self._topics: dict[str, dict[str, tuple[float, dict[str, Any]]]] = {}
+        """topic → name → (time of expiry, facts)"""
 
     def begin(self, run: str) -> None:
         check_run("run", run)
         with self._lock:
-            self._storage.write_mark(run)
+            make_directory(self._storage.mark(run).parent)
+            write_atomically(self._storage.mark(run), [b""])
 
     def check_begun(self, run: str) -> None:
         check_run("run", run)
-        with self._lock:
-            if not self._storage.has_mark(run):
-                raise LedgerMissing(
-                    f"the store has lost all that it kept of run {run!r}: restore it from a backup, or start a new run"
-                )
+        if not self._storage.mark(run).exists():
+            raise LedgerMissing(
+                f"the store has lost all that it kept of run {run!r}: restore it from a backup, or start a new run"
+            )
 
     def open_activation(self, run: str, client: int, activation: int) -> None:
         owner = _check_names(run, client, activation)
@@ -90,6 +95,21 @@ class MemoryStore(MemoryBoard):
                 if activation in self._storage.record(run, client).kept:
                     found[client] = self._storage.ledger(run, client, activation)
         return found
+
+    def announce(self, topic: str, name: str, facts: Mapping[str, object], ttl_seconds: float) -> None:
+        with self._lock:
+            self._topics.setdefault(topic, {})[name] = (time.monotonic() + ttl_seconds, dict(facts))
+
+    def withdraw(self, topic: str, name: str) -> None:
+        with self._lock:
+            self._topics.get(topic, {}).pop(name, None)
+
+    def notices(self, topic: str) -> dict[str, dict[str, Any]]:
+        now = time.monotonic()
+        with self._lock:
+            live = {name: notice for name, notice in self._topics.get(topic, {}).items() if notice[0] > now}
+            self._topics[topic] = live
+            return {name: dict(facts) for name, (_, facts) in sorted(live.items())}
 
     def health(self) -> Mapping[str, float]:
         return {}

@@ -2,20 +2,22 @@
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sized
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
 
 from broker_config.brokers.topology import DEAD_LETTERS, MODELS, updates_queue
-from broker_config.protocol.errors import BrokerUnavailable, QueueMissing
-from broker_config.transports.interface import DELIVERY_LIMIT, ModelAddress
+from broker_config.protocol.errors import BrokerUnavailable, MessageRejected, QueueMissing
+from broker_config.transports.interface import DELIVERY_LIMIT, Buffers, ModelAddress
 
 Body = bytes | memoryview
+Reply = tuple[Any, Body]
+"""A result of plain values, and a body"""
 
 
-@dataclass(eq=False)
-class QueuedMessage:
-    """A message that is ready in its queue or held unacknowledged by a session."""
-
+@dataclass
+class _Message:
     queue: str
     body: Body
     reason: str | None = None
@@ -24,158 +26,150 @@ class QueuedMessage:
     redelivered: bool = False
 
 
-@dataclass(eq=False)
-class _Queue:
-    arrived: threading.Condition
-    messages: deque[QueuedMessage] = field(default_factory=deque)
-
-
-@dataclass(eq=False)
-class _ModelLog:
-    next_offset: int = 0
-    versions: OrderedDict[int, dict[str, Body]] = field(default_factory=OrderedDict)
-
-
-class Session:
-    """The broker's side of one connection."""
-
-    def __init__(self) -> None:
-        self.unacknowledged: dict[QueuedMessage, None] = {}
-        """In the order of delivery"""
-        self.is_open = True
-
-    def check_open(self) -> None:
-        if not self.is_open:
-            raise BrokerUnavailable("this connection is closed: open another")
-
-    def settle(self, message: QueuedMessage) -> None:
-        self.check_open()
-        if message not in self.unacknowledged:
-            raise BrokerUnavailable("this delivery was settled before: settle each exactly once")
-        del self.unacknowledged[message]
-
-
 class EmbeddedBroker:
-    """Keeps the bytes that it is given without a copy: the caller must not change them afterwards."""
+    """Keeps the bytes that it is given without a copy: the caller must not change them afterwards. Sessions use it
+    while they hold `changed`."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._queues: dict[str, _Queue] = {}
-        self._logs: dict[str, _ModelLog] = {}
-        self._leaders: dict[str, Session] = {}
-        self._leader_changed = threading.Condition(self._lock)
+        self.changed = threading.Condition()
+        """There is a message or a leadership to take, or a session has ended."""
+        self.queues: dict[str, deque[_Message]] = {}
+        self.logs: dict[str, OrderedDict[int, dict[str, Body]]] = {}
+        """run → version → entries by name"""
+        self.leaders: dict[str, Session] = {}
         self.declare([DEAD_LETTERS])
 
     def declare(self, queues: Iterable[str]) -> None:
-        with self._lock:
+        with self.changed:
             for name in queues:
-                self._queues.setdefault(name, _Queue(threading.Condition(self._lock)))
+                self.queues.setdefault(name, deque())
 
-    def publish(self, queue: str, body: Body) -> None:
-        with self._lock:
-            self._enqueue(QueuedMessage(queue, body))
-
-    def receive(self, session: Session, queue: str, timeout_seconds: float) -> QueuedMessage | None:
-        with self._lock:
-            waiting = self._queue(queue)
-            waiting.arrived.wait_for(lambda: waiting.messages or not session.is_open, timeout_seconds)
-            session.check_open()
-            if not waiting.messages:
-                return None
-            message = waiting.messages.popleft()
-            message.deliveries += 1
-            session.unacknowledged[message] = None
-            return message
-
-    def depth(self, queue: str) -> int | None:
-        with self._lock:
-            if queue.startswith(MODELS.prefix):
-                log = self._logs.get(queue.removeprefix(MODELS.prefix))
-                return None if log is None else len(log.versions)
-            known = self._queues.get(queue)
-            return None if known is None else len(known.messages)
-
-    def acknowledge(self, session: Session, message: QueuedMessage) -> None:
-        with self._lock:
-            session.settle(message)
-
-    def requeue(self, session: Session, message: QueuedMessage) -> None:
-        with self._lock:
-            session.settle(message)
-            message.deliveries -= 1
-            self._return(message)
-
-    def reject(self, session: Session, message: QueuedMessage, reason: str) -> None:
-        with self._lock:
-            session.settle(message)
-            self._enqueue(QueuedMessage(DEAD_LETTERS, message.body, reason))
-
-    def disconnect(self, session: Session) -> None:
-        """Returns what the session holds; the message delivered last returns first, which restores the order."""
-        with self._lock:
-            session.is_open = False
-            while session.unacknowledged:
-                message, _ = session.unacknowledged.popitem()
-                if message.deliveries >= DELIVERY_LIMIT and message.queue != DEAD_LETTERS:
-                    self._enqueue(QueuedMessage(DEAD_LETTERS, message.body, "delivery_limit"))
-                else:
-                    self._return(message)
-            self._leaders = {run: leader for run, leader in self._leaders.items() if leader is not session}
-            self._leader_changed.notify_all()
-            # Another thread may be waiting in this session.
-            for queue in self._queues.values():
-                queue.arrived.notify_all()
-
-    def acquire_leadership(self, session: Session, run: str, timeout_seconds: float) -> bool:
-        with self._lock:
-            self._leader_changed.wait_for(
-                lambda: self._leaders.get(run, session) is session or not session.is_open, timeout_seconds
-            )
-            session.check_open()
-            return self._leaders.setdefault(run, session) is session
-
-    def retire(self, run: str) -> None:
-        with self._lock:
-            self._queues.pop(updates_queue(run), None)
-            self._logs.pop(run, None)
-            self._leaders.pop(run, None)
-            self._leader_changed.notify_all()
-
-    def append_model(self, run: str, version: int, body: Body, kept: int, entry: str = "") -> ModelAddress:
-        """Keeps the versions written last, not the highest: a run may continue from an older checkpoint."""
-        with self._lock:
-            log = self._logs.setdefault(run, _ModelLog())
-            if not entry:
-                log.versions.pop(version, None)
-            log.versions.setdefault(version, {})[entry] = body
-            while len(log.versions) > kept:
-                log.versions.popitem(last=False)
-            log.next_offset += 1
-            return ModelAddress(run, version, log.next_offset - 1, entry)
-
-    def read_model(self, address: ModelAddress) -> Body:
-        with self._lock:
-            log = self._logs.get(address.run)
-            entries = log.versions.get(address.version, {}) if log else {}
-            if address.entry not in entries:
-                raise address.missing()
-            return entries[address.entry]
-
-    def _queue(self, name: str) -> _Queue:
+    def queue(self, name: str) -> deque[_Message]:
         try:
-            return self._queues[name]
+            return self.queues[name]
         except KeyError:
             raise QueueMissing(f"the queue {name!r} does not exist: declare it first") from None
 
-    def _enqueue(self, message: QueuedMessage) -> None:
-        queue = self._queue(message.queue)
-        queue.messages.append(message)
-        queue.arrived.notify()
+    def enqueue(self, message: _Message) -> None:
+        self.queue(message.queue).append(message)
+        self.changed.notify_all()
 
-    def _return(self, message: QueuedMessage) -> None:
-        queue = self._queues.get(message.queue)
-        if queue is None:  # the run was retired meanwhile
-            return
-        message.redelivered = True
-        queue.messages.appendleft(message)
-        queue.arrived.notify()
+    def put_back(self, message: _Message) -> None:
+        if message.queue in self.queues:  # else the run was retired meanwhile
+            message.redelivered = True
+            self.queues[message.queue].appendleft(message)
+            self.changed.notify_all()
+
+
+class Session:
+    """One connection to the broker. The methods do_… take a body and plain values, and return plain values and a
+    body: they may be called from another process."""
+
+    def __init__(self, broker: EmbeddedBroker) -> None:
+        self._broker = broker
+        self._is_open = True
+        self._tags = count()
+        self._unsettled: dict[int, _Message] = {}
+        """By delivery tag, in the order of delivery"""
+
+    def call(self, method: str, body: Buffers = (), /, **arguments: object) -> Reply:
+        """From this process, where the sender goes on training in the arrays behind `body`"""
+        return self.answer(method, b"".join(body), arguments)
+
+    def answer(self, method: str, body: Body, arguments: Mapping[str, Any]) -> Reply:
+        do = getattr(self, f"do_{method}", None)
+        if do is None:
+            raise MessageRejected("schema", f"there is no method {method!r:.80}")
+        with self._broker.changed:
+            self._check_open()
+            return do(body, **arguments) or (None, b"")
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise BrokerUnavailable("this connection is closed: open another")
+
+    def close(self) -> None:
+        """Returns what the session holds; the message delivered last returns first, which restores the order."""
+        broker = self._broker
+        with broker.changed:
+            self._is_open = False
+            while self._unsettled:
+                _, message = self._unsettled.popitem()
+                if message.deliveries >= DELIVERY_LIMIT and message.queue != DEAD_LETTERS:
+                    broker.enqueue(_Message(DEAD_LETTERS, message.body, "delivery_limit"))
+                else:
+                    broker.put_back(message)
+            broker.leaders = {run: leader for run, leader in broker.leaders.items() if leader is not self}
+            broker.changed.notify_all()  # also a thread that waits in this session
+
+    def do_disconnect(self, _: Body) -> None:
+        self.close()
+
+    def do_declare(self, _: Body, queues: Iterable[str]) -> None:
+        self._broker.declare(queues)
+
+    def do_publish(self, body: Body, queue: str) -> None:
+        self._broker.enqueue(_Message(queue, body))
+
+    def do_receive(self, _: Body, queue: str, timeout_seconds: float) -> Reply | None:
+        waiting = self._broker.queue(queue)
+        self._broker.changed.wait_for(lambda: waiting or not self._is_open, timeout_seconds)
+        self._check_open()
+        if not waiting:
+            return None
+        message, tag = waiting.popleft(), next(self._tags)
+        message.deliveries += 1
+        self._unsettled[tag] = message
+        return {"tag": tag, "redelivered": message.redelivered, "reason": message.reason}, message.body
+
+    def do_depth(self, _: Body, queue: str) -> Reply:
+        stored: Mapping[str, Sized] = self._broker.queues
+        if queue.startswith(MODELS.prefix):
+            stored, queue = self._broker.logs, queue.removeprefix(MODELS.prefix)
+        return len(stored[queue]) if queue in stored else None, b""
+
+    def do_acknowledge(self, _: Body, tag: int) -> None:
+        self._settled(tag)
+
+    def do_requeue(self, _: Body, tag: int) -> None:
+        message = self._settled(tag)
+        message.deliveries -= 1
+        self._broker.put_back(message)
+
+    def do_reject(self, _: Body, tag: int, reason: str) -> None:
+        self._broker.enqueue(_Message(DEAD_LETTERS, self._settled(tag).body, reason))
+
+    def _settled(self, tag: int) -> _Message:
+        if tag not in self._unsettled:
+            raise BrokerUnavailable("this delivery was settled before: settle each exactly once")
+        return self._unsettled.pop(tag)
+
+    def do_append_model(self, body: Body, run: str, version: int, kept: int, entry: str) -> None:
+        """Keeps the versions written last, not the highest: a run may continue from an older checkpoint."""
+        versions = self._broker.logs.setdefault(run, OrderedDict())
+        if not entry:
+            versions.pop(version, None)
+        versions.setdefault(version, {})[entry] = body
+        while len(versions) > kept:
+            versions.popitem(last=False)
+
+    def do_read_model(self, _: Body, **where: Any) -> Reply:
+        address = ModelAddress(**where)
+        try:
+            return None, self._broker.logs[address.run][address.version][address.entry]
+        except KeyError:
+            raise address.missing() from None
+
+    def do_acquire_leadership(self, _: Body, run: str, timeout_seconds: float) -> Reply:
+        def may_lead() -> bool:
+            return self._broker.leaders.get(run, self) is self or not self._is_open
+
+        self._broker.changed.wait_for(may_lead, timeout_seconds)
+        self._check_open()
+        return self._broker.leaders.setdefault(run, self) is self, b""
+
+    def do_retire(self, _: Body, run: str) -> None:
+        self._broker.queues.pop(updates_queue(run), None)
+        self._broker.logs.pop(run, None)
+        self._broker.leaders.pop(run, None)
+        self._broker.changed.notify_all()

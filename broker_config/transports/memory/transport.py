@@ -1,71 +1,79 @@
-"""A connection to an embedded broker in the same process."""
+"""A connection to an embedded broker, in this process or over the Unix socket of another."""
 
+import time
 from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 from broker_config.brokers.topology import MODELS, kind_name
-from broker_config.protocol.buffers import check_size
+from broker_config.embedded.client import RpcClient
+from broker_config.protocol.buffers import check_size, size
+from broker_config.protocol.errors import BrokerUnavailable
 from broker_config.transports.interface import MAX_BODY_BYTES, Buffers, ModelAddress
-from broker_config.transports.memory.broker import EmbeddedBroker, QueuedMessage, Session
+from broker_config.transports.memory.broker import Body, EmbeddedBroker, Reply, Session
+
+_MAX_WAIT_SECONDS = 1.0
+"""A longer wait is several requests, so that neither side waits long for one that died."""
 
 
 class MemoryDelivery:
+    sender: str | None = None
+    body_is_inline = True
+
     def __init__(
-        self, broker: EmbeddedBroker, session: Session, message: QueuedMessage, max_body_bytes: int
+        self, call: Callable[..., Reply], properties: dict[str, Any], body: Body, max_body_bytes: int
     ) -> None:
-        self._broker, self._session, self._message = broker, session, message
-        self._max_body_bytes = max_body_bytes
-        self.body_is_inline = True
-        self.redelivered = message.redelivered
-        self.reason = message.reason
-        self.sender: str | None = None
+        self._call, self._body, self._max_body_bytes = call, memoryview(body), max_body_bytes
+        self._tag: int = properties["tag"]
+        self.redelivered: bool = properties["redelivered"]
+        self.reason: str | None = properties["reason"]
 
     @property
     def body(self) -> memoryview:
-        check_size(len(self._message.body), self._max_body_bytes)
-        return memoryview(self._message.body)
+        check_size(len(self._body), self._max_body_bytes)
+        return self._body
 
     def release_body(self) -> None:
-        """The broker holds the body until the message is settled."""
+        self._body = memoryview(b"")
 
     def acknowledge(self) -> None:
-        self._broker.acknowledge(self._session, self._message)
+        self._call("acknowledge", tag=self._tag)
 
     def requeue(self) -> None:
-        self._broker.requeue(self._session, self._message)
+        self._call("requeue", tag=self._tag)
 
     def reject(self, reason: str) -> None:
-        self._broker.reject(self._session, self._message, reason)
+        self._call("reject", tag=self._tag, reason=reason)
 
 
 class MemoryTransport:
-    def __init__(self, broker: EmbeddedBroker) -> None:
-        self._broker = broker
-        self._session = Session()
+    def __init__(self, broker: EmbeddedBroker | Path) -> None:
+        """`broker`: itself, or the socket on which another process serves it"""
+        self._client = RpcClient(broker) if isinstance(broker, Path) else Session(broker)
+        self._call: Callable[..., Reply] = self._client.call
         self.max_body_bytes = MAX_BODY_BYTES
         self.bytes_sent: Counter[str] = Counter()
         self.bytes_received: Counter[str] = Counter()
 
     def declare(self, *queues: str) -> None:
-        self._session.check_open()
-        self._broker.declare(queues)
+        self._call("declare", queues=queues)
 
     def publish(self, queue: str, body: Buffers) -> None:
-        self._session.check_open()
-        copied = b"".join(body)  # the sender goes on training in the arrays behind `body`
-        self._broker.publish(queue, copied)
-        self.bytes_sent[kind_name(queue)] += len(copied)
+        self._call("publish", body, queue=queue)
+        self.bytes_sent[kind_name(queue)] += size(body)
 
     def receive(self, queue: str, timeout_seconds: float) -> MemoryDelivery | None:
-        self._session.check_open()
-        message = self._broker.receive(self._session, queue, timeout_seconds)
-        if message is None:
+        properties, body = self._call_in_turns("receive", timeout_seconds, queue=queue)
+        if properties is None:
             return None
-        self.bytes_received[kind_name(queue)] += len(message.body)
-        return MemoryDelivery(self._broker, self._session, message, self.max_body_bytes)
+        self.bytes_received[kind_name(queue)] += len(body)
+        return MemoryDelivery(self._call, properties, body, self.max_body_bytes)
 
     def depth(self, queue: str) -> int | None:
-        self._session.check_open()
-        return self._broker.depth(queue)
+        depth: int | None = self._call("depth", queue=queue)[0]
+        return depth
 
     def append_model(
         self,
@@ -76,26 +84,35 @@ class MemoryTransport:
         entry: str = "",
         entries: int = 1,  # noqa: ARG002
     ) -> ModelAddress:
-        self._session.check_open()
-        copied = b"".join(body)
-        self.bytes_sent[MODELS.name] += len(copied)
-        return self._broker.append_model(run, version, copied, kept, entry)
+        self._call("append_model", body, run=run, version=version, kept=kept, entry=entry)
+        self.bytes_sent[MODELS.name] += size(body)
+        return ModelAddress(run, version, 0, entry)
 
     def read_model(self, address: ModelAddress) -> memoryview:
-        self._session.check_open()
-        body = memoryview(self._broker.read_model(address))
+        _, body = self._call("read_model", **vars(address))
         self.bytes_received[MODELS.name] += len(body)
-        return body
+        return memoryview(body)
 
     def acquire_leadership(self, run: str, timeout_seconds: float) -> bool:
-        return self._broker.acquire_leadership(self._session, run, timeout_seconds)
+        return bool(self._call_in_turns("acquire_leadership", timeout_seconds, run=run)[0])
 
     def retire(self, run: str) -> None:
-        self._session.check_open()
-        self._broker.retire(run)
+        self._call("retire", run=run)
 
     def timeout_warnings(self, longest_task_seconds: float) -> tuple[str, ...]:  # noqa: ARG002 - it has no time-outs
         return ()
 
     def close(self) -> None:
-        self._broker.disconnect(self._session)
+        # The broker would notice a closed socket a moment later; after this call it has.
+        with suppress(BrokerUnavailable):
+            self._call("disconnect")
+        self._client.close()
+
+    def _call_in_turns(self, method: str, timeout_seconds: float, **arguments: object) -> Reply:
+        """Repeats the call with short waits until it has a result or the timeout has passed."""
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            reply = self._call(method, timeout_seconds=min(left, _MAX_WAIT_SECONDS), **arguments)
+            if reply[0] or left <= _MAX_WAIT_SECONDS:
+                return reply

@@ -102,7 +102,7 @@ def serve_logged(
     from server_worker.watch.log import LOGGER, LogWatcher, log_outcome
 
     with set_up_logs(level="warning") as shown:
-        shown.handler.addFilter(lambda record: record.name != LOGGER)  # the view says that
+        shown.addFilter(lambda record: record.name != LOGGER)  # the view says that
         if args.log_file is None:
             return serve(deployment, view, stop, shares_where_known)
         run = run_id(RunDir(deployment.run_dir), deployment.recipe, deployment.run)

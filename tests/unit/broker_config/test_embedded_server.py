@@ -18,8 +18,9 @@ import broker_config
 from broker_config.embedded import client as embedded_client
 from broker_config.embedded.client import RpcClient
 from broker_config.embedded.frames import receive_frame, send_frame, url_of
-from broker_config.embedded.server import BrokerServer, serve
-from broker_config.protocol.errors import BrokerUnavailable, FedILError, MessageRejected
+from broker_config.embedded.server import BrokerServer
+from broker_config.process.retry import RetryPolicy
+from broker_config.protocol.errors import BrokerUnavailable, FedILError, LedgerFenced, MessageRejected
 from broker_config.stores import connect_store
 from broker_config.stores.memory.store import MemoryStore
 from broker_config.transports import connect_transport
@@ -41,11 +42,11 @@ time.sleep(60)
 SERVER = """
 import sys, time
 from pathlib import Path
-from broker_config.embedded.server import serve
+from broker_config.embedded.server import BrokerServer
 from broker_config.stores.memory.store import MemoryStore
 from tests.memory_store import new_store
 from broker_config.transports.memory.broker import EmbeddedBroker
-server = serve(EmbeddedBroker(), MemoryStore(Path(sys.argv[2])), Path(sys.argv[1]))
+server = BrokerServer(EmbeddedBroker(), MemoryStore(Path(sys.argv[2])), Path(sys.argv[1]))
 print("serving", flush=True)
 time.sleep(60)
 """
@@ -60,7 +61,7 @@ def socket_path() -> Iterator[Path]:
 
 @pytest.fixture
 def server(socket_path: Path) -> Iterator[BrokerServer]:
-    with serve(EmbeddedBroker(), new_store(), socket_path) as server:
+    with BrokerServer(EmbeddedBroker(), new_store(), socket_path) as server:
         yield server
 
 
@@ -146,22 +147,47 @@ def test_a_killed_broker_is_unavailable_and_its_successor_has_the_ledgers(
             broken.close()
     # The killed broker's socket file still exists and is replaced.
     assert socket_path.exists()
-    with serve(EmbeddedBroker(), MemoryStore(tmp_path), socket_path):
+    with BrokerServer(EmbeddedBroker(), MemoryStore(tmp_path), socket_path):
         store = connect_store(url)
         assert store.latest("run") == {7: (1, b"ledger")}
         store.close()
 
 
+def test_a_store_with_patience_waits_for_its_server_and_connects_again(
+    socket_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def serve_again() -> BrokerServer:
+        return BrokerServer(EmbeddedBroker(), MemoryStore(tmp_path), socket_path)
+
+    caplog.set_level("INFO")
+    servers = [serve_again()]
+    store = connect_store(servers[0].url, retry=RetryPolicy(seconds=SOON))
+    assert store.commit("run", 7, 1, b"first")
+    servers.pop().close()
+    later = threading.Timer(0.5, lambda: servers.append(serve_again()))
+    later.start()
+    assert store.read("run", 7, 2) == b"first"
+    assert not store.commit("run", 7, 1, b"again")
+    later.join()
+    assert store.outage_seconds > 0
+    assert caplog.text.count("trying again") == caplog.text.count("the store is back") == 1
+    store.open_activation("run", 7, 5)
+    with pytest.raises(LedgerFenced):
+        store.commit("run", 7, 2, b"late")
+    servers.pop().close()
+    store.close()
+
+
 def test_a_socket_with_a_running_broker_is_not_taken_over(server: BrokerServer, socket_path: Path) -> None:
     with pytest.raises(FedILError, match="another broker answers"):
-        serve(EmbeddedBroker(), new_store(), socket_path)
+        BrokerServer(EmbeddedBroker(), new_store(), socket_path)
     connect_transport(server.url).close()
 
 
 def test_a_file_that_is_no_socket_is_not_deleted(socket_path: Path) -> None:
     socket_path.write_text("precious")
     with pytest.raises(FedILError, match="cannot serve"):
-        serve(EmbeddedBroker(), new_store(), socket_path)
+        BrokerServer(EmbeddedBroker(), new_store(), socket_path)
     assert socket_path.read_text() == "precious"
 
 

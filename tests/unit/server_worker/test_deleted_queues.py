@@ -53,7 +53,7 @@ def test_a_run_without_updates_queue_and_model_log_makes_both_again(
     def retire(number: int, answered: int) -> None:
         if (number, answered) == (2, 1) and not gone:
             gone.append(number)
-            federation.broker.retire(RUN)
+            federation.connect().retire(RUN)
 
     federation.diary.on_update = retire
     transport = federation.connect()
@@ -99,7 +99,7 @@ def test_a_refusal_in_a_clients_place_that_finds_no_queue_ends_no_run(tmp_path: 
 
     def delete(round_number: int, name: str) -> None:
         if (round_number, name) == (2, "broadcast"):
-            del federation.broker._queues[updates_queue(RUN)]
+            del federation.broker.queues[updates_queue(RUN)]
             federation.store.open_activation(RUN, fenced, 99)
 
     federation.diary.phase = delete  # type: ignore[method-assign]
