@@ -1,5 +1,6 @@
 """A RabbitMQ cluster on this machine, whose nodes tests may kill."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -35,7 +36,8 @@ class Node(RabbitMQ):
     def __init__(self, directory: Path, number: int, mapper: PortMapper, plugins: Sequence[str]) -> None:
         self._node, self._mapper, self._home = _node(number), mapper, directory.parent / "home"
         nodes = {
-            f"cluster_formation.classic_config.nodes.{other}": _node(other) for other in range(1, NUM_NODES + 1)
+            f"cluster_formation.classic_config.nodes.{other}": _node(other)
+            for other in range(1, NUM_NODES + 1)
         }
         backend = {"cluster_formation.peer_discovery_backend": "classic_config"}
         super().__init__(directory, SETTINGS | backend | nodes, plugins)
@@ -65,6 +67,11 @@ class Cluster:
     def url(self) -> str:
         places = ",".join(f"{LOOPBACK}:{node.port}" for node in self.nodes)
         return f"amqp://guest:guest@{places}/%2F"
+
+    def members(self) -> dict[str, int]:
+        """Queue → number of nodes that have a copy"""
+        queues = json.loads(self.nodes[0].ctl("list_queues", "name", "members", "--formatter", "json"))
+        return {queue["name"]: len(queue["members"]) for queue in queues}
 
 
 @contextmanager
