@@ -21,6 +21,7 @@ from broker_config.brokers.topology import (
     DEAD_LETTERS,
     EXCHANGES,
     MODELS,
+    REPLICATED,
     TASKS,
     UPDATES,
     UPDATES_EXCHANGE,
@@ -119,11 +120,20 @@ def users_of(sites: Iterable[str]) -> tuple[str, ...]:
 
 
 def rabbitmq_definitions(
-    sites: Iterable[str], password_hashes: Mapping[str, str | None], vhost: str = VHOST
+    sites: Iterable[str],
+    password_hashes: Mapping[str, str | None],
+    vhost: str = VHOST,
+    *,
+    replicated: bool = False,
 ) -> Definitions:
-    """`password_hashes`: of all users; None for an existing user that keeps its password."""
-    queues = {DEAD_LETTERS: DEAD} | {tasks_queue(site): TASKS for site in check_sites(sites)}
+    """`password_hashes`: of all users; None for an existing user that keeps its password. `replicated`: the queues
+    outlive the loss of a node."""
+    queues = {DEAD_LETTERS: DEAD.on_cluster(replicated)} | {
+        tasks_queue(site): TASKS for site in check_sites(sites)
+    }
     exchanges = dict.fromkeys((*EXCHANGES, *(kind.exchange_of(name) for name, kind in queues.items())))
+    if replicated:
+        exchanges[REPLICATED] = None
     return {
         "vhosts": [{"name": vhost}],
         "users": [_user(name, hashed) for name, hashed in password_hashes.items() if hashed is not None],

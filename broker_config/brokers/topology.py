@@ -5,13 +5,15 @@ Nothing is published through the default exchange, on which sites have no permis
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from broker_config.transports.interface import DELIVERY_LIMIT
 
 _WEEK_MS = 7 * 24 * 3600 * 1000
 _MONTH_MS = 30 * 24 * 3600 * 1000
 _MOST_DEAD_LETTERS = 10_000
+_NO_DELIVERY_LIMIT = 1_000_000_000
+"""RabbitMQ 4 has a limit of 20 by default, and earlier versions refuse -1."""
 
 DEAD_LETTERS = "fedil.dead"
 DEFAULT_SITE = "default"
@@ -50,6 +52,13 @@ class QueueKind:
         """The arguments that RabbitMQ compares when a queue is declared again."""
         return {"x-queue-type": self.type, **self.options}
 
+    def on_cluster(self, replicated: bool) -> "QueueKind":
+        """Of queues that outlive the loss of a node, if wanted: classic queues are on one node only. Streams need no
+        argument: they have a replica on every node that is there when they are declared."""
+        if self.type != "classic" or not replicated:
+            return self
+        return replace(self, type="quorum", options={"x-delivery-limit": _NO_DELIVERY_LIMIT, **self.options})
+
     @property
     def has_delivery_limit(self) -> bool:
         return "x-delivery-limit" in self.options
@@ -77,6 +86,8 @@ LEAD_EXCHANGE = Exchange("fedil.lead", "direct")
 DEAD_EXCHANGE = Exchange("fedil.dead", "direct")
 STREAMS_PREPARED = Exchange("fedil.streams", "direct")
 """Carries no messages: its existence means that the broker has stored its first stream. Not in the definitions."""
+REPLICATED = Exchange("fedil.replicated", "direct")
+"""Carries no messages: its existence means that queues are declared `QueueKind.on_cluster`."""
 
 DEAD = QueueKind(
     "dead",
@@ -100,8 +111,7 @@ TASKS = QueueKind(
         "x-dead-letter-routing-key": "dead",
     },
 )
-# No delivery limit: a server may die any number of times. On a cluster "quorum" survives the loss of a node, but
-# from RabbitMQ 4.0 on its default limit of 20 must then be lifted: {"x-delivery-limit": -1}.
+# No delivery limit: a server may die any number of times.
 # Expires when no server has used it for a month; the clients are then asked again.
 UPDATES = QueueKind("update", "fedil.updates.", UPDATES_EXCHANGE, "classic", {"x-expires": _MONTH_MS})
 # The transport adds the retention, which depends on the model's size. RabbitMQ refuses x-expires for streams: the log

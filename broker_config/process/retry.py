@@ -33,15 +33,16 @@ class RetryPolicy:
 
 
 class Retrier:
-    """Repeats calls to one service. An outage is logged once when it begins and once when it ends, even if several
-    threads notice it."""
+    """Repeats calls to one service. Each error of an outage is logged once, and so is its end, even if several threads
+    notice it."""
 
     def __init__(self, service: str, policy: RetryPolicy) -> None:
         """`service` is its name in log lines and errors."""
         self._service, self._policy = service, policy
         self._closed = threading.Event()
         self._lock = threading.Lock()
-        self._in_outage = False
+        self._errors: set[str] = set()
+        """Those of the present outage"""
         self.outage_seconds = 0.0
         """Total time that calls took because the service was unavailable"""
 
@@ -56,7 +57,7 @@ class Retrier:
             except BrokerUnavailable as error:
                 self._wait(error, number, began + self._policy.seconds)
             else:
-                if number > 1 or self._in_outage:
+                if number > 1 or self._errors:
                     self._end_outage(time.monotonic() - began if number > 1 else 0.0)
                 return result
         raise BrokerUnavailable(f"this connection to {self._service} is closed: open another")
@@ -69,8 +70,9 @@ class Retrier:
         if self._policy.stop() or time.monotonic() >= deadline:
             raise RetriesExhausted(str(error)) from error
         with self._lock:
-            is_first, self._in_outage = not self._in_outage, True
-        if is_first:
+            is_new = str(error) not in self._errors
+            self._errors.add(str(error))
+        if is_new:
             _log.warning("%s; trying again", error)
         self._policy.on_wait(str(error))
         # Jitter keeps a thousand workers from reconnecting in the same instant.
@@ -82,6 +84,6 @@ class Retrier:
     def _end_outage(self, seconds: float) -> None:
         with self._lock:
             self.outage_seconds += seconds
-            is_first, self._in_outage = self._in_outage, False
+            is_first, self._errors = bool(self._errors), set()
         if is_first:
             _log.info("%s is back", self._service)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from broker_config.brokers.definitions import (
     DEADLINE_POLICY,
@@ -17,7 +17,7 @@ from broker_config.brokers.definitions import (
     rabbitmq_definitions,
     users_of,
 )
-from broker_config.brokers.topology import DEAD_LETTERS, site_user, tasks_queue, updates_queue
+from broker_config.brokers.topology import DEAD_LETTERS, kind_of, site_user, tasks_queue, updates_queue
 from broker_config.protocol.errors import BrokerRefused, FedILError, ModelMissing, QueueMissing
 from broker_config.stores.redis.admin import accepts_anonymous, inspect_redis
 from broker_config.stores.redis.keys import ledger_key
@@ -38,6 +38,13 @@ _EVAL_TIMEOUT = "{ok, Timeout} = application:get_env(rabbit, consumer_timeout), 
 _CTL_SECONDS = 60.0
 _BLOCKED_SECONDS = 5.0
 """Servers and workers wait longer for the end of a broker's alarm; the check reports it."""
+_MEMBERS = "columns=name,type,members"
+_ENOUGH_MEMBERS = 3
+_REMEDIES = {
+    "quorum": "rabbitmq-queues grow NODE all, for the other nodes",
+    "stream": "rabbitmq-streams add_replica {} NODE, for the other nodes",
+    "classic": "it was made before fedil broker init, and goes with its run",
+}
 _QUORUM_TARGETS = ("all", "queues", "quorum_queues")
 
 
@@ -84,9 +91,8 @@ def _run(check: Callable[[str], Iterator[Finding]], url: str) -> Iterator[Findin
 def _check_broker(url: str) -> Iterator[Finding]:
     if urlsplit(url).scheme not in ("amqp", "amqps"):
         raise FedILError("only RabbitMQ can be checked: write amqp://user:password@host, or amqps:// for TLS")
-    address = parse_url(url)
-    with closing(Connection(address, "checking", reconnects=True)) as connection:
-        version = connection.broker_version
+    with closing(Connection(parse_url(url), "checking", reconnects=True)) as connection:
+        version, address = connection.broker_version, connection.address
         where = f"RabbitMQ {'.'.join(map(str, version))} at {address.endpoint}"
         if version < _OLDEST_RABBITMQ:
             yield Finding("wrong", f"{where} is too old: use 3.10 or later")
@@ -158,11 +164,13 @@ def _check_management(
     where = f"RabbitMQ {overview['rabbitmq_version']} at {management.where}"
     users = (user["name"] for user in found["users"])
     wanted_sites = sites or sorted(site for user in users if (site := _site_of(user)) is not None)
-    wanted = rabbitmq_definitions(wanted_sites, dict.fromkeys(users_of(wanted_sites)), vhost)
+    hashes, nodes = dict.fromkeys(users_of(wanted_sites)), management.num_nodes()
+    wanted = rabbitmq_definitions(wanted_sites, hashes, vhost, replicated=nodes > 1)
     tagged = [user["name"] for user in found["users"] if user["tags"] and _site_of(user["name"]) is not None]
     problems = [
         *differences(wanted, found),
         *(f"{user} has tags: rabbitmqctl set_user_tags {user}" for user in tagged),
+        *_lost_with_a_node(management.get(f"queues/{quote(vhost, safe='')}?{_MEMBERS}"), nodes),
     ]
     yield from (Finding("wrong", f"{where}: {problem}") for problem in problems)
     if not problems:
@@ -170,6 +178,13 @@ def _check_management(
     queues = [tasks_queue(site) for site in wanted_sites or (_PROBE,)]
     policies = [policy for policy in found.get("policies", []) if policy["vhost"] == vhost]
     yield _check_consumer_timeout(where, overview["node"], policies, queues, deadline_seconds)
+
+
+def _lost_with_a_node(queues: Sequence[Mapping[str, Any]], nodes: int) -> Iterator[str]:
+    for queue in queues:
+        name, members = queue["name"], len(queue.get("members", "1"))
+        if kind_of(name) is not None and members < min(nodes, _ENOUGH_MEMBERS):
+            yield f"queue {name} is on {members} of {nodes} nodes: {_REMEDIES[queue['type']].format(name)}"
 
 
 def _check_consumer_timeout(

@@ -36,6 +36,10 @@ class Management:
         self._base = f"{parts.scheme}://{host}:{port}{parts.path.rstrip('/')}/api/"
         self._open = _opener(parts.query if parts.scheme == "https" else "").open
 
+    def num_nodes(self) -> int:
+        """Nodes of the cluster, also those that are down"""
+        return len(self.get("nodes"))
+
     def get(self, path: str) -> Any:
         return self._request(path, None)
 

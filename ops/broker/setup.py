@@ -92,7 +92,7 @@ def _apply_to_rabbitmq(
     warn: Print,
 ) -> None:
     hashes = {user: account.broker_hash for user, account in accounts.items()}
-    definitions = rabbitmq_definitions(options.sites, hashes, vhost)
+    definitions = rabbitmq_definitions(options.sites, hashes, vhost, replicated=management.num_nodes() > 1)
     definitions["policies"] = deadline_policies(options.deadline_seconds, version, vhost)
     first, then = import_steps(definitions)
     management.post("definitions", first)

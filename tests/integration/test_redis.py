@@ -107,7 +107,8 @@ def test_a_commit_waits_for_an_unavailable_redis(
         assert [commit.result(60.0) for commit in commits] == [True, True]
     assert store.latest(RUN) == {7: (1, b"ledger"), 8: (1, b"ledger")}
     said = [record.getMessage() for record in caplog.records]
-    assert sum("trying again" in line for line in said) == 1
+    waits = [line for line in said if "trying again" in line]
+    assert len(waits) == len(set(waits)) > 0
     assert sum("is back" in line for line in said) == 1
 
 

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 
@@ -11,7 +11,7 @@ import pika
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
-from broker_config.protocol.errors import BrokerBlocked, BrokerUnavailable, FedILError
+from broker_config.protocol.errors import BrokerBlocked, BrokerRefused, BrokerUnavailable, FedILError
 from broker_config.transports.rabbitmq import pika_errors, pika_private
 from broker_config.transports.rabbitmq.pika_errors import MessageTooLarge
 from broker_config.transports.rabbitmq.url import BrokerAddress
@@ -23,9 +23,12 @@ _ATTEMPTS_TO_CLOSE = 3
 
 
 class Connection:
-    def __init__(self, address: BrokerAddress, purpose: str, *, reconnects: bool) -> None:
-        """A connection that consumes must not reconnect: its unacknowledged messages were lost with it."""
-        self.address = address
+    def __init__(self, addresses: Sequence[BrokerAddress], purpose: str, *, reconnects: bool) -> None:
+        """A connection that consumes must not reconnect: its unacknowledged messages were lost with it. Connects to the
+        first node that answers."""
+        self._addresses = addresses
+        self.address = addresses[0]
+        """Of the node to which it is, or was last, connected"""
         self._purpose, self._reconnects = purpose, reconnects
         self._lock = threading.RLock()
         self._connection: pika.BlockingConnection | None = None
@@ -117,13 +120,18 @@ class Connection:
         _silence_pika()
         pika_private.read_large_pieces()
         pika_private.accept_unreadable_headers()
-        parameters = copy(self.address.parameters)
-        parameters.client_properties = {"connection_name": f"fedil {self._purpose}"}
-        try:
-            self._connection = pika.BlockingConnection(parameters)
-        except (AMQPError, OSError) as error:
-            raise pika_errors.connect_error(self.address, error) from error
-        return self._connection
+        errors: list[FedILError] = []
+        for address in self._addresses:
+            parameters = copy(address.parameters)
+            parameters.client_properties = {"connection_name": f"fedil {self._purpose}"}
+            try:
+                self._connection = pika.BlockingConnection(parameters)
+            except (AMQPError, OSError) as error:
+                errors.append(pika_errors.connect_error(address, error))
+            else:
+                self.address = address
+                return self._connection
+        raise next((error for error in errors if isinstance(error, BrokerRefused)), errors[0])
 
     def _drop(self, cause: str) -> None:
         self._close_pika()
@@ -154,8 +162,8 @@ class PublishingConnection(Connection):
     """Raises BrokerBlocked instead of BrokerUnavailable while the receiving connection works: then the messages that
     this one holds unacknowledged need not return to their queues."""
 
-    def __init__(self, address: BrokerAddress, receiving: Connection) -> None:
-        super().__init__(address, "publishing", reconnects=True)
+    def __init__(self, addresses: Sequence[BrokerAddress], receiving: Connection) -> None:
+        super().__init__(addresses, "publishing", reconnects=True)
         self._receiving = receiving
 
     @contextmanager

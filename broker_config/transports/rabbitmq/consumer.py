@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
+from pika.frame import Method
 from pika.spec import Basic, BasicProperties
 
 from broker_config.protocol.errors import FedILError
@@ -32,14 +33,18 @@ class Message:
 class Consumer:
     """Has a channel of its own, because the broker closes a whole channel after one error and requeues its messages.
 
-    Fetches a message that is ready, and subscribes only to an empty queue. A subscription ends with its first message.
-    If none arrives it stays for the next call, and a message that arrives meanwhile is buffered for that call.
+    Fetches a message that is ready, and subscribes only to an empty queue. A subscription delivers one message and ends
+    when that is settled. If none arrives it stays for the next call, and a message that arrives meanwhile is buffered
+    for that call.
     """
 
     def __init__(self, connection: Connection, queue: str) -> None:
         self._connection, self.queue = connection, queue
         self._buffered: deque[Message] = deque()
         self._subscription: str | None = None
+        self._delivered_by: dict[int, str] = {}
+        """Unsettled message → its subscription. Not cancelled before: when a node of a cluster is lost, a quorum queue
+        of RabbitMQ 3.10 does not redeliver what it delivered there to a cancelled subscription."""
         self._cancelled = False
         self._unsettled: set[int] = set()
         with connection.exclusive() as pika_connection:
@@ -69,24 +74,24 @@ class Consumer:
                 if not self._buffered:
                     connection.process_data_events(min(max(left, 0.0), _MAX_SLICE_SECONDS))
                 if self._buffered:
-                    self._unsubscribe()
-                    return self._delivered(self._buffered.popleft())
+                    message = self._buffered.popleft()
+                    if self._subscription is not None:
+                        self._delivered_by[message.tag], self._subscription = self._subscription, None
+                    return self._delivered(message)
                 self._check_open()
             if left <= 0:
                 return None
 
     def acknowledge(self, tag: int) -> None:
         with self._connection.exclusive() as connection:
-            self._check_open()
-            self._unsettled.discard(tag)
+            self._begin_to_settle(tag)
             self._channel.basic_ack(tag)
             # Reading detects a connection that was lost before.
             connection.process_data_events(0)
 
     def requeue(self, tag: int) -> None:
         with self._connection.exclusive():
-            self._check_open()
-            self._unsettled.discard(tag)
+            self._begin_to_settle(tag)
             self._channel.basic_nack(tag, requeue=True)
 
     def unsubscribe(self) -> list[Message]:
@@ -113,6 +118,13 @@ class Consumer:
             raise self._connection.cancelled_error(self.queue)
         if not self._channel.is_open:
             raise self._connection.closed_channel_error(self._channel, self.queue)
+
+    def _begin_to_settle(self, tag: int) -> None:
+        self._check_open()
+        self._unsettled.discard(tag)
+        subscription = self._delivered_by.pop(tag, None)
+        if subscription is not None:
+            self._channel.basic_cancel(subscription)  # it would deliver the next message
 
     def _get(self) -> Message | None:
         method, properties, body = self._channel.basic_get(self.queue)
@@ -152,5 +164,6 @@ class Consumer:
     ) -> None:
         self._buffered.append(Message(method.delivery_tag, method.redelivered, properties, body))
 
-    def _on_cancel(self, _frame: object) -> None:
-        self._cancelled = True
+    def _on_cancel(self, frame: Method) -> None:
+        if frame.method.consumer_tag == self._subscription:
+            self._cancelled = True

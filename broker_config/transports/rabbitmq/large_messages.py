@@ -50,9 +50,9 @@ def _publish(session: RabbitSession, queue: str, body: Buffers, chunk_bytes: int
         return
     body_id = uuid.uuid4()
     holder = body_queue(publisher.connection.address.user or "nobody", body_id.hex)
-    # Before 3.12, classic queues also keep their messages in memory unless they are lazy.
-    is_lazy = publisher.connection.broker_version < _LAZY_BEFORE
     try:
+        # Before 3.12, classic queues also keep their messages in memory unless they are lazy.
+        is_lazy = publisher.connection.broker_version < _LAZY_BEFORE and not queues.replicated
         queues.declare(holder, arguments={"x-queue-mode": "lazy"} if is_lazy else None)
         publisher.publish_all(holder, split(body, chunk_bytes, body_id.bytes), queue_kind(queue).name)
     except BaseException:

@@ -10,6 +10,7 @@ message, of which it knows both.
 """
 
 import json
+import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -36,6 +37,7 @@ _PREFETCH = 8
 """Chunks: enough to keep the connection busy, few enough for the reader's memory"""
 _EMPTY_SECONDS = 5.0
 _STALL_SECONDS = 60.0
+_BEHIND_SECONDS, _POLL_SECONDS = 10.0, 0.1
 _SPARE_BODIES = 3
 """Space for the body that is being written and for those of dead writers"""
 _MIN_SEGMENT, _MAX_SEGMENT = 16 << 20, 500_000_000
@@ -89,20 +91,30 @@ class ModelLog:
 
     def read(self, address: ModelAddress) -> memoryview:
         try:
-            last = self._last(address.run)
-            wanted = (address.version, address.entry)
-            found = [k for k in _index_of(last) if (k.version, k.entry) == wanted] if last else []
-            if not last or not found:
-                raise address.missing()
+            last, entry = self._find(address)
             assembler = Assembler()
             # The computed offset is wrong if two servers wrote at a time, or an operator declared the stream.
-            for offset in (_offset_of(found[0], last), "first"):
-                body = self._assemble(address.run, found[0], offset, last.offset, assembler)
+            for offset in (_offset_of(entry, last), "first"):
+                body = self._assemble(address.run, entry, offset, last.offset, assembler)
                 if body is not None:
                     return body
             raise address.missing()  # the stream has dropped its first chunks
         except QueueMissing:
             raise address.missing() from None
+
+    def _find(self, address: ModelAddress) -> tuple[StreamMessage, _IndexEntry]:
+        """The last message and the index entry, once the replica of this node of a cluster has them."""
+        deadline = time.monotonic() + _BEHIND_SECONDS
+        while True:
+            last = self._last(address.run)
+            index = _index_of(last) if last else ()
+            for line in index:
+                if last and (line.version, line.entry) == (address.version, address.entry):
+                    return last, line
+            is_behind = max((line.number for line in index), default=0) < address.offset
+            if not is_behind or time.monotonic() >= deadline:
+                raise address.missing()
+            time.sleep(_POLL_SECONDS)
 
     def forget(self, run: str) -> None:
         self._opened.discard(run)
@@ -159,14 +171,15 @@ class ModelLog:
         return last
 
     def _read_end(self, run: str, term: object | None) -> _End:
-        last = self._last(run)
+        # On a cluster this node's replica may be restarting: then an empty index would lose what the log has.
+        last = self._last(run, _STALL_SECONDS if self._session.queues.replicated else _EMPTY_SECONDS)
         if last is None:  # its creator died before the first message
             last = self._begin(run)
         return _End(_number_of(last), _index_of(last), term)
 
-    def _last(self, run: str) -> StreamMessage | None:
+    def _last(self, run: str, seconds: float = _EMPTY_SECONDS) -> StreamMessage | None:
         with self._reading(run, "last", 1) as reader:
-            return reader.next(_EMPTY_SECONDS)
+            return reader.next(seconds)
 
     def _assemble(
         self, run: str, wanted: _IndexEntry, start: int | str, end: int, assembler: Assembler

@@ -19,6 +19,8 @@ _ACCESS_REFUSED, _NOT_FOUND, _PRECONDITION_FAILED, _NOT_ALLOWED = 403, 404, 406,
 # pika keeps only the text of these causes.
 _CERTIFICATE_ALERT = re.compile(r"alert ([a-z ]*certificate[a-z ]*|unknown ca)")
 _CLOSED_BY_BROKER = re.compile(r"ConnectionClosedByBroker: \((\d+)\)")
+_QUEUE_DOWN = re.compile(r"down or inaccessible|due to timeout")
+"""RabbitMQ 3 and 4 answer so to any use of a queue whose node is down: 404, as if it were deleted."""
 _CONNECTION_LIMIT = re.compile(r"limit \(\d+\)")
 
 
@@ -39,9 +41,12 @@ def channel_error(address: BrokerAddress, error: ChannelClosedByBroker, queue: s
     # pika keeps the error with its channel; the frames of its traceback would keep whole models in memory.
     error.__traceback__ = None
     code, text, where = error.reply_code, error.reply_text, f"RabbitMQ at {address.endpoint}"
-    if code == _NOT_FOUND and "down or inaccessible" in text:
+    if code == _NOT_FOUND and _QUEUE_DOWN.search(text):
         # A stream for some seconds after the broker's start, or a queue on a lost node of a cluster.
-        return BrokerUnavailable(f"{where} cannot reach a queue ({text}): try again later")
+        return BrokerUnavailable(
+            f"{where} cannot reach a queue ({text}): it comes back when its node does; on a cluster, fedil broker init "
+            "makes queues that outlive a node"
+        )
     if code == _NOT_FOUND:
         return QueueMissing(f"{where} has no such queue or exchange ({text}): declare it first")
     if code == _ACCESS_REFUSED:

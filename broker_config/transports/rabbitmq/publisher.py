@@ -11,7 +11,7 @@ from pika.exceptions import ChannelClosedByBroker, NackError, UnroutableError
 
 from broker_config.protocol.errors import BrokerRefused, BrokerUnavailable, FedILError, QueueMissing
 from broker_config.transports.rabbitmq.connection import Connection, is_usable
-from broker_config.transports.rabbitmq.pika_errors import MessageTooLarge, publish_error
+from broker_config.transports.rabbitmq.pika_errors import MessageTooLarge, channel_error, publish_error
 from broker_config.transports.rabbitmq.pipelined_publisher import PipelinedPublisher
 from broker_config.transports.rabbitmq.queue_admin import queue_kind, route
 
@@ -99,12 +99,25 @@ class Publisher:
             raise
         self._pipeline = pipeline
 
+    def _unroutable(self, queue: str) -> FedILError:
+        """RabbitMQ 3 returns messages also while the node of their queue is down."""
+        with self.connection.exclusive() as connection:
+            channel = connection.channel()
+            try:
+                channel.queue_declare(queue, passive=True)
+                channel.close()
+            except ChannelClosedByBroker as error:
+                translated = channel_error(self.connection.address, error, queue)
+                if not isinstance(translated, QueueMissing):
+                    return translated
+        return QueueMissing(f"the queue {queue!r} does not exist: declare it first")
+
     @contextmanager
     def _translated_errors(self, queue: str) -> Iterator[None]:
         try:
             yield
         except UnroutableError:
-            raise QueueMissing(f"the queue {queue!r} does not exist: declare it first") from None
+            raise self._unroutable(queue) from None
         except NackError:
             raise BrokerUnavailable(
                 f"RabbitMQ could not take a message for {queue}: try again later"

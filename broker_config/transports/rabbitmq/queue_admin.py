@@ -9,7 +9,14 @@ from typing import Any, TypeVar
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker
 
-from broker_config.brokers.topology import EXCHANGES, STREAMS_PREPARED, Exchange, QueueKind, kind_of
+from broker_config.brokers.topology import (
+    EXCHANGES,
+    REPLICATED,
+    STREAMS_PREPARED,
+    Exchange,
+    QueueKind,
+    kind_of,
+)
 from broker_config.protocol.errors import BrokerRefused, QueueMissing
 from broker_config.transports.rabbitmq.connection import Connection, is_usable
 
@@ -30,10 +37,22 @@ class QueueAdmin:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._channel: BlockingChannel | None = None
+        self._replicated: bool | None = None
 
     def declare_exchanges(self) -> None:
         for exchange in EXCHANGES:
             self._declare_exchange(exchange)
+        if self.replicated:
+            self._declare_exchange(REPLICATED)  # for processes with another address
+
+    @property
+    def replicated(self) -> bool:
+        """Whether queues are made to outlive the loss of a node: as the address says, else as the broker was set up."""
+        if self._replicated is None:
+            self._replicated = self._connection.address.replicated
+        if self._replicated is None:
+            self._replicated = self._exchange_exists(REPLICATED)
+        return self._replicated
 
     def declare(self, *queues: str, arguments: Arguments | None = None) -> None:
         """Creates and binds queues. An existing queue with other arguments is used as it is: its operator may have
@@ -104,7 +123,7 @@ class QueueAdmin:
 
     def _create(self, queue: str, arguments: Arguments | None) -> bool:
         """False if it exists with other arguments."""
-        all_arguments = queue_kind(queue).arguments | dict(arguments or {})
+        all_arguments = queue_kind(queue).on_cluster(self.replicated).arguments | dict(arguments or {})
         try:
             self._call(lambda channel: channel.queue_declare(queue, durable=True, arguments=all_arguments))
         except _Inequivalent as error:

@@ -1,5 +1,7 @@
 """The connections of one transport, and the objects that share them."""
 
+import random
+
 from broker_config.transports.rabbitmq.connection import Connection, PublishingConnection
 from broker_config.transports.rabbitmq.heartbeats import HeartbeatThread
 from broker_config.transports.rabbitmq.publisher import Publisher
@@ -16,12 +18,16 @@ class RabbitSession:
     """
 
     def __init__(self, url: str, blocked_seconds: float) -> None:
-        address = parse_url(url, blocked_seconds)
-        self.receiving = Connection(address, "receiving", reconnects=False)
+        addresses = list(parse_url(url, blocked_seconds))
+        random.SystemRandom().shuffle(addresses)  # spreads the processes over the nodes of a cluster
+        self.receiving = Connection(addresses, "receiving", reconnects=False)
         with self.receiving.exclusive():
             pass  # connects: wrong credentials are reported now, and not at the first message
-        self.publishing = PublishingConnection(address, self.receiving)
-        self.fetching = Connection(address, "fetching", reconnects=True)
+        addresses.sort(
+            key=lambda address: address is not self.receiving.address
+        )  # that node first, which answers
+        self.publishing = PublishingConnection(addresses, self.receiving)
+        self.fetching = Connection(addresses, "fetching", reconnects=True)
         self.publisher = Publisher(self.publishing)
         self.queues = QueueAdmin(self.publishing)
         self._heartbeats = HeartbeatThread([self.receiving, self.fetching, self.publishing])

@@ -1,6 +1,11 @@
-"""Parses amqp://user:password@host:port/vhost and amqps://…?cafile=…&certfile=…&keyfile=…"""
+"""Parses amqp://user:password@host:port/vhost and amqps://…?cafile=…&certfile=…&keyfile=…
 
+Nodes of a cluster are separated by commas: amqp://user:password@a:5672,b:5672/vhost.
+"""
+
+import re
 import ssl
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
@@ -10,7 +15,9 @@ from broker_config.protocol.errors import AddressWrong
 
 _PORTS = {"amqp": 5672, "amqps": 5671}
 _TLS_KEYS = ("cafile", "certfile", "keyfile")
-_KEYS = ("heartbeat", *_TLS_KEYS)
+_KEYS = ("heartbeat", "queues", *_TLS_KEYS)
+_QUEUES = ("auto", "single", "replicated")
+_AUTHORITY = re.compile(r"([^/?#]*//)([^/?#]*)(.*)", re.DOTALL)
 
 HEARTBEAT_SECONDS = 20
 """The task of a frozen worker is redelivered after three of them."""
@@ -21,18 +28,41 @@ _CONNECT_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class BrokerAddress:
-    """A parsed URL. Only `parameters` contains the password."""
+    """One node of a parsed URL. Only `parameters` contains the password."""
 
     user: str
     """"" if only a certificate names the user"""
     endpoint: str
     """host:port"""
     heartbeat_seconds: int
+    replicated: bool | None
+    """Whether queues are made to outlive a node; None: as the broker was set up"""
     parameters: pika.ConnectionParameters = field(repr=False)
 
 
-def parse_url(url: str, blocked_seconds: float = BLOCKED_SECONDS) -> BrokerAddress:
-    parts = _split(url)
+def parse_url(url: str, blocked_seconds: float = BLOCKED_SECONDS) -> tuple[BrokerAddress, ...]:
+    """One address for each node that the URL names."""
+    nodes = [_split(node) for node in _nodes(url)]
+    if len(nodes) > 1 and not all(node.hostname for node in nodes):
+        raise AddressWrong(
+            "the RabbitMQ address has a comma without a host: write amqp://user:password@a,b:5672/vhost"
+        )
+    return tuple(_parse(node, blocked_seconds, of_several=len(nodes) > 1) for node in nodes)
+
+
+def _nodes(url: str) -> Iterator[str]:
+    """The URL with each of its hosts alone."""
+    authority = _AUTHORITY.fullmatch(url)
+    if authority is None:
+        yield url
+        return
+    scheme, login_and_hosts, rest = authority.groups()
+    login, at, hosts = login_and_hosts.rpartition("@")
+    for host in hosts.split(","):
+        yield f"{scheme}{login}{at}{host}{rest}"
+
+
+def _parse(parts: SplitResult, blocked_seconds: float, of_several: bool) -> BrokerAddress:
     options = _options(parts)
     user, password = unquote(parts.username or ""), unquote(parts.password or "")
     host, port = parts.hostname or "localhost", _port(parts)
@@ -54,7 +84,9 @@ def parse_url(url: str, blocked_seconds: float = BLOCKED_SECONDS) -> BrokerAddre
         stack_timeout=2 * _CONNECT_SECONDS,
         ssl_options=pika.SSLOptions(context, host) if context else None,
     )
-    return BrokerAddress(user, f"{host}:{port}", heartbeat_seconds, parameters)
+    queues = options.get("queues", "auto")
+    replicated = {"single": False, "replicated": True}.get(queues, True if of_several else None)
+    return BrokerAddress(user, f"{host}:{port}", heartbeat_seconds, replicated, parameters)
 
 
 def _split(url: str) -> SplitResult:
@@ -73,6 +105,8 @@ def _options(parts: SplitResult) -> dict[str, str]:
     unknown = sorted(set(options) - set(_KEYS))
     if unknown:
         raise AddressWrong(f"a RabbitMQ address has no option {unknown[0]!r}: it may have {', '.join(_KEYS)}")
+    if options.get("queues", "auto") not in _QUEUES:
+        raise AddressWrong(f"queues={options['queues']!r:.20}: it may be {', '.join(_QUEUES)}")
     needless = sorted(set(options) & set(_TLS_KEYS))
     if needless and parts.scheme != "amqps":
         raise AddressWrong(f"{needless[0]} needs TLS: write amqps:// instead of amqp://")

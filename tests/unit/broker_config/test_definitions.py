@@ -24,6 +24,8 @@ from broker_config.brokers.definitions import (
 )
 from broker_config.brokers.topology import (
     DEAD_LETTERS,
+    QUEUE_KINDS,
+    REPLICATED,
     body_queue,
     lead_queue,
     models_queue,
@@ -148,6 +150,20 @@ def test_the_import_steps_leave_nothing_out_and_bring_users_and_site_exchanges_l
         assert [item for item in items if item not in first.get(kind, []) + then.get(kind, [])] == []
     assert {"users", "permissions", "bindings"}.isdisjoint(first)
     assert names(then["exchanges"]) - names(first["exchanges"]) == {"fedil.site.a"}
+
+
+def test_the_queues_of_a_cluster_outlive_a_node() -> None:
+    definitions = rabbitmq_definitions(["a"], {"server": None}, replicated=True)
+    assert {queue["arguments"]["x-queue-type"] for queue in definitions["queues"]} == {"quorum"}
+    assert REPLICATED.name in names(definitions["exchanges"])
+    assert "fedil.replicated" not in names(rabbitmq_definitions(["a"], {"server": None})["exchanges"])
+    for kind in QUEUE_KINDS:
+        replicated = kind.on_cluster(True)
+        assert replicated.type in ("quorum", "stream")
+        assert replicated.options.items() >= kind.options.items()
+        # RabbitMQ 4 drops a message that was returned 20 times, unless a limit is set.
+        assert replicated.has_delivery_limit == (replicated.type == "quorum")
+        assert kind.on_cluster(False) == kind
 
 
 def names(items: list[dict[str, str]]) -> set[str]:

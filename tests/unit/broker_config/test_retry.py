@@ -16,13 +16,13 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 class Attempt:
     """Fails a number of times, then returns how often it was called."""
 
-    def __init__(self, failures: float) -> None:
-        self._failures, self.calls = failures, 0
+    def __init__(self, failures: float, kinds: int = 1000) -> None:
+        self._failures, self._kinds, self.calls = failures, kinds, 0
 
     def __call__(self) -> int:
         self.calls += 1
         if self.calls <= self._failures:
-            raise BrokerUnavailable(f"failure {self.calls}")
+            raise BrokerUnavailable(f"failure {(self.calls - 1) % self._kinds + 1}")
         return self.calls
 
 
@@ -34,16 +34,17 @@ def test_a_call_is_repeated_until_it_succeeds() -> None:
     assert retrier.outage_seconds > 0.0
 
 
-def test_an_outage_is_logged_once_when_it_begins_and_once_when_it_ends(
+def test_each_error_of_an_outage_and_its_end_are_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO")
     retrier = Retrier("the broker", RetryPolicy())
     for _ in range(2):
-        retrier.call(Attempt(failures=3))
+        retrier.call(Attempt(failures=5, kinds=2))
         retrier.call(Attempt(failures=0))
     assert [record.getMessage() for record in caplog.records] == [
         "failure 1; trying again",
+        "failure 2; trying again",
         "the broker is back",
     ] * 2
 
