@@ -9,9 +9,8 @@ from fedil_model.errors import SettingError
 from server_worker.run.folder import RunDir
 from server_worker.run.lock import lock_file
 
-OURS = tuple(
-    getattr(RunDir(Path()), name).name for name, value in vars(RunDir).items() if isinstance(value, property)
-)
+OURS = tuple(path.name for path in vars(RunDir(Path())).values() if path.name)
+"""What a run writes into its folder"""
 
 
 def is_run(run_dir: Path) -> bool:

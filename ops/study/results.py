@@ -44,7 +44,7 @@ def write_files(
 
 
 def _write_report(folder: Path, runs: Sequence[tuple[str, Run]]) -> Iterator[Path]:
-    from ops.inspect.report.drawing import check_installed, write_plots
+    from ops.inspect.report import check_installed
 
     try:
         check_installed()
@@ -54,6 +54,7 @@ def _write_report(folder: Path, runs: Sequence[tuple[str, Run]]) -> Iterator[Pat
     from ops.inspect.report.comparison import compare
     from ops.inspect.report.comparison_page import comparison_page
     from ops.inspect.report.comparison_plots import comparison_plots
+    from ops.inspect.report.drawing import write_plots
 
     comparison = compare([run for _, run in runs], [variant for variant, _ in runs])
     page = folder / "report.html"

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     folders = checked(args)
     out = place_for(args.out, folders)
     from broker_config.process.durable import write_atomically
-    from ops.inspect.report.drawing import check_installed
+    from ops.inspect.report import check_installed
     from ops.inspect.report.reading import read_run
 
     check_installed()

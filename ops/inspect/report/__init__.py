@@ -5,3 +5,13 @@ drawing.py     a figure → inline SVG or a file; curves.py, evidence_plots.py a
 rendering.py   Jinja templates with escaping; page.py, sections/ and comparison_page.py compute their values
 comparison.py  several runs: groups that differ only in their seed, and their spread
 """
+
+from broker_config.protocol.errors import FedILError
+
+
+def check_installed() -> None:
+    """Before anything that draws is imported"""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        raise FedILError(f"a report needs matplotlib ({error}): pip install 'fedil[report]'") from error

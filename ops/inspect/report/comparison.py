@@ -1,8 +1,7 @@
 """Groups runs that differ only in their seed, and computes their spread."""
 
 import json
-import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, product
 from string import ascii_uppercase
@@ -23,24 +22,6 @@ Series = Callable[[Run], dict[int, float]]
 
 
 @dataclass(frozen=True)
-class Spread:
-    values: tuple[float, ...]
-
-    @property
-    def n(self) -> int:
-        return len(self.values)
-
-    @property
-    def mean(self) -> float:
-        return statistics.fmean(self.values)
-
-    @property
-    def deviation(self) -> float | None:
-        """Sample standard deviation (n − 1); None for a single value."""
-        return statistics.stdev(self.values) if self.n > 1 else None
-
-
-@dataclass(frozen=True)
 class Group:
     """Runs of one recipe, one for each seed."""
 
@@ -55,14 +36,8 @@ class Group:
         return f"{self.letter} {self.name}"
 
     @property
-    def seeds(self) -> list[int]:
-        return [run.recipe.seed for run in self.runs]
-
-    def common(self, series: Series) -> tuple[list[int], np.ndarray]:
-        """The rounds that all runs have measured, and their values: runs × rounds."""
-        known = [series(run) for run in self.runs]
-        rounds = sorted(set.intersection(*(set(values) for values in known))) if known else []
-        return rounds, np.array([[values[number] for number in rounds] for values in known])
+    def all_runs(self) -> tuple[Run, ...]:
+        return (*self.runs, *self.repeated)
 
 
 @dataclass(frozen=True)
@@ -76,9 +51,14 @@ class Comparison:
 
     def last_common_round(self) -> int | None:
         """The last round that every run has evaluated."""
-        evaluated = [set(run.accuracy("global")) for run in self.runs if run.accuracy("global")]
-        shared = set.intersection(*evaluated) if evaluated else set()
-        return max(shared, default=None)
+        evaluated = [known for run in self.runs if (known := run.accuracy("global"))]
+        return max(at_common_rounds(evaluated)[0], default=None)
+
+
+def at_common_rounds(measured: Sequence[Mapping[int, float]]) -> tuple[list[int], np.ndarray]:
+    """The rounds that all have measured, and their values: runs × rounds."""
+    rounds = sorted(set.intersection(*map(set, measured))) if measured else []
+    return rounds, np.array([[values[number] for number in rounds] for values in measured])
 
 
 def compare(runs: Sequence[Run], variants: Sequence[str] | None = None) -> Comparison:
@@ -88,10 +68,7 @@ def compare(runs: Sequence[Run], variants: Sequence[str] | None = None) -> Compa
         by_group.setdefault(key, []).append(run)
     alike = list(by_group.values())
     names = list(by_group) if variants else _names(alike)
-    groups = tuple(
-        _group(letter, name, members)
-        for letter, name, members in zip(_letters(), names, alike, strict=False)
-    )  # fmt: skip
+    groups = tuple(map(_group, _letters(), names, alike))
     return Comparison(groups, tuple(_notes(groups)))
 
 
@@ -165,35 +142,19 @@ def _notes(groups: Iterable[Group]) -> Iterator[str]:
             yield from (f"{run.label}: {note}" for note in run.notes if run.records)
 
 
-def final_accuracy(group: Group, model: str) -> Spread | None:
+def final_accuracy(group: Group, model: str) -> list[float]:
     """Accuracy at the last evaluation of each run"""
     known = [list(run.accuracy(model).values()) for run in group.runs]
-    return _spread(values[-1] for values in known if values)
+    return [values[-1] for values in known if values]
 
 
-def accuracy_at(group: Group, model: str, number: int) -> Spread | None:
-    known = [run.accuracy(model) for run in group.runs]
-    return _spread(values[number] for values in known if number in values)
+def accuracy_at(group: Group, number: int) -> dict[int, float]:
+    """Of the global model at one round, by seed"""
+    known = {run.recipe.seed: run.accuracy("global") for run in group.runs}
+    return {seed: values[number] for seed, values in known.items() if number in values}
 
 
-def baseline(group: Group) -> Spread | None:
-    return _spread(run.baseline for run in group.runs if run.baseline is not None)
-
-
-def seconds_a_round(group: Group) -> Spread | None:
-    known = [[record.seconds.get("total", 0.0) for record in run.records] for run in group.runs]
-    return _spread(statistics.median(values) for values in known if values)
-
-
-def difference(group: Group, other: Group, number: int) -> Spread | None:
-    """Difference in the accuracy of the global model at one round, by seed: runs with one seed have the same labels."""
-    mine, theirs = (
-        {run.recipe.seed: known[number] for run in g.runs if number in (known := run.accuracy("global"))}
-        for g in (group, other)
-    )
-    return _spread(mine[seed] - theirs[seed] for seed in sorted(mine.keys() & theirs.keys()))
-
-
-def _spread(values: Iterable[float]) -> Spread | None:
-    known = tuple(values)
-    return Spread(known) if known else None
+def difference(group: Group, other: Group, number: int) -> list[float]:
+    """Difference in accuracy at one round, by seed: runs with one seed have the same labels."""
+    mine, theirs = accuracy_at(group, number), accuracy_at(other, number)
+    return [mine[seed] - theirs[seed] for seed in sorted(mine.keys() & theirs.keys())]

@@ -1,13 +1,20 @@
 """The page that compares several runs."""
 
-from collections.abc import Callable, Iterator
+import statistics
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 
 from fedil_model.methods.interface import Model
 from ops.cli.view.ending import duration
 from ops.cli.view.rows import percent
-from ops.inspect.report import comparison as figures
-from ops.inspect.report.comparison import Comparison, Group, Spread
+from ops.inspect.report.comparison import (
+    Comparison,
+    Group,
+    accuracy_at,
+    difference,
+    differing_settings,
+    final_accuracy,
+)
 from ops.inspect.report.comparison_plots import comparison_plots
 from ops.inspect.report.drawing import SERIES, panel
 from ops.inspect.report.rendering import render
@@ -21,11 +28,11 @@ Column = tuple[str, Callable[[Group], Cell]]
 
 def comparison_page(comparison: Comparison) -> str:
     groups = comparison.groups
-    num_runs = sum(len(group.runs) + len(group.repeated) for group in groups)
+    num_runs = sum(len(group.all_runs) for group in groups)
     recipes = "one recipe" if len(groups) == 1 else f"{len(groups)} recipes"
     shared = comparison.last_common_round()
     columns = _columns(groups[0], shared, several=len(groups) > 1)
-    keys = figures.differing_settings([*group.runs, *group.repeated] for group in groups)
+    keys = differing_settings(group.all_runs for group in groups)
     return render(
         "comparison.html",
         title=f"Comparison: {' · '.join(group.name for group in groups)}",
@@ -55,56 +62,65 @@ def _notes(comparison: Comparison) -> list[str]:
 def _columns(first: Group, shared: int | None, *, several: bool) -> list[Column]:
     columns: list[Column] = [
         ("n", lambda group: len(group.runs)),
-        ("seeds", lambda group: ", ".join(map(str, group.seeds))),
+        ("seeds", lambda group: ", ".join(str(run.recipe.seed) for run in group.runs)),
         *(_final(model) for model in first.runs[0].display.models),
     ]
     if shared is not None:
-        at_shared = partial(figures.accuracy_at, model="global", number=shared)
-        columns.append((f"accuracy at round {shared}, %", lambda group: _percents(at_shared(group), group)))
-    if shared is not None and several:
-        columns.append((f"against {first.letter}, points", lambda group: _points(group, first, shared)))
-    return [
-        *columns,
-        ("server-only, %", lambda group: _percents(figures.baseline(group), group)),
-        ("seconds a round", lambda group: f"{s.mean:.2f}" if (s := figures.seconds_a_round(group)) else "–"),
-    ]
+        at_shared = partial(accuracy_at, number=shared)
+        columns.append(
+            (f"accuracy at round {shared}, %", lambda group: _percents(at_shared(group).values(), group))
+        )
+        if several:
+            columns.append((f"against {first.letter}, points", lambda group: _points(group, first, shared)))
+    return [*columns, ("server-only, %", _baseline), ("seconds a round", _seconds_a_round)]
 
 
 def _final(model: Model) -> Column:
     title = "accuracy at the end, %" if model.name == "global" else f"{model.title} at the end, %"
-    return title, lambda group: _percents(figures.final_accuracy(group, model.name), group)
+    return title, lambda group: _percents(final_accuracy(group, model.name), group)
 
 
-def _percents(spread: Spread | None, group: Group) -> str:
-    if spread is None:
+def _baseline(group: Group) -> str:
+    return _percents([run.baseline for run in group.runs if run.baseline is not None], group)
+
+
+def _seconds_a_round(group: Group) -> str:
+    known = [[record.seconds.get("total", 0.0) for record in run.records] for run in group.runs]
+    medians = [statistics.median(seconds) for seconds in known if seconds]
+    return f"{statistics.fmean(medians):.2f}" if medians else "–"
+
+
+def _percents(found: Collection[float], group: Group) -> str:
+    if not found:
         return "–"
-    fewer = f", n = {spread.n}" if spread.n < len(group.runs) else ""
-    if spread.deviation is None:
-        return percent(spread.mean) + fewer
-    low, high = min(spread.values), max(spread.values)
-    return f"{percent(spread.mean)} ± {percent(spread.deviation)} ({percent(low)} to {percent(high)}){fewer}"
+    fewer = f", n = {len(found)}" if len(found) < len(group.runs) else ""
+    spread = f" ({percent(min(found))} to {percent(max(found))})" if len(found) > 1 else ""
+    return f"{percent(statistics.fmean(found))}{_deviation(found)}{spread}{fewer}"
+
+
+def _deviation(found: Collection[float]) -> str:
+    """Of a sample (n − 1); none of a single value"""
+    return f" ± {percent(statistics.stdev(found))}" if len(found) > 1 else ""
 
 
 def _points(group: Group, first: Group, shared: int) -> str:
     if group is first:
         return ""
-    spread = figures.difference(group, first, shared)
-    if spread is None:
+    found = difference(group, first, shared)
+    if not found:
         return "no seed in common"
-    deviation = "" if spread.deviation is None else f" ± {percent(spread.deviation)}"
-    return f"{100 * spread.mean:+.2f}{deviation} (n = {spread.n})".replace("-", "−")
+    mean = f"{100 * statistics.fmean(found):+.2f}".replace("-", "−")
+    return f"{mean}{_deviation(found)} (n = {len(found)})"
 
 
 def _values(group: Group, key: str) -> str:
-    found = dict.fromkeys(
-        written(run.settings[key]) if key in run.settings else "–" for run in (*group.runs, *group.repeated)
-    )
-    return " / ".join(found)
+    found = (written(run.settings[key]) if key in run.settings else "–" for run in group.all_runs)
+    return " / ".join(dict.fromkeys(found))
 
 
 def _runs(comparison: Comparison) -> Iterator[tuple[Cell, ...]]:
     for group in comparison.groups:
-        for run in (*group.runs, *group.repeated):
+        for run in group.all_runs:
             yield (
                 group.letter,
                 run.label,

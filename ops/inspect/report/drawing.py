@@ -1,25 +1,23 @@
 """Figures as inline SVG or as files. In inline SVG, colours are CSS variables: one drawing serves light and dark."""
 
 import io
+import math
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, Literal
 from xml.etree import ElementTree
 
 from markupsafe import Markup
+from matplotlib import style
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from broker_config.process.durable import write_atomically
-from broker_config.protocol.errors import FedILError
 from ops.inspect.report.rendering import brief, printable
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter
 
 INK, FAINT, GRID = "#1f2328", "#6b7280", "#d8dce1"
 # Okabe and Ito's palette, safe for colour-blind readers, without its yellow, which is invisible on white.
@@ -40,6 +38,8 @@ _COLOURS: dict[Any, Any] = {
 }
 _CHANGES_EACH_TIME = {"png": "Software", "svg": "Date", "pdf": "CreationDate"}
 """Metadata by file format"""
+Scale = Literal["percent", "log", "plain", "free"]
+"""Of the y axis. plain: from 0, unless something is below; free: as matplotlib chooses it"""
 _SVG = "{http://www.w3.org/2000/svg}"
 _LINK = "{http://www.w3.org/1999/xlink}href"
 
@@ -53,48 +53,19 @@ class Plot:
     name: str
     """Also the name of the file"""
     title: str
-    draw: Callable[["Figure"], None]
+    draw: Callable[[Figure], None]
     caption: str = ""
     size: tuple[float, float] = (4.8, 2.9)
     """Inches. Small, so that text stays readable when a phone scales the figure down."""
     wide: bool = False
 
 
-def check_installed() -> None:
+def panel(plot: Plot) -> tuple[Plot, Markup | None, str]:
+    """As the page shows it: its drawing, or the reason why there is none"""
     try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError as error:
-        raise FedILError(f"a report needs matplotlib ({error}): pip install 'fedil[report]'") from error
-
-
-@contextmanager
-def _our_settings(name: str) -> Iterator[None]:
-    """Ignores the user's matplotlibrc."""
-    import matplotlib
-
-    # Warnings are of missing glyphs and tight layouts.
-    with matplotlib.rc_context(), warnings.catch_warnings(action="ignore"):
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(matplotlib.rc_params_from_file(_STYLE, use_default_template=False))
-        matplotlib.rcParams.update({**_COLOURS, "svg.hashsalt": name})
-        yield
-
-
-@dataclass(frozen=True)
-class Panel:
-    """A plot as the page shows it."""
-
-    plot: Plot
-    svg: Markup | None
-    absent: str = ""
-    """Why there is no drawing"""
-
-
-def panel(plot: Plot) -> Panel:
-    try:
-        return Panel(plot, inline_svg(plot))
+        return plot, inline_svg(plot), ""
     except NothingToDraw as reason:
-        return Panel(plot, None, str(reason))
+        return plot, None, str(reason)
 
 
 def inline_svg(plot: Plot) -> Markup:
@@ -151,10 +122,10 @@ def write_plots(plots: Iterable[Plot], folder: Path, ending: str) -> tuple[list[
 
 
 def _saved(plot: Plot, ending: str, **how: Any) -> bytes:
-    from matplotlib.figure import Figure
-
     file = io.BytesIO()
-    with _our_settings(plot.name):
+    # Without the user's matplotlibrc. Warnings are of missing glyphs and tight layouts.
+    settings = style.context(["default", _STYLE, {**_COLOURS, "svg.hashsalt": plot.name}])
+    with settings, warnings.catch_warnings(action="ignore"):
         figure = Figure(figsize=plot.size, layout="constrained")
         plot.draw(figure)
         figure.savefig(file, format=ending, metadata={_CHANGES_EACH_TIME[ending]: None}, **how)
@@ -166,54 +137,60 @@ def label(text: str, longest: int = 28) -> str:
     return brief(text, longest).lstrip("_") or "–"
 
 
-def rounds_axis(axes: "Axes", rounds: Iterable[int]) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    known = list(rounds)
-    axes.set_xlabel("round")
-    if known:
-        first, last = min(known), max(known)
-        ticks = MaxNLocator(nbins=8, integer=True, min_n_ticks=1).tick_values(first, last)
-        axes.set_xticks([tick for tick in ticks if first <= tick <= last])  # there is no round 0
-        margin = max(0.5, 0.02 * (last - first))
-        axes.set_xlim(first - margin, last + margin)
-
-
-def percent_axis(axes: "Axes", text: str) -> None:
+def finish(axes: Axes, rounds: Collection[int], scale: Scale, text: str, columns: int = 3) -> None:
+    """The axes once all is drawn. `text` says what y is; `columns` are of the legend."""
+    rounds_axis(axes, rounds)
     axes.set_ylabel(text)
-    axes.yaxis.set_major_formatter(percent_formatter())
+    if scale == "percent":
+        low, high = axes.get_ylim()
+        low = min(low, high - 0.01)
+        axes.set_ylim(max(low, -0.02), min(high, 1.0 + 0.05 * (1.0 - max(low, 0.0)) + 1e-6))
+        axes.yaxis.set_major_formatter(percent)
+    elif scale == "log":
+        _few_ticks_on_log(axes)
+    elif scale == "plain" and axes.dataLim.y0 >= 0:
+        axes.set_ylim(0, None if axes.dataLim.y1 > 0 else 1)
+    legend(axes, columns)
 
 
-def percent_formatter() -> "FuncFormatter":
-    """Percent with as many digits as needed, for example 99.75 %."""
-    from matplotlib.ticker import FuncFormatter
+def rounds_axis(axes: Axes, rounds: Collection[int]) -> None:
+    axes.set_xlabel("round")
+    first, last = min(rounds), max(rounds)
+    ticks = MaxNLocator(nbins=8, integer=True, min_n_ticks=1).tick_values(first, last)
+    axes.set_xticks([tick for tick in ticks if first <= tick <= last])  # there is no round 0
+    margin = max(0.5, 0.02 * (last - first))
+    axes.set_xlim(first - margin, last + margin)
 
-    return FuncFormatter(lambda share, _: f"{round(100 * share, 6):g} %")
+
+def _few_ticks_on_log(axes: Axes) -> None:
+    """Ticks with plain numbers also within a single decade, where matplotlib would set none."""
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    if high < 1.2 * low:  # a single value: all ticks would show the same number
+        middle = math.sqrt(low * high)
+        low, high = axes.set_ylim(middle / 1.2, middle * 1.2)
+    decades = math.log10(high / low)
+    parts = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0) if decades < 1 else (1.0, 2.0, 5.0) if decades < 3 else (1.0,)
+    axes.yaxis.set_major_locator(LogLocator(subs=parts, numticks=12))
+    axes.yaxis.set_major_formatter("{x:.3g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def legend(axes: "Axes", columns: int = 3) -> None:
-    """A legend above the axes, where it covers no curve."""
+def legend(axes: Axes, columns: int) -> None:
+    """Above the axes, where it covers no curve."""
     handles, _ = axes.get_legend_handles_labels()
     if handles:
-        axes.legend(
-            loc="lower left",
-            bbox_to_anchor=(0.0, 1.0),
-            ncols=min(columns, len(handles)),
-            borderaxespad=0.2,
-            columnspacing=1.2,
-            handlelength=1.6,
-            handletextpad=0.5,
-        )
+        axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=min(columns, len(handles)))
 
 
-class Look(TypedDict):
-    color: str
-    linestyle: str
+def percent(share: float, _: object) -> str:
+    """A tick, with as many digits as needed: 99.75 %"""
+    return f"{round(100 * share, 6):g} %"
 
 
-def look(place: int) -> Look:
+def look(place: int) -> dict[str, Any]:
     """Colour and dashes; dashes also distinguish lines whose colours repeat or cannot be seen."""
-    return Look(color=SERIES[place % len(SERIES)], linestyle=DASHES[place % len(DASHES)])
+    return {"color": SERIES[place % len(SERIES)], "linestyle": DASHES[place % len(DASHES)]}
 
 
 def marker_for(points: int) -> str | None:

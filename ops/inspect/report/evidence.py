@@ -41,10 +41,8 @@ class Missing(Exception):
     why: str
 
 
-@dataclass(frozen=True)
-class Ledgers:
-    newest: Mapping[int, bytes]
-    digest: str
+Ledgers = tuple[Mapping[int, bytes], str]
+"""The newest of each client, and their digest"""
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ def gather(run: Run, store_url: str | None) -> Evidence:
     ledgers = _tried("the ledgers", lambda: _ledgers(run, store_url), tries)
     return Evidence(
         quality=_tried("the model or its test data", lambda: _quality(run, _known(dataset))),
-        quality_round=0 if latest is None or isinstance(latest, Missing) else latest.round,
+        quality_round=getattr(latest, "round", 0),
         class_names=() if isinstance(dataset, Missing) else dataset.class_names,
         class_counts=_tried("the split", lambda: _class_counts(run, dataset, train)),
         held_labels=_tried("the ledgers", lambda: _held_labels(run, dataset, train, ledgers)),
@@ -125,7 +123,7 @@ def _ledgers(run: Run, store_url: str | None) -> Ledgers:
             store = RedisStore(url, run.recipe.site_of, RetryPolicy(seconds=0.0))
         stack.callback(store.close)
         newest = {client: body for client, (_, body) in store.latest(name).items()}
-        return Ledgers(newest, ledger_digest(store, name) if newest else "")
+        return newest, ledger_digest(store, name) if newest else ""
 
 
 def _redis_left_by(run: Run) -> AbstractContextManager[str]:
@@ -151,7 +149,7 @@ def _held_labels(
         raise Missing(f"clients of method {run.recipe.method.name} keep no labels")
     if split is None or not any(len(held) for held in split.clients):
         raise Missing("the clients’ samples are at their sites")
-    classes, samples, newest = len(_known(dataset).class_names), _known(train), _known(ledgers).newest
+    classes, samples, (newest, _) = len(_known(dataset).class_names), _known(train), _known(ledgers)
     return find_held_labels(newest, split, samples, classes, view)
 
 
@@ -159,7 +157,7 @@ def _digests(run: Run, latest: Checkpoint | Missing | None, ledgers: Ledgers | M
     model = _tried("the checkpoint", lambda: model_digest(_known(latest)))
     found = {
         run.display.models[0].title: "" if isinstance(model, Missing) else model,
-        "ledgers": "" if isinstance(ledgers, Missing) else ledgers.digest,
+        "ledgers": "" if isinstance(ledgers, Missing) else ledgers[1],
         "split": run.split.digest if run.split is not None else "",
     }
     return {name: value for name, value in found.items() if value}

@@ -3,19 +3,18 @@
 from collections.abc import Sequence
 from functools import partial
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
-from ops.inspect.report.drawing import BLUE, GREEN, RED, NothingToDraw, Plot, label, percent_axis, rounds_axis
+from ops.inspect.report.drawing import BLUE, GREEN, RED, NothingToDraw, Plot, label, percent, rounds_axis
 from ops.inspect.report.evidence import Evidence, Missing
 from ops.inspect.report.held_labels import Picture
 from ops.inspect.report.reading import Run
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.figure import Figure
 
 MOST_NAMED_CLASSES = 25
 MOST_NUMBERED_CLASSES = 12
@@ -23,49 +22,30 @@ _PICTURES_IN_A_ROW = 12
 
 
 def quality_plots(run: Run, evidence: Evidence) -> list[Plot]:
+    confusion = partial(draw_confusion, evidence=evidence)
+    per_class = partial(draw_per_class, run=run, names=evidence.class_names)
+    how = "Rows: the true class; columns: what the global model predicts. Colour: share of the row."
+    of_what = "The global model on each class of the test set."
     return [
-        Plot(
-            "confusion",
-            "Confusion matrix",
-            partial(draw_confusion, evidence=evidence),
-            "Rows: the true class; columns: what the global model predicts. Colour: share of the row.",
-            size=(4.8, 4.2),
-        ),
-        Plot(
-            "per_class",
-            "Accuracy by class, round by round",
-            partial(draw_per_class, run=run, names=evidence.class_names),
-            "The global model on each class of the test set.",
-            size=(4.8, 4.2),
-        ),
+        Plot("confusion", "Confusion matrix", confusion, how, size=(4.8, 4.2)),
+        Plot("per_class", "Accuracy by class, round by round", per_class, of_what, size=(4.8, 4.2)),
     ]
 
 
 def split_plot(run: Run, evidence: Evidence) -> Plot:
-    return Plot(
-        "split",
-        "Classes by holder",
-        partial(draw_split, run=run, evidence=evidence),
-        "Samples of each client above; below, which share of them is of which class.",
-        size=(5.6, 3.2),
-        wide=True,
-    )
+    draw = partial(draw_split, run=run, evidence=evidence)
+    how = "Samples of each client above; below, which share of them is of which class."
+    return Plot("split", "Classes by holder", draw, how, size=(5.6, 3.2), wide=True)
 
 
 def sample_plots(evidence: Evidence) -> list[Plot]:
     """For files; the page shows the pictures themselves."""
-    return [
-        Plot(
-            f"held_labels_{kind}",
-            f"Labels that clients keep and that are {kind}",
-            partial(draw_pictures, evidence=evidence, kind=kind),
-            size=(7.2, 2.6),
-        )
-        for kind in ("right", "wrong")
-    ]
+    draw = {kind: partial(draw_pictures, evidence=evidence, kind=kind) for kind in ("right", "wrong")}
+    title = "Labels that clients keep and that are"
+    return [Plot(f"held_labels_{kind}", f"{title} {kind}", draw[kind], size=(7.2, 2.6)) for kind in draw]
 
 
-def draw_confusion(figure: "Figure", evidence: Evidence) -> None:
+def draw_confusion(figure: Figure, evidence: Evidence) -> None:
     quality = evidence.quality
     if isinstance(quality, Missing):
         raise NothingToDraw(quality.why)
@@ -84,27 +64,27 @@ def draw_confusion(figure: "Figure", evidence: Evidence) -> None:
             axes.text(column, row, str(count), ha="center", va="center", color=colour, fontsize=size)
     axes.set_xlabel("predicted")
     axes.set_ylabel("is really")
-    _name_classes(axes, quality.class_names, both=True)
+    if names := _name_classes(axes, quality.class_names):
+        turned = 90 if max(map(len, names)) > 2 else 0
+        axes.set_xticks(range(classes), names, rotation=turned)
 
 
-def _colour_bar(figure: "Figure", image: "ScalarMappable", axes: "Axes", **place: Any) -> None:
+def _colour_bar(figure: Figure, image: ScalarMappable, axes: Axes, **place: Any) -> None:
     axes.grid(False)
     bar = figure.colorbar(image, ax=axes, **place)
-    percent_axis(bar.ax, "")
+    bar.ax.yaxis.set_major_formatter(percent)
     bar.outline.set_visible(False)
 
 
-def _name_classes(axes: "Axes", names: Sequence[str], *, both: bool) -> None:
-    if len(names) > MOST_NAMED_CLASSES:
-        return
-    shown = [label(name, 14) for name in names]
-    axes.set_yticks(range(len(names)), shown)
-    if both:
-        turned = 90 if max(map(len, shown)) > 2 else 0
-        axes.set_xticks(range(len(names)), shown, rotation=turned)
+def _name_classes(axes: Axes, names: Sequence[str]) -> list[str]:
+    """The names that are shown: none of many"""
+    shown = [label(name, 14) for name in names] if len(names) <= MOST_NAMED_CLASSES else []
+    if shown:
+        axes.set_yticks(range(len(shown)), shown)
+    return shown
 
 
-def draw_per_class(figure: "Figure", run: Run, names: Sequence[str]) -> None:
+def draw_per_class(figure: Figure, run: Run, names: Sequence[str]) -> None:
     known = [record for record in run.records if any(share is not None for share in record.per_class)]
     if not known:
         raise NothingToDraw("the history holds no accuracy by class")
@@ -115,7 +95,9 @@ def draw_per_class(figure: "Figure", run: Run, names: Sequence[str]) -> None:
     axes = figure.subplots()
     low = float(np.nanmin(shares)) if np.isfinite(shares).any() else 0.0
     rounds = [record.round for record in known]
-    edges = _edges(rounds)
+    # Each evaluation covers the rounds since the previous one.
+    first = rounds[0] - (rounds[1] - rounds[0] if len(rounds) > 1 else 1)
+    edges = np.array([first, *rounds]) + 0.5
     image = _draw_shares(axes, edges, shares, names, vmin=min(low, 0.99), vmax=1.0)
     _colour_bar(figure, image, axes, shrink=0.8)
     rounds_axis(axes, rounds)
@@ -123,35 +105,24 @@ def draw_per_class(figure: "Figure", run: Run, names: Sequence[str]) -> None:
 
 
 def _draw_shares(
-    axes: "Axes", edges: np.ndarray, shares: np.ndarray, names: Sequence[str], **limits: Any
-) -> "ScalarMappable":
+    axes: Axes, edges: np.ndarray, shares: np.ndarray, names: Sequence[str], **limits: Any
+) -> ScalarMappable:
     """A row for each class. `edges`: of the columns"""
     rows = np.arange(len(shares) + 1) - 0.5
     image = axes.pcolormesh(edges, rows, shares, cmap="cividis", rasterized=True, **limits)
     axes.set_ylim(rows[-1], rows[0])
     axes.set_ylabel("class")
-    _name_classes(axes, names, both=False)
+    _name_classes(axes, names)
     return image
 
 
-def _edges(rounds: Sequence[int]) -> np.ndarray:
-    """Cell edges: each evaluation covers the rounds since the previous one."""
-    first = rounds[0] - (rounds[1] - rounds[0] if len(rounds) > 1 else 1)
-    return np.array([first, *rounds], dtype=np.float64) + 0.5
-
-
-def draw_split(figure: "Figure", run: Run, evidence: Evidence) -> None:
+def draw_split(figure: Figure, run: Run, evidence: Evidence) -> None:
     if run.split is None or not any(len(held) for held in run.split.clients):
         raise NothingToDraw("the clients’ samples are at their sites")
     sizes = np.array([len(held) for held in run.split.clients])
     counts = None if isinstance(evidence.class_counts, Missing) else evidence.class_counts[1:]
-    panels = figure.subplots(
-        1 if counts is None else 2,
-        1,
-        sharex=True,
-        squeeze=False,
-        gridspec_kw={"height_ratios": [1] if counts is None else [1, 2]},
-    )[:, 0]
+    heights = [1] if counts is None else [1, 2]
+    panels = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     edges = np.arange(len(sizes) + 1) - 0.5
     panels[0].stairs(sizes, edges, fill=True, color=BLUE, linewidth=0)
     panels[0].set_ylabel("samples")
@@ -162,12 +133,10 @@ def draw_split(figure: "Figure", run: Run, evidence: Evidence) -> None:
         _colour_bar(figure, image, panels[1], pad=0.01)
     panels[-1].set_xlabel("client")
     panels[-1].set_xlim(edges[0], edges[-1])
-    from matplotlib.ticker import MaxNLocator
-
     panels[-1].xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True))
 
 
-def draw_pictures(figure: "Figure", evidence: Evidence, kind: str) -> None:
+def draw_pictures(figure: Figure, evidence: Evidence, kind: str) -> None:
     held = evidence.held_labels
     if isinstance(held, Missing):
         raise NothingToDraw(held.why)

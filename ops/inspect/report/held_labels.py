@@ -45,10 +45,6 @@ class HeldLabels:
     not_pictures: str = ""
     """Description of the samples if they are not pictures"""
 
-    @property
-    def num_right(self) -> int:
-        return int((self.said_N == self.truth_N).sum())
-
 
 Columns = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Position, label and client of each sample in the set"""

@@ -6,11 +6,10 @@ from ops.inspect.report.evidence import Evidence
 from ops.inspect.report.evidence_plots import quality_plots, sample_plots, split_plot
 from ops.inspect.report.reading import Run
 from ops.inspect.report.rendering import render
+from ops.inspect.report.sections.evidence import quality, samples, split
 from ops.inspect.report.sections.exclusions import exclusions, rounds_table
 from ops.inspect.report.sections.headline import cards, notes, place
-from ops.inspect.report.sections.quality import quality
-from ops.inspect.report.sections.samples import samples
-from ops.inspect.report.sections.setup import environment_tables, settings, split
+from ops.inspect.report.sections.setup import environment_table, settings
 from ops.inspect.report.verdicts import figures, meaning_of
 
 
@@ -31,7 +30,7 @@ def run_page(run: Run, evidence: Evidence) -> str:
         samples=samples(evidence),
         split=split(run, evidence),
         settings=settings(run),
-        environment=environment_tables(run),
+        environment=list(map(environment_table, run.environment)),
         digests=evidence.digests,
         rounds=rounds_table(run),
     )

@@ -1,9 +1,9 @@
 """Reads a run's folder into a value. An optional file that cannot be read becomes a note instead of an error."""
 
+import copy
 import fcntl
 import json
 import math
-import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,14 +94,21 @@ def read_run(folder: Path, plugins: Collection[str] = ()) -> Run:
     """`plugins`: code that its recipe may name"""
     where = RunDir(folder)
     notes: list[str] = []
-    recipe, settings = _recipe(where, plugins, notes)
+    values = recipe_values(folder)
+    refuse_other_plugins(folder, values, plugins)
+    recipe, unknown = _known_part(values, str(where.recipe))
+    if unknown:
+        notes.append(
+            f"recipe.json has settings that this version does not know: {', '.join(unknown)}. "
+            "They are shown, and not understood"
+        )
     running = in_use(folder)
     records = _records(where.history, running, notes)
     latest = None if where.history.exists() else _noted(notes, CheckpointFolder(where.checkpoints).latest)
     return Run(
         where=where,
         recipe=recipe,
-        settings=settings,
+        settings=flatten(values),
         records=records,
         running=running,
         run_id=_noted(notes, lambda: _field_in(where.identity, "run", str)),
@@ -121,19 +128,6 @@ def _noted(notes: list[str], read: Callable[[], _T]) -> _T | None:
         return None
 
 
-def _recipe(where: RunDir, plugins: Collection[str], notes: list[str]) -> tuple[Recipe, dict[str, Any]]:
-    values = recipe_values(where.root)
-    refuse_other_plugins(where.root, values, plugins)
-    settings = flatten(values)
-    recipe, unknown = _known_part(values, str(where.recipe))
-    if unknown:
-        notes.append(
-            f"recipe.json has settings that this version does not know: {', '.join(unknown)}. "
-            "They are shown, and not understood"
-        )
-    return recipe, settings
-
-
 def _known_part(values: dict[str, Any], source: str) -> tuple[Recipe, list[str]]:
     """The recipe without the settings that this version does not know, and their names."""
     try:
@@ -143,9 +137,9 @@ def _known_part(values: dict[str, Any], source: str) -> tuple[Recipe, list[str]]
         if not extra:
             model = settings_class(Recipe, method_named(values))
             raise FedILError(explain(error, lambda _: source, model)) from error
-    known = json.loads(json.dumps(values))
+    known = copy.deepcopy(values)
     for *path, key in extra:
-        table = known
+        table: Any = known
         for part in path:
             table = table[part]
         del table[key]
@@ -182,15 +176,10 @@ def _field_in(path: Path, key: str, kind: type[_T]) -> _T | None:
 def in_use(folder: Path) -> bool:
     """Whether a server holds the folder's lock; never waits."""
     try:
-        descriptor = os.open(lock_file(folder.resolve()), os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with lock_file(folder.resolve()).open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:
-        return False  # a file system without locks
-    finally:
-        os.close(descriptor)
+        pass  # there is none, or the file system has no locks
     return False

@@ -38,7 +38,7 @@ def test_labels_are_found_with_label_truth_picture_and_client() -> None:
     found = found_in(ledgers, SPLIT, TRAIN)
     assert found.said_N.tolist() == [1, 1, 0]
     assert found.truth_N.tolist() == [1, 2, 0]
-    assert (found.num_right, found.others, found.unreadable) == (2, 1, ())
+    assert (found.others, found.unreadable) == (1, ())
     (wrong,) = found.wrong
     assert (wrong.said, wrong.is_really, wrong.client, int(wrong.pixels[0, 0, 0])) == (1, 2, 0, 2)
     assert [(picture.said, picture.client) for picture in found.right] == [(0, 1), (1, 0)]
@@ -75,7 +75,7 @@ def test_without_ledgers_no_label_is_found() -> None:
 def test_samples_that_are_no_pictures_are_said_to_be_none(inputs: torch.Tensor, says: str) -> None:
     found = found_in({0: ledger([1, 1], [True, True])}, SPLIT, Samples(inputs, TRAIN.labels))
     assert (found.not_pictures, found.right, found.wrong) == (says, (), ())
-    assert found.num_right == 1
+    assert (found.said_N == found.truth_N).tolist() == [True, False]
 
 
 def test_pictures_are_taken_from_all_classes_and_are_always_the_same_ones() -> None:

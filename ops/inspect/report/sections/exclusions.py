@@ -41,7 +41,7 @@ def exclusions(run: Run) -> dict[str, object]:
         "by_reason": list(_by_reason(run, reasons, last, asked.total())),
         "by_client": list(_by_client(by_client, asked)),
         "clients_shown": some,
-        "messages": list(_messages(run)),
+        "messages": _messages(run),
     }
 
 
@@ -65,12 +65,9 @@ def _by_client(reasons: "Mapping[int, Counter[str]]", asked: Mapping[int, int]) 
         yield client, asked[client], reasons[client].total(), why
 
 
-def _messages(run: Run) -> Iterator[Row]:
-    refused: Counter[str] = Counter()
-    for record in run.records:
-        refused.update({reason: int(count) for reason, count in record.refused.items()})
-    for reason, count in refused.most_common(20):
-        yield reason, f"{count:,}", REFUSALS.get(reason, "")
+def _messages(run: Run) -> list[Row]:
+    refused = sum((Counter(record.refused) for record in run.records), Counter[str]())
+    return [(reason, f"{count:,}", REFUSALS.get(reason, "")) for reason, count in refused.most_common(20)]
 
 
 def _words(reason: str) -> str:

@@ -1,57 +1,20 @@
-"""The split of the data, the settings and the environment of a run."""
+"""The settings and the environment of a run."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-import numpy as np
-
 from ops.cli.recipe_files import flatten
-from ops.inspect.report.drawing import panel
-from ops.inspect.report.evidence import Evidence, Missing
-from ops.inspect.report.evidence_plots import split_plot
 from ops.inspect.report.reading import Run
 from server_worker.run.recipe import make_recipe
 
 NAMES = {
-    "fedil": "FedIL",
-    "python": "Python",
-    **{name: name for name in ("torch", "numpy", "device")},
-    "gpu": "GPU",
-    "cuda": "CUDA",
-    "cpu": "processor",
-    "bf16": "bfloat16",
-    "cores": "cores used",
-    "memory_bytes": "memory",
-    **{
-        name: name.replace("_", " ")
-        for name in ("system", "workers", "first_started", "last_started", "starts")
-    },
+    **{"fedil": "FedIL", "python": "Python", "gpu": "GPU", "cuda": "CUDA", "cpu": "processor"},
+    **{"bf16": "bfloat16", "cores": "cores used", "memory_bytes": "memory"},
 }
-"""In this order"""
 NOT_COMPARED = frozenset({"name", "description", "profile", "seed"})
-MOST_CLASSES = 120
-
-
-def split(run: Run, evidence: Evidence) -> dict[str, object]:
-    counts = evidence.class_counts
-    sizes = np.array([len(held) for held in run.split.clients] if run.split else [])
-    sites = ", ".join(f"{site} ({clients})" for site, clients in run.recipe.federation.sites.items())
-    return {
-        "sizes": sizes,
-        "median": np.median(sizes) if len(sizes) else 0,
-        "sites": f" Sites: {sites}." if sites else "",
-        "absent": counts.why if isinstance(counts, Missing) else "",
-        "plots": [panel(split_plot(run, evidence))],
-        "by_class": [] if isinstance(counts, Missing) else list(_by_class(counts, evidence.class_names)),
-    }
-
-
-def _by_class(counts: np.ndarray, names: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    for name, (at_server, *at_clients) in zip(names[:MOST_CLASSES], counts.T, strict=False):
-        holders = np.count_nonzero(at_clients)
-        yield name, f"{at_server:,}", f"{sum(at_clients):,}", f"{holders:,}"
 
 
 def settings(run: Run) -> dict[str, list[tuple[str, str, str]]]:
@@ -74,28 +37,15 @@ def written(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def environment_tables(run: Run) -> list[list[tuple[str, str]]]:
-    """One for each part of the run that was made in another environment"""
-    return [list(_environment_rows(entry)) for entry in run.environment]
+def environment_table(entry: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [(NAMES.get(key, key.replace("_", " ")), _in_words(key, entry[key])) for key in entry]
 
 
-def _environment_rows(entry: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for key in [*NAMES, *(key for key in entry if key not in NAMES)]:
-        if key in entry:
-            yield NAMES.get(key, key), _environment_value(key, entry[key])
-
-
-def _environment_value(key: str, value: object) -> str:
+def _in_words(key: str, value: object) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         if key == "memory_bytes":
             return f"{value / 2**30:.1f} GiB"
         if key.endswith("_started"):
-            return moment(value)
+            with suppress(OverflowError, OSError, ValueError):
+                return f"{datetime.fromtimestamp(value, UTC):%Y-%m-%d %H:%M} UTC"
     return written(value)
-
-
-def moment(seconds: float) -> str:
-    try:
-        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"
-    except (OverflowError, OSError, ValueError):
-        return str(seconds)
