@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 
@@ -22,48 +22,47 @@ from fedil_model.training.convergence import Increment, assess
 from fedil_model.training.flat_model import num_bytes
 from server_worker.buffered.loop import BufferedMode
 from server_worker.errors import named
-from server_worker.round.answers import AnswerDesk, Open
+from server_worker.round.answers import AnswerDesk
 from server_worker.round.context import ServerContext, Stopped
 from server_worker.round.dispatch import TaskDispatcher
 from server_worker.round.inbox import Inbox
 from server_worker.round.loop import RoundsMode
 from server_worker.round.reporting import Reporter
 from server_worker.round.series import add_to_totals, no_totals, round_series
+from server_worker.round.state import Open, OpenT
 from server_worker.round.stopwatch import Stopwatch
 from server_worker.round.validation import MetricsFilter
 from server_worker.run.ledger_checks import LedgerChecks
 from server_worker.run.progress import Progress, from_checkpoint, latest, to_checkpoint
 from server_worker.run.recipe import Recipe, numbers_depend_on
 from server_worker.watch.events import NOT_LEARNED, ClientOutcome, ClosedRound
-from server_worker.watch.notices import RoundRemark
+from server_worker.watch.notices import Notice
 
 __all__ = ["Coordinator", "ServerContext", "Stopped"]
 
 _MOST_MODELS, _SPARE_BYTES = 4, 16 << 20
 """An update may hold several sets of tensors, and text beside them."""
 
-_Open = TypeVar("_Open", bound=Open)
 
-
-class Mode(Protocol[_Open]):
+class Mode(Protocol[OpenT]):
     """Which clients are asked, and when a round closes."""
 
     def first_progress(self, progress: Progress) -> Progress:
         """Before the first round of a run"""
 
-    def open(self, progress: Progress) -> _Open:
+    def open(self, progress: Progress) -> OpenT:
         """The round that is played now; after a restart, with the clients that were asked before it"""
 
-    def versions(self, opened: _Open) -> tuple[int, ...]:
+    def versions(self, opened: OpenT) -> tuple[int, ...]:
         """Model versions that clients may start from"""
 
-    def ask(self, opened: _Open, restarted: bool) -> _Open: ...
+    def ask(self, opened: OpenT, restarted: bool) -> OpenT: ...
 
     def collect(
-        self, opened: _Open, fold: Fold, rewrite_models: Callable[[], None], stopwatch: Stopwatch
-    ) -> _Open: ...
+        self, opened: OpenT, fold: Fold, rewrite_models: Callable[[], None], stopwatch: Stopwatch
+    ) -> OpenT: ...
 
-    def next_progress(self, closed: _Open, after: Progress, bases: Mapping[int, Tensors]) -> Progress:
+    def next_progress(self, closed: OpenT, after: Progress, bases: Mapping[int, Tensors]) -> Progress:
         """With what this mode remembers for the next round"""
 
 
@@ -190,7 +189,7 @@ class Coordinator:
     def _fold(self, number: int, fold: Fold) -> Folded:
         folded = fold.close()
         for words in folded.notes:
-            self._context.watcher.note(RoundRemark(number, words))
+            self._context.watcher.note(Notice(words, number))
         return folded
 
     def _close(

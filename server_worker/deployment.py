@@ -39,7 +39,7 @@ from server_worker.run.lock import FolderInUse, sole_use
 from server_worker.run.name import run_id
 from server_worker.run.recipe import Recipe
 from server_worker.watch.events import Watcher, Watchers
-from server_worker.watch.notices import AnotherServerLeads, LedgersUnreadable, Notice, PageServed, Remark
+from server_worker.watch.notices import Notice
 from server_worker.watch.status import StatusTeller
 from server_worker.watch.survey import Surveyor
 from server_worker.watch.tensorboard import TensorBoardWatcher, check_installed
@@ -124,8 +124,7 @@ def _serve(
         stack.callback(store.close)
         transport = _take_charge(deployment, run, patience, watch, watcher.note, stack)
         presence = stack.enter_context(_presence(deployment, run, watch.url))
-        if watch.url:
-            watcher.note(PageServed(watch.url))
+        watch.tell_address(watcher.note)
         watcher = Watchers(watch.watcher, StatusTeller(presence.update, recipe.federation.expected), watcher)
         if deployment.tensorboard:
             watcher = Watchers(
@@ -133,7 +132,7 @@ def _serve(
                 watcher,
             )
         for concern in transport.timeout_warnings(recipe.federation.deadline_seconds):
-            watcher.note(Remark(concern))
+            watcher.note(Notice(concern))
         watcher.phase(0, "load_data")
         checkpoints = CheckpointFolder(where.checkpoints)
         inputs = read_inputs(where, recipe, device, resume=True)
@@ -187,7 +186,7 @@ def _ledger_digest(store: Store, run: str, watcher: Watcher) -> str:
     try:
         return ledger_digest(store, run)
     except LedgerMissing as error:
-        watcher.note(LedgersUnreadable(str(error)))
+        watcher.note(Notice(f"no digest of the ledgers: {error}"))
         return ""
 
 
@@ -213,9 +212,8 @@ def _take_charge(
 
     def waiting() -> None:
         watch.standing_by()
-        note(AnotherServerLeads(run))
-        if watch.url:
-            note(PageServed(watch.url))
+        note(Notice(f"another server leads run {run}: waiting"))
+        watch.tell_address(note)
 
     ways = (waiting, watch.leading_again)
     while True:

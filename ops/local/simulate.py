@@ -40,7 +40,6 @@ from server_worker.run.name import run_id, simulation_id
 from server_worker.run.progress import Progress
 from server_worker.run.recipe import Recipe
 from server_worker.watch.events import Watcher, Watchers
-from server_worker.watch.notices import PageServed
 from server_worker.watch.survey import Surveyor
 from server_worker.watch.tensorboard import TensorBoardWatcher
 from server_worker.watch.watching import Watching, watching
@@ -69,8 +68,7 @@ def simulate(
     run, spec = simulation_id(where, recipe), find_method(recipe.method.name)
     with ExitStack() as stack:
         watch = stack.enter_context(watching(run, recipe, where, web, stop))
-        if watch.url:
-            watcher.note(PageServed(watch.url))
+        watch.tell_address(watcher.note)
         watcher = Watchers(watch.watcher, watcher)
         if tensorboard:
             watcher = Watchers(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from client_worker import pool
 from server_worker.watch.events import Watcher
-from server_worker.watch.notices import Remark
+from server_worker.watch.notices import Notice
 
 
 class WorkerPool(pool.WorkerPool):
@@ -18,7 +18,7 @@ class WorkerPool(pool.WorkerPool):
             arguments,
             count,
             open_log=lambda number: (logs / f"worker-{number}.log").open("ab", buffering=0),
-            note=lambda text: watcher.note(Remark(text)),
+            note=lambda text: watcher.note(Notice(text)),
             gave_up=stop.set,
             see=f" (see {logs})",
         )

@@ -25,21 +25,13 @@ class BufferedMode:
     def __init__(
         self, run: str, recipe: Recipe, desk: AnswerDesk, dispatcher: TaskDispatcher, context: ServerContext
     ) -> None:
-        federation = recipe.federation
         self._desk, self._dispatcher, self._context = desk, dispatcher, context
-        self._rules = Rules(
-            run=run,
-            seed=recipe.seed,
-            in_flight=federation.in_flight,
-            size=federation.buffer_size,
-            max_staleness=federation.max_staleness,
-            deadline_seconds=federation.deadline_seconds,
-        )
+        self._rules, self._federation = Rules(run, recipe.seed, recipe.federation), recipe.federation
         self._open: OpenBuffer | None = None
         """None until this process's first aggregation"""
 
     def first_progress(self, progress: Progress) -> Progress:
-        fields = OpenBuffer(self._rules, 1, progress.activations).to_fields()
+        fields = OpenBuffer(1, self._rules, progress.activations).to_fields()
         # An earlier run in this folder may have left its own journal.
         self._context.checkpoints.save_journal(fields)
         return replace(progress, buffer=fields)
@@ -106,10 +98,10 @@ class BufferedMode:
         outcomes = buffer.outcomes()
         refusals = [outcome.detail for outcome in outcomes if outcome.outcome == REFUSED]
         any_invalid = any(outcome.outcome == INVALID for outcome in outcomes)
-        if refusals and not any_invalid and self._desk.is_hopeless(buffer, self._rules.in_flight):
-            raise FedILError(f"round {buffer.version}: every client refused; the first says {refusals[0]}")
-        if silent_seconds >= self._rules.deadline_seconds:
+        if refusals and not any_invalid and self._desk.is_hopeless(buffer, self._federation.in_flight):
+            raise FedILError(f"round {buffer.number}: every client refused; the first says {refusals[0]}")
+        if silent_seconds >= self._federation.deadline_seconds:
             raise FedILError(
-                f"round {buffer.version}: no client has answered for {self._rules.deadline_seconds:g} s: start "
+                f"round {buffer.number}: no client has answered for {self._federation.deadline_seconds:g} s: start "
                 f"workers or raise federation.deadline_seconds, then resume{self._desk.example_of_failure(buffer)}"
             )

@@ -8,6 +8,8 @@ from typing import Any
 from broker_config.protocol.messages import Refusal, Update
 from fedil_model.methods.interface import INVALID
 from server_worker.round.selection import select_clients
+from server_worker.round.state import Open
+from server_worker.run.recipe import FederationSettings
 from server_worker.watch.events import MISSING, NOT_LEARNED, STALE, ClientOutcome
 
 
@@ -17,13 +19,7 @@ class Rules:
 
     run: str
     seed: int
-    in_flight: int
-    """At most so many clients at work at a time"""
-    size: int
-    """Updates after which to aggregate (K)"""
-    max_staleness: int
-    deadline_seconds: float
-    """A client that has not answered for so long is given up."""
+    federation: FederationSettings
 
 
 @dataclass(frozen=True)
@@ -36,28 +32,22 @@ class Flight:
 
 
 @dataclass(frozen=True)
-class OpenBuffer:
-    """A client's task stays in `flights` until the aggregation that settles it, also when its answer is here: only
+class OpenBuffer(Open):
+    """`number` is the version that clients are sent now; the aggregation makes the next one.
+
+    A client's task stays in `flights` until the aggregation that settles it, also when its answer is here: only
     then is the answer in a checkpoint. Until then the client is not asked again either, so it never trains twice
     on one version, whose evidence would count twice."""
 
     rules: Rules
-    version: int
-    """What clients are sent now; the aggregation makes the next one."""
     activations: tuple[int, ...]
     """How often each client has been asked so far"""
     issued: int = 0
     """Tasks so far"""
     flights: Mapping[int, Flight] = field(default_factory=dict)
-    arrived: Mapping[int, ClientOutcome] = field(default_factory=dict)
-    """What became of flights since the last aggregation"""
     stale: Mapping[int, Flight] = field(default_factory=dict)
     """Tasks that the last aggregation made too old, to be told with the next. Their clients are free: what they are
     asked now is another version."""
-
-    @property
-    def number(self) -> int:
-        return self.version
 
     @property
     def asked(self) -> Mapping[int, int]:
@@ -66,7 +56,6 @@ class OpenBuffer:
     # ---- what arrives ----------------------------------------------------------------------------------------
 
     def objection(self, answer: Update | Refusal) -> str | None:
-        """Why an answer does not count, in one word for logs and counters; None if it does."""
         if answer.run != self.rules.run:
             return "other_run"
         asked = self.activations[answer.client] if answer.client < len(self.activations) else 0
@@ -74,7 +63,7 @@ class OpenBuffer:
             return "not_asked"
         flight = self.flights.get(answer.client)
         if flight is None or answer.activation < flight.activation:
-            return "stale" if self._too_old(answer.round) else "late"
+            return "stale" if self._too_old(answer.round, self.number) else "late"
         base_version = answer.base_version if isinstance(answer, Update) else answer.round
         if (answer.round, base_version) != (flight.base_version, flight.base_version):
             return "not_asked"
@@ -82,33 +71,19 @@ class OpenBuffer:
 
     def staleness(self, client: int) -> int:
         """How many versions have come since the one that this client started from."""
-        return self.version - self.flights[client].base_version
+        return self.number - self.flights[client].base_version
 
     def weight(self, client: int) -> float:
-        """Its update's say in the mean: what was learned from an old model fits the new one less."""
+        """What was learned from an old model fits the new one less."""
         return float((1 + self.staleness(client)) ** -0.5)
-
-    def record(self, outcome: ClientOutcome) -> "OpenBuffer":
-        """A task has one outcome; unknown clients and repeats change nothing. One given up may still answer."""
-        if outcome.client not in self.flights or not self._may_answer(outcome.client):
-            return self
-        return replace(self, arrived={**self.arrived, outcome.client: outcome})
-
-    def _may_answer(self, client: int) -> bool:
-        return client not in self.arrived or self.arrived[client].outcome == MISSING
 
     def overdue(self, now: float) -> tuple[ClientOutcome, ...]:
         """Clients whose deadline has passed. Their slots are free; a next activation fences off the old one."""
-        limit = self.rules.deadline_seconds
+        limit = self.rules.federation.deadline_seconds
         late = [client for client in self.awaited if now - self.flights[client].since >= limit]
         return tuple(ClientOutcome(client, MISSING, f"no answer within {limit:g} s") for client in late)
 
     # ---- what to do next -------------------------------------------------------------------------------------
-
-    @property
-    def awaited(self) -> tuple[int, ...]:
-        """Clients in flight"""
-        return tuple(sorted(self.flights.keys() - self.arrived.keys()))
 
     @property
     def answered(self) -> int:
@@ -118,16 +93,13 @@ class OpenBuffer:
 
     @property
     def expected(self) -> int:
-        return self.rules.size
+        return self.rules.federation.buffer_size
 
     def may_aggregate(self, candidates: Iterable[int]) -> bool:
         """Enough clients have learned, or no other client is left."""
         if self._count(NOT_LEARNED) == 0:
             return False
-        return self.answered >= self.rules.size or self._none_is_left(candidates)
-
-    def _none_is_left(self, candidates: Iterable[int]) -> bool:
-        return not self.awaited and not self.replacements(candidates)
+        return self.answered >= self.expected or not (self.awaited or self.replacements(candidates))
 
     def _count(self, without: frozenset[str]) -> int:
         return sum(outcome.outcome not in without for outcome in self.arrived.values())
@@ -137,7 +109,7 @@ class OpenBuffer:
         task of a run."""
         free = sorted(set(candidates) - self.flights.keys())
         chosen: list[int] = []
-        for _ in range(min(self.rules.in_flight - len(self.awaited), len(free))):
+        for _ in range(min(self.rules.federation.in_flight - len(self.awaited), len(free))):
             (client,) = select_clients(self.rules.seed, self.issued + len(chosen) + 1, free, 1)
             free.remove(client)
             chosen.append(client)
@@ -148,7 +120,7 @@ class OpenBuffer:
         activations = list(self.activations)
         for client in clients:
             activations[client] += 1
-        asked = {client: Flight(activations[client], self.version, now) for client in clients}
+        asked = {client: Flight(activations[client], self.number, now) for client in clients}
         return replace(
             self,
             activations=tuple(activations),
@@ -165,30 +137,26 @@ class OpenBuffer:
         return tuple(sorted([*stale, *self.arrived.values()], key=lambda outcome: outcome.client))
 
     def _stale_outcome(self, client: int, flight: Flight) -> ClientOutcome:
-        staleness = self.version - flight.base_version
-        detail = f"started {staleness} versions ago, max_staleness is {self.rules.max_staleness}"
+        staleness = self.number - flight.base_version
+        detail = f"started {staleness} versions ago, max_staleness is {self.rules.federation.max_staleness}"
         return ClientOutcome(client, STALE, detail, staleness=staleness)
 
     def aggregated(self) -> "OpenBuffer":
         """What is left once the next version is made."""
+        number = self.number + 1
         left = {client: self.flights[client] for client in self.awaited}
-        return replace(
-            self, version=self.version + 1, flights=left, arrived={}, stale={}
-        )._without_the_stale()
+        # Tasks of versions that are not kept are not waited for: a worker may not even find the version.
+        stale = {c: flight for c, flight in left.items() if self._too_old(flight.base_version, number)}
+        flights = {c: flight for c, flight in left.items() if c not in stale}
+        return replace(self, number=number, flights=flights, arrived={}, stale=stale)
 
     def bases(self) -> tuple[int, ...]:
         """The versions that an answer which counts may have started from."""
         started = (flight.base_version for c, flight in self.flights.items() if self._may_answer(c))
-        return tuple(sorted({self.version, *started}))
+        return tuple(sorted({self.number, *started}))
 
-    def _without_the_stale(self) -> "OpenBuffer":
-        """Tasks of versions that are not kept are not waited for: a worker may not even find the version."""
-        stale = {c: flight for c, flight in self.flights.items() if self._too_old(flight.base_version)}
-        left = {c: flight for c, flight in self.flights.items() if c not in stale}
-        return replace(self, flights=left, stale={**self.stale, **stale})
-
-    def _too_old(self, base_version: int) -> bool:
-        return self.version - base_version > self.rules.max_staleness
+    def _too_old(self, base_version: int, number: int) -> bool:
+        return number - base_version > self.rules.federation.max_staleness
 
     # ---- through a crash -------------------------------------------------------------------------------------
 
@@ -196,7 +164,7 @@ class OpenBuffer:
         """Plain values. What has arrived is not among them: until an aggregation is saved, every answer comes
         back."""
         return {
-            "version": self.version,
+            "version": self.number,
             "issued": self.issued,
             "flights": _flights_to_fields(self.flights),
             "stale": _flights_to_fields(self.stale),
@@ -213,7 +181,7 @@ class OpenBuffer:
             max(before, flights[client].activation) if client in flights else before
             for client, before in enumerate(activations)
         ]
-        return OpenBuffer(rules, fields["version"], tuple(asked), fields["issued"], flights, {}, stale)
+        return OpenBuffer(fields["version"], rules, tuple(asked), fields["issued"], flights, stale)
 
 
 def _flights_to_fields(flights: Mapping[int, Flight]) -> list[list[int]]:

@@ -1,8 +1,7 @@
 """Takes what arrives for an open round: judged by the fold, recorded, and held until a checkpoint has its effect."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
-from typing import Protocol, Self, TypeVar
 
 from broker_config.protocol.errors import LedgerMissing, ModelMissing
 from broker_config.protocol.messages import Refusal, TrainTask, Update
@@ -11,6 +10,7 @@ from fedil_model.training.flat_model import from_arrays
 from server_worker.round.context import ServerContext
 from server_worker.round.dispatch import TaskDispatcher
 from server_worker.round.inbox import Arrival, Inbox
+from server_worker.round.state import Open, OpenT
 from server_worker.round.stopwatch import Stopwatch
 from server_worker.round.validation import MetricsFilter, impossible, one_line
 from server_worker.run.recipe import Recipe
@@ -23,40 +23,6 @@ _GIVEN_UP_BY_BROKER = ("delivery_limit", "expired")
 _BAD = frozenset({REFUSED, INVALID})
 _MANY = 3
 """Times as many failures as clients are asked at a time: then the fault is not one client's"""
-
-
-class Open(Protocol):
-    """What answers arrive for: a round or a buffer, as a value."""
-
-    @property
-    def number(self) -> int: ...
-
-    @property
-    def asked(self) -> Mapping[int, int]:
-        """Client → the activation that its outcome belongs to"""
-
-    @property
-    def awaited(self) -> tuple[int, ...]: ...
-
-    @property
-    def answered(self) -> int: ...
-
-    @property
-    def expected(self) -> int:
-        """Answers that are wanted, for people"""
-
-    def staleness(self, client: int) -> int | None: ...
-
-    def weight(self, client: int) -> float: ...
-
-    def objection(self, answer: Update | Refusal) -> str | None: ...
-
-    def record(self, outcome: ClientOutcome) -> Self: ...
-
-    def outcomes(self) -> tuple[ClientOutcome, ...]: ...
-
-
-OpenT = TypeVar("OpenT", bound=Open)
 
 
 class AnswerDesk:

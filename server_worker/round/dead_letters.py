@@ -10,7 +10,7 @@ from broker_config.protocol.wire import decode_message
 from broker_config.transports.interface import Delivery
 from server_worker.round.context import ServerContext
 from server_worker.round.validation import one_line
-from server_worker.watch.notices import ManyDeadLetters
+from server_worker.watch.notices import Notice
 
 MISPLACED = "misplaced"
 """Reason of a task that was found on the queue of updates"""
@@ -51,7 +51,8 @@ class DeadTasks:
         self._num_seen, self._look_anyway = count, ended + _LOOK_ANYWAY_SECONDS
         if count >= MANY_LETTERS and not self._many_noted:
             self._many_noted = True
-            self._context.watcher.note(ManyDeadLetters(count, DEAD_LETTERS))
+            words = f"{count} dead letters in {DEAD_LETTERS}: see why, then purge that queue"
+            self._context.watcher.note(Notice(words))
 
     def _letters(self, most: int) -> Iterator[Delivery]:
         """Unacknowledged until the last was seen, else the first would come again and again. Bounded in number and

@@ -14,7 +14,7 @@ from fedil_model.training.flat_model import to_arrays
 from server_worker.round.context import ServerContext
 from server_worker.round.selection import select_clients
 from server_worker.run.recipe import Recipe
-from server_worker.watch.notices import QueueRecreated
+from server_worker.watch.notices import Notice
 
 
 class TaskDispatcher:
@@ -115,17 +115,22 @@ class TaskDispatcher:
         awaited = "all clients that have not answered are asked again"
         if self._redeclare(updates_queue(self._run), awaited):
             lost = sites
-        if self._context.transport.depth(models_queue(self._run)) is None:
-            self._context.watcher.note(QueueRecreated(models_queue(self._run), awaited))
+        if self._is_deleted(models_queue(self._run), awaited):
             rewrite_models()
             lost = sites
         return {client for client in clients if site_of(client) in lost}
 
     def _redeclare(self, queue: str, consequence: str = "") -> bool:
+        deleted = self._is_deleted(queue, consequence)
+        if deleted:
+            self._context.transport.declare(queue)
+        return deleted
+
+    def _is_deleted(self, queue: str, consequence: str) -> bool:
         if self._context.transport.depth(queue) is not None:
             return False
-        self._context.watcher.note(QueueRecreated(queue, consequence))
-        self._context.transport.declare(queue)
+        then = f", and {consequence}" if consequence else ""
+        self._context.watcher.note(Notice(f"{queue} was deleted: it is declared again{then}"))
         return True
 
     # ---- which clients -----------------------------------------------------------------------------------------

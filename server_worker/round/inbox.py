@@ -13,7 +13,7 @@ from server_worker.round.context import ServerContext
 from server_worker.round.dead_letters import MISPLACED, DeadTasks
 from server_worker.round.refusals import RefusalSampler
 from server_worker.round.validation import one_line
-from server_worker.watch.notices import AnswerDropped, MessageRefused
+from server_worker.watch.notices import Notice
 
 _LEFTOVER_SECONDS = 0.2
 """Messages that a killed server held unacknowledged come back within this time."""
@@ -92,7 +92,8 @@ class Inbox:
         if not self._sampler.keeps(site):
             delivery.acknowledge()
             return
-        self._context.watcher.note(MessageRefused(reason, one_line(detail), site))
+        words = f"message refused ({reason}): {one_line(detail)}"
+        self._context.watcher.note(Notice(words, num_refused=1, site=site))
         delivery.reject(reason)
 
     def drop(self, arrival: Arrival, reason: str) -> None:
@@ -130,5 +131,5 @@ class Inbox:
         self._dead_tasks.look(on_task)
 
     def _note(self, arrival: Arrival, reason: str) -> None:
-        self._context.watcher.note(AnswerDropped(arrival.answer.round, arrival.answer.client, reason))
+        self._context.watcher.note(Notice(reason, arrival.answer.round, arrival.answer.client))
         self._refused[reason] += 1

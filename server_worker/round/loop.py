@@ -16,7 +16,7 @@ from server_worker.round.stopwatch import Stopwatch
 from server_worker.run.progress import Progress
 from server_worker.run.recipe import Recipe
 from server_worker.watch.events import MISSING, REFUSED
-from server_worker.watch.notices import MoreClientsAsked
+from server_worker.watch.notices import Notice
 
 POLL_SECONDS = 0.5
 QUIET_SECONDS = 2.0
@@ -119,9 +119,8 @@ class RoundsMode:
     def _ask_others(self, opened: OpenRound, others: Sequence[int]) -> OpenRound:
         """Written to the journal first: a restarted server must ask them too."""
         asked, learned = len(opened.activations), opened.fitting
-        self._context.watcher.note(
-            MoreClientsAsked(opened.number, learned, asked, opened.quorum, len(others))
-        )
+        words = f"{learned} of {asked} clients have trained, the quorum is {opened.quorum}; asking {len(others)} more"
+        self._context.watcher.note(Notice(words, opened.number))
         self._write_journal(opened.number, (*opened.activations, *others))
         opened = opened.also(others)
         return self._ask(opened, opened.awaited)

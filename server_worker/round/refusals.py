@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from broker_config.brokers.topology import site_user
-from server_worker.watch.notices import UNKNOWN_SITE, Notice, RefusalsNotKept
+from server_worker.watch.notices import UNKNOWN_SITE, Notice
 
 KEPT_PER_MINUTE = 50
 """Of one site. A dead letter costs a confirmed publish, and their queue is bounded: a flood would evict the others."""
@@ -51,5 +51,9 @@ class RefusalSampler:
 
     def _tell(self, site: str, minute: _Minute) -> None:
         if minute.not_told:
-            self._note(RefusalsNotKept(site, minute.not_told, KEPT_PER_MINUTE))
+            words = (
+                f"site {site} sends more than {KEPT_PER_MINUTE} bad messages a minute: {minute.not_told} more refused "
+                "and not kept as dead letters; stop its workers, or remove its user from the broker"
+            )
+            self._note(Notice(words, num_refused=minute.not_told, site=site))
             minute.not_told = 0

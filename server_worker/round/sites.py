@@ -5,7 +5,7 @@ from typing import Protocol
 
 from broker_config.brokers.topology import site_user, workers_topic
 from broker_config.stores.interface import Store
-from server_worker.watch.notices import Notice, SiteBack, SiteLost
+from server_worker.watch.notices import Notice
 
 _LOOK_SECONDS = 1.0
 """Loops ask at every answer, and each look asks the store once per site."""
@@ -88,9 +88,10 @@ class WatchedSites:
         present = tuple(site for site, seen in self._seen.items() if self._looked - seen < self._timeout)
         gone = set(self._sites) - set(present)
         for site in sorted(gone - self._gone):
-            self._note(SiteLost(site))
+            words = f"site {site} has no worker: its clients are not asked until it has one"
+            self._note(Notice(words))
         for site in sorted(self._gone - gone):
-            self._note(SiteBack(site))
+            self._note(Notice(f"site {site} is back", is_trouble=False))
         self._gone = gone
         return present
 

@@ -1,7 +1,9 @@
 """An open round as a value: what has arrived, whether it may close, which clients are missing. No clock, no broker."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Self, TypeVar
 
 from broker_config.protocol.messages import Refusal, Update
 from fedil_model.methods.interface import INVALID
@@ -9,9 +11,63 @@ from server_worker.watch.events import MISSING, NOT_LEARNED, ClientOutcome
 
 
 @dataclass(frozen=True)
-class OpenRound:
-    run: str
+class Open(ABC):
+    """What answers arrive for: a round or a buffer."""
+
     number: int
+    arrived: Mapping[int, ClientOutcome] = field(default_factory=dict, kw_only=True)
+    """What became of clients that were asked"""
+
+    @property
+    @abstractmethod
+    def asked(self) -> Mapping[int, int]:
+        """Client → the activation that its outcome belongs to"""
+
+    @property
+    def awaited(self) -> tuple[int, ...]:
+        return tuple(sorted(self.asked.keys() - self.arrived.keys()))
+
+    @property
+    def answered(self) -> int:
+        return len(self.arrived)
+
+    @property
+    @abstractmethod
+    def expected(self) -> int:
+        """Answers that are wanted, for people"""
+
+    def staleness(self, client: int) -> int | None:  # noqa: ARG002
+        """None: all start from the round's own model."""
+        return None
+
+    def weight(self, client: int) -> float:  # noqa: ARG002
+        """Of its update in the mean"""
+        return 1.0
+
+    @abstractmethod
+    def objection(self, answer: Update | Refusal) -> str | None:
+        """Why an answer does not count, in one word for logs and counters; None if it does."""
+
+    def record(self, outcome: ClientOutcome) -> Self:
+        """A client counts once; unknown clients and repeats change nothing. One that was given up may still answer."""
+        if outcome.client not in self.asked or not self._may_answer(outcome.client):
+            return self
+        return replace(self, arrived={**self.arrived, outcome.client: outcome})
+
+    def _may_answer(self, client: int) -> bool:
+        return client not in self.arrived or self.arrived[client].outcome == MISSING
+
+    @abstractmethod
+    def outcomes(self) -> tuple[ClientOutcome, ...]:
+        """In the order of clients"""
+
+
+OpenT = TypeVar("OpenT", bound=Open)
+
+
+@dataclass(frozen=True)
+class OpenRound(Open):
+    run: str
     activations: Mapping[int, int]
     """Selected client → the number of its activation"""
     needed: int
@@ -19,12 +75,10 @@ class OpenRound:
     quorum: int
     """Answers that suffice once the deadline has passed"""
     deadline: float
-    arrived: Mapping[int, ClientOutcome] = field(default_factory=dict)
     over: Sequence[int] = ()
     """By client: the last of its activations that is not awaited any more"""
 
     def objection(self, answer: Update | Refusal) -> str | None:
-        """Why an answer does not belong here, in one word for logs and counters; None if it does."""
         if answer.run != self.run:
             return "other_run"
         if answer.round < self.number or self._is_over(answer):
@@ -39,33 +93,9 @@ class OpenRound:
     def _is_over(self, answer: Update | Refusal) -> bool:
         return answer.client < len(self.over) and 1 <= answer.activation <= self.over[answer.client]
 
-    def record(self, outcome: ClientOutcome) -> "OpenRound":
-        """A client counts once; unknown clients and repeats change nothing. One that was given up may still answer."""
-        if outcome.client not in self.activations or not self._may_answer(outcome.client):
-            return self
-        return replace(self, arrived={**self.arrived, outcome.client: outcome})
-
-    def _may_answer(self, client: int) -> bool:
-        return client not in self.arrived or self.arrived[client].outcome == MISSING
-
-    def staleness(self, client: int) -> int | None:  # noqa: ARG002
-        """None: all start from the round's own model."""
-        return None
-
-    def weight(self, client: int) -> float:  # noqa: ARG002
-        return 1.0
-
     @property
     def asked(self) -> Mapping[int, int]:
         return self.activations
-
-    @property
-    def awaited(self) -> tuple[int, ...]:
-        return tuple(sorted(self.activations.keys() - self.arrived.keys()))
-
-    @property
-    def answered(self) -> int:
-        return len(self.arrived)
 
     @property
     def expected(self) -> int:

@@ -18,7 +18,7 @@ from fedil_model.methods.interface import ACCEPTED, ClientValue, Display
 from fedil_model.training.convergence import VERDICTS
 from server_worker.run.recipe import Recipe
 from server_worker.watch.events import STALE, ClientOutcome, RoundRecord
-from server_worker.watch.notices import UNKNOWN_SITE, MessageRefused, Notice, RefusalsNotKept
+from server_worker.watch.notices import UNKNOWN_SITE, Notice
 from server_worker.watch.outcomes import REASONS, all_outcomes
 from server_worker.watch.survey import Survey
 
@@ -57,6 +57,9 @@ class ServerMetrics:
         self._last = _LastRound(display, recipe.rounds)
         self._rounds = _Rounds(registry, display)
         self._answers = _Answers(registry, display, federation.mode == "buffered", recipe.client.epochs)
+        text = "Bad messages by the site whose user sent them."
+        self._refused_by_site = Counter("fedil_site_messages_refused", text, ["site"], registry=registry)
+        self._refused_by_site.labels(UNKNOWN_SITE)
         self._fleet = _Fleet(recipe.split.clients, _over_selected(recipe))
         self._traffic = Traffic()
         for collector in (self._last, self._fleet, self._traffic):
@@ -108,9 +111,9 @@ class ServerMetrics:
             self._progress()
 
     def note(self, notice: Notice) -> None:
-        if isinstance(notice, MessageRefused | RefusalsNotKept):
+        if notice.num_refused:
             with self._registry.at_once:
-                self._answers.refuse(notice)
+                self._refused_by_site.labels(notice.site).inc(notice.num_refused)
 
     def _progress(self) -> None:
         self._last.running, self._last.progress = True, self._clock()
@@ -202,9 +205,6 @@ class _Answers:
         updates = counter("fedil_updates", text, ["outcome"])
         text = "Messages that arrived and did not count, by reason."
         refused = counter("fedil_messages_refused", text, ["reason"])
-        text = "Bad messages by the site whose user sent them."
-        self._refused_by_site = counter("fedil_site_messages_refused", text, ["site"])
-        self._refused_by_site.labels(UNKNOWN_SITE)
         self._values = {value.name: _histogram(registry, value) for value in display.client_values}
         self._staleness = Histogram(
             "fedil_update_staleness",
@@ -218,10 +218,6 @@ class _Answers:
         outcomes = (*(outcome.name for outcome in all_outcomes(display)), LATE, DUPLICATE)
         self._updates = {outcome: updates.labels(outcome) for outcome in outcomes}
         self._refused = {reason: refused.labels(reason) for reason in (*REASONS, OTHER_REASON)}
-
-    def refuse(self, notice: MessageRefused | RefusalsNotKept) -> None:
-        count = notice.count if isinstance(notice, RefusalsNotKept) else 1
-        self._refused_by_site.labels(notice.site).inc(count)
 
     def count(self, round_number: int, outcome: ClientOutcome) -> None:
         self._counted.setdefault(round_number, set()).add(outcome.client)

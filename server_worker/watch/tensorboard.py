@@ -16,7 +16,7 @@ from fedil_model.methods.interface import Display
 from server_worker.run.folder import RunDir
 from server_worker.run.history import read_records
 from server_worker.watch.events import RoundRecord, Watchers
-from server_worker.watch.notices import Notice, Remark
+from server_worker.watch.notices import Notice
 from server_worker.watch.outcomes import all_outcomes
 
 _SUFFIX = ".fedil"
@@ -64,7 +64,7 @@ class TensorBoardWatcher(Watchers):
                 with suppress(Exception):
                     file.close()
             what = f"TensorBoard files are not written any more: {error}"
-            self._tell(Remark(f"{what}. The next start writes what is missing"))
+            self._tell(Notice(f"{what}. The next start writes what is missing"))
 
 
 class EventFile:

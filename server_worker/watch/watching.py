@@ -4,7 +4,7 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib import resources
 
@@ -17,6 +17,7 @@ from server_worker.run.recipe import Recipe
 from server_worker.watch.events import Watcher, Watchers
 from server_worker.watch.live import LiveRun
 from server_worker.watch.metrics import ServerMetrics
+from server_worker.watch.notices import Notice
 from server_worker.watch.survey import Survey
 from server_worker.watch.targets import Targets, allowed_addresses
 
@@ -46,6 +47,10 @@ class Watching:
         self._led, self._waits_for = False, ""
         self._trouble = ""
         self.url: str | None = None
+
+    def tell_address(self, note: Callable[[Notice], None]) -> None:
+        if self.url:
+            note(Notice(f"watch it at {self.url}", is_trouble=False))
 
     def waiting_for(self, what: str) -> None:
         """A broker is unreachable. Once this server leads, a survey tells when it is reachable again."""

@@ -49,7 +49,7 @@ from server_worker.run.history import HistoryWriter
 from server_worker.run.inputs import RunInputs
 from server_worker.run.recipe import Recipe
 from server_worker.watch.events import ClientOutcome, RoundRecord
-from server_worker.watch.notices import Notice, PageServed
+from server_worker.watch.notices import Notice
 from tests.benchmarks._processes import started
 from tests.benchmarks._watchers_at_work import EVERY_SECONDS, SCRAPED_EVERY, Connection
 from tests.benchmarks.simulate_scaling import busy_seconds_of_others
@@ -197,8 +197,9 @@ class Window:
             self.records.append(record)
 
     def note(self, notice: Notice) -> None:
-        if isinstance(notice, PageServed):
-            command = [sys.executable, "-m", "tests.benchmarks._watchers_at_work", notice.url]
+        words, _, url = notice.text.rpartition(" ")
+        if words == "watch it at":
+            command = [sys.executable, "-m", "tests.benchmarks._watchers_at_work", url]
             self.stack.enter_context(started(command, {}, self.log))
 
     @property

@@ -9,7 +9,7 @@ from playwright.sync_api import Browser, Page
 from broker_config.process.http import WebServer
 from server_worker.run.folder import RunDir
 from server_worker.watch.events import ClientOutcome
-from server_worker.watch.notices import Remark
+from server_worker.watch.notices import Notice
 from server_worker.watch.survey import Survey
 from server_worker.watch.watching import Watching
 from tests.browser import synthetic
@@ -60,7 +60,7 @@ def hostile_watch(directory: Path) -> Watching:
         synthetic.append_record(RunDir(directory).history, record)
         watch.watcher.round_closed(record)
     for text in HOSTILE:
-        watch.watcher.note(Remark(text))
+        watch.watcher.note(Notice(text))
     watch.survey(hostile_survey())
     watch.watcher.phase(4, IMAGE)
     return watch

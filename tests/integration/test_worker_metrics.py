@@ -21,7 +21,7 @@ from broker_config.process.addresses import LOOPBACK, WebAddress
 from client_worker.shards import write_shards
 from ops.local.services.process import free_ports, is_free
 from server_worker.deployment import Deployment, serve
-from server_worker.watch.notices import Notice, PageServed
+from server_worker.watch.notices import Notice
 from tests.exposition import by_label, promtool_complaints, value
 from tests.federation import Over, OverBrokers, blobs_recipe
 from tests.integration.test_worker_process import Site
@@ -134,8 +134,9 @@ def test_a_server_and_a_worker_count_what_they_do(over: Over, stack: ExitStack) 
     scrapers: list[Scraper] = []
 
     def note(notice: Notice) -> None:
-        if isinstance(notice, PageServed):
-            scrapers.append(Scraper(notice.url))
+        words, _, url = notice.text.rpartition(" ")
+        if words == "watch it at":
+            scrapers.append(Scraper(url))
 
     federation.diary.note = note  # type: ignore[method-assign]
     recipe = federation.recipe

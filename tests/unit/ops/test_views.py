@@ -13,7 +13,7 @@ from ops.cli.view import JsonView, PlainView, QuietView
 from ops.cli.view.live import LiveView
 from server_worker.run.recipe import make_recipe
 from server_worker.watch.events import ClientOutcome
-from server_worker.watch.notices import RoundRemark, SiteBack
+from server_worker.watch.notices import Notice
 from tests.unit.ops.records import make_record, make_summary, write_history
 
 RECIPE = make_recipe({})
@@ -78,10 +78,10 @@ def test_a_live_frame_tells_exclusions_and_that_it_is_stopping() -> None:
 def test_a_live_frame_can_be_drawn_while_notes_come_in(monkeypatch: pytest.MonkeyPatch) -> None:
     console = terminal(80)
     view = LiveView(DISPLAY, "digits", 5, console)
-    view.note(SiteBack("one"))
+    view.note(Notice("site one is back"))
 
     def meanwhile(text: str = "", **style: Any) -> Text:
-        view.note(SiteBack("another"))
+        view.note(Notice("site another is back"))
         return Text(text, **style)
 
     meanwhile.assemble = Text.assemble  # type: ignore[attr-defined]
@@ -114,7 +114,7 @@ def test_the_json_view_writes_nothing_but_json_to_stdout(
     with view:
         view.run_started(1, 30)
         view.phase(1, "wait")
-        view.note(RoundRemark(1, "no update was accepted"))
+        view.note(Notice("no update was accepted", 1))
         view.round_closed(make_record(1, delta_norm=float("nan")))
     view.finish(make_summary(tmp_path), RECIPE, RESUME)
     captured = capsys.readouterr()

@@ -10,14 +10,27 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from broker_config.protocol.messages import Refusal, Update
 from server_worker.buffered.state import Flight, OpenBuffer, Rules
+from server_worker.run.recipe import FederationSettings
 from server_worker.watch.events import ClientOutcome
 
-RULES = Rules("r", seed=3, in_flight=4, size=2, max_staleness=2, deadline_seconds=10.0)
+
+def rules(seed: int = 3, in_flight: int = 4, size: int = 2, max_staleness: int = 2) -> Rules:
+    settings = FederationSettings(
+        mode="buffered",
+        in_flight=in_flight,
+        buffer_size=size,
+        max_staleness=max_staleness,
+        deadline_seconds=10.0,
+    )
+    return Rules("r", seed, settings)
+
+
+RULES = rules()
 CLIENTS = range(8)
 # Version 6: client 1 started from it, 2 from the one before, 3 from the oldest that counts; 4 and 5 are idle.
 OPEN = OpenBuffer(
+    6,
     RULES,
-    version=6,
     activations=(0, 2, 5, 1, 3, 0, 0, 0),
     issued=11,
     flights={1: Flight(2, 6, 105.0), 2: Flight(5, 5, 103.0), 3: Flight(1, 4, 100.0)},
@@ -142,7 +155,7 @@ def test_a_client_is_given_up_when_its_own_time_is_over() -> None:
 
 def test_who_started_too_many_versions_ago_is_not_waited_for() -> None:
     following = OPEN.record(accepted(1)).aggregated()
-    assert following.version == 7
+    assert following.number == 7
     assert following.awaited == (2,)
     (outcome,) = following.outcomes()
     assert (outcome.client, outcome.outcome, outcome.staleness) == (3, "stale", 3)
@@ -164,11 +177,11 @@ def test_who_was_too_slow_for_one_version_is_asked_for_the_current_one_and_both_
 
 
 def test_with_no_staleness_allowed_only_the_current_version_counts() -> None:
-    strict = replace(OPEN, rules=replace(RULES, max_staleness=0)).record(accepted(1)).aggregated()
+    strict = replace(OPEN, rules=rules(max_staleness=0)).record(accepted(1)).aggregated()
     assert strict.awaited == ()
     assert [outcome.outcome for outcome in strict.outcomes()] == ["stale", "stale"]
     assert not strict.may_aggregate(CLIENTS)
-    assert len(strict.replacements(CLIENTS)) == RULES.in_flight
+    assert len(strict.replacements(CLIENTS)) == RULES.federation.in_flight
 
 
 def test_free_clients_fill_the_empty_places_and_start_from_the_current_version() -> None:
@@ -192,23 +205,23 @@ def test_only_candidates_are_asked() -> None:
 
 
 def test_the_seed_and_the_number_of_tasks_decide_who_is_next() -> None:
-    empty = OpenBuffer(RULES, 1, (0,) * 8)
+    empty = OpenBuffer(1, RULES, (0,) * 8)
     first = empty.replacements(CLIENTS)
-    assert first == OpenBuffer(RULES, 1, (0,) * 8).replacements(reversed(CLIENTS))
+    assert first == OpenBuffer(1, RULES, (0,) * 8).replacements(reversed(CLIENTS))
     # One at a time or all at once makes no difference.
     by_one = empty
-    for _ in range(RULES.in_flight):
+    for _ in range(RULES.federation.in_flight):
         by_one = by_one.ask(by_one.replacements(CLIENTS)[:1], 0.0)
     assert by_one == empty.ask(first, 0.0)
     others = {replace(empty, issued=n).replacements(CLIENTS) for n in range(20)}
     assert len(others) > 10
-    seeds = {replace(empty, rules=replace(RULES, seed=seed)).replacements(CLIENTS) for seed in range(20)}
+    seeds = {replace(empty, rules=rules(seed=seed)).replacements(CLIENTS) for seed in range(20)}
     assert len(seeds) > 10
 
 
 def test_everybody_gets_a_turn() -> None:
     counts: Counter[int] = Counter()
-    buffer = OpenBuffer(replace(RULES, max_staleness=50), 1, (0,) * 8)
+    buffer = OpenBuffer(1, rules(max_staleness=50), (0,) * 8)
     rng = np.random.default_rng(0)
     for _ in range(400):
         buffer = buffer.ask(buffer.replacements(CLIENTS), 0.0)
@@ -239,10 +252,10 @@ class Federation(RuleBasedStateMachine):
     )
     def begin(self, in_flight: int, spare: int, data: st.DataObject, max_staleness: int) -> None:
         size = data.draw(st.integers(1, in_flight))
-        self.terms = Rules("r", data.draw(st.integers(0, 9)), in_flight, size, max_staleness, 10.0)
+        self.terms = rules(data.draw(st.integers(0, 9)), in_flight, size, max_staleness)
         self.clients = range(in_flight + spare)
         self.now = 0.0
-        self.buffer = OpenBuffer(self.terms, 1, (0,) * len(self.clients))
+        self.buffer = OpenBuffer(1, self.terms, (0,) * len(self.clients))
         self.issued: dict[tuple[int, int], int] = {}
         """(client, activation) → base version"""
         self.sent: list[Update | Refusal] = []
@@ -263,7 +276,7 @@ class Federation(RuleBasedStateMachine):
         assert not set(chosen) & set(before.awaited)
         self.buffer = before.ask(chosen, self.now)
         if chosen:
-            assert len(self.buffer.awaited) <= self.terms.in_flight
+            assert len(self.buffer.awaited) <= self.terms.federation.in_flight
         for client in chosen:
             flight = self.buffer.flights[client]
             assert (client, flight.activation) not in self.issued
@@ -285,7 +298,7 @@ class Federation(RuleBasedStateMachine):
     def deliver(self, answer: Update | Refusal) -> None:
         objection = self.buffer.objection(answer)
         if objection is None:
-            assert self.buffer.staleness(answer.client) <= self.terms.max_staleness
+            assert self.buffer.staleness(answer.client) <= self.terms.federation.max_staleness
             assert 0 < self.buffer.weight(answer.client) <= 1
             assert self.buffer.flights[answer.client].base_version in self.buffer.bases()
             word = "refused" if isinstance(answer, Refusal) else "accepted"
@@ -313,9 +326,9 @@ class Federation(RuleBasedStateMachine):
         for outcome in self.buffer.outcomes():
             tasks = self.buffer.stale if outcome.outcome == "stale" else self.buffer.flights
             self.outcomes[outcome.client, tasks[outcome.client].activation] += 1
-        version = self.buffer.version
+        version = self.buffer.number
         self.buffer = self.buffer.aggregated()
-        assert self.buffer.version == version + 1
+        assert self.buffer.number == version + 1
         self.sent = [a for a in self.sent if a.client in self.buffer.awaited]
         self.save()
         self.fill(list(self.clients))

@@ -14,7 +14,7 @@ from fedil_model.methods import find_method
 from server_worker.run.history import HistoryWriter
 from server_worker.watch.events import ClientOutcome, RoundRecord
 from server_worker.watch.live import MOST_ROUNDS, LiveRun
-from server_worker.watch.notices import AnswerDropped, Remark
+from server_worker.watch.notices import Notice
 from server_worker.watch.page_rows import LONGEST_NAME, MOST_CLIENTS, MOST_WORKERS
 from server_worker.watch.survey import Survey
 from tests.federation import blobs_recipe
@@ -232,12 +232,12 @@ def test_a_broken_baseline_is_no_baseline(tmp_path: Path, text: str) -> None:
 
 def test_notes_and_fleet_are_sent_once(tmp_path: Path) -> None:
     live = live_run(tmp_path)
-    live.note(Remark("one"))
+    live.note(Notice("one"))
     live.survey(Survey(at=5.0, depths={"tasks": 2}))
     first = live.state({})
     assert [text for _, _, text in first["notes"]] == ["one"]
     assert first["fleet"]["depths"] == {"tasks": 2}
-    live.note(AnswerDropped(3, 7, "late"))
+    live.note(Notice("late", 3, 7))
     known = {"life": first["life"], "fleet": str(first["surveys"]), "note": str(first["notes"][-1][0])}
     second = live.state(known)
     assert [text for _, _, text in second["notes"]] == ["round 3, client 7: late"]
@@ -368,7 +368,7 @@ def test_reading_and_writing_at_the_same_time_is_safe(tmp_path: Path) -> None:
         live.phase(number, "server_step")
         live.update_arrived(number, ClientOutcome(0, "accepted", values={"cosine": 0.1}), 1, 1)
         live.tell(class_names=["a"] * number)
-        live.note(Remark("x"))
+        live.note(Notice("x"))
         live.round_closed(make_record(number))
     done.set()
     for thread in threads:

@@ -10,7 +10,7 @@ import pytest
 from broker_config.process.logs import set_up_logs
 from server_worker.watch.events import ClientOutcome
 from server_worker.watch.log import LogWatcher
-from server_worker.watch.notices import AnswerDropped, Notice, PageServed, Remark, RoundRemark, SiteBack
+from server_worker.watch.notices import Notice
 from tests.unit.ops.records import make_record
 
 
@@ -42,13 +42,12 @@ def test_a_resumed_run_is_distinguished_from_a_new_one(log: WrittenLog, first: i
 @pytest.mark.parametrize(
     ("notice", "where", "level", "message"),
     [
-        (AnswerDropped(4, 7, "late"), ("r", 4, 7), "WARNING", "late"),
-        (RoundRemark(4, "no update was accepted"), ("r", 4, None), "WARNING", "no update was accepted"),
-        (Remark("round 4, client 7: late"), ("r", 5, None), "WARNING", "round 4, client 7: late"),
-        (PageServed("http://h:1/"), ("r", 5, None), "INFO", "watch it at http://h:1/"),
-        (SiteBack("north"), ("r", 5, None), "INFO", "site north is back"),
+        (Notice("late", 4, 7), ("r", 4, 7), "WARNING", "late"),
+        (Notice("no update was accepted", 4), ("r", 4, None), "WARNING", "no update was accepted"),
+        (Notice("round 4, client 7: late"), ("r", 5, None), "WARNING", "round 4, client 7: late"),
+        (Notice("site north is back", is_trouble=False), ("r", 5, None), "INFO", "site north is back"),
     ],
-    ids=lambda value: type(value).__name__ if isinstance(value, Notice) else "",
+    ids=lambda value: str(value) if isinstance(value, Notice) else "",
 )
 def test_a_notice_brings_its_round_client_and_severity(
     log: WrittenLog, notice: Notice, where: tuple[str, int, int | None], level: str, message: str

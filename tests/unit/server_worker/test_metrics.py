@@ -22,7 +22,7 @@ from server_worker.run.history import HistoryWriter, read_records
 from server_worker.run.recipe import Recipe
 from server_worker.watch.events import ClientOutcome, RoundRecord
 from server_worker.watch.metrics import DUPLICATE, LATE, OTHER_REASON, PHASES, ServerMetrics
-from server_worker.watch.notices import Remark
+from server_worker.watch.notices import Notice
 from server_worker.watch.outcomes import REASONS, all_outcomes
 from server_worker.watch.survey import Survey
 from server_worker.watch.watching import Watching
@@ -378,7 +378,7 @@ def test_every_event_updates_the_time_of_progress() -> None:
         event()
         assert at() == (now[0], 1)
     now[0] += 1.0
-    metrics.note(Remark("nothing new"))
+    metrics.note(Notice("nothing new"))
     metrics.working(False)
     assert at() == (104.0, 0)
 

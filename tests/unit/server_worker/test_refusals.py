@@ -11,7 +11,7 @@ from server_worker.round.inbox import Inbox
 from server_worker.round.refusals import KEPT_PER_MINUTE, RefusalSampler
 from server_worker.round.sites import OneSite
 from server_worker.watch.metrics import ServerMetrics
-from server_worker.watch.notices import UNKNOWN_SITE, MessageRefused, Notice, RefusalsNotKept
+from server_worker.watch.notices import UNKNOWN_SITE, Notice
 from tests.exposition import value
 from tests.federation import blobs_recipe
 
@@ -35,9 +35,10 @@ def test_only_the_first_bad_messages_of_a_minute_become_dead_letters() -> None:
     assert transport.depth(DEAD_LETTERS) == KEPT_PER_MINUTE
     assert transport.depth(queue) == 0
     assert inbox.take_refused() == {"not_fedil": 1000}
-    assert len([notice for notice in notices if isinstance(notice, MessageRefused)]) == KEPT_PER_MINUTE
-    rest = [notice for notice in notices if isinstance(notice, RefusalsNotKept)]
-    assert sum(notice.count for notice in rest) == 1000 - KEPT_PER_MINUTE
+    assert sum(notice.num_refused for notice in notices) == 1000
+    rest = [notice for notice in notices if "not kept as dead letters" in notice.text]
+    assert len(notices) - len(rest) == KEPT_PER_MINUTE
+    assert sum(notice.num_refused for notice in rest) == 1000 - KEPT_PER_MINUTE
     assert len(rest) == 2
 
 
@@ -53,13 +54,13 @@ def test_a_site_over_its_rate_is_named_and_the_letters_of_others_are_kept() -> N
     )
     now[0] = 61.0
     assert sampler.keeps(north)
-    assert [vars(notice)["count"] for notice in notices] == [1, 2 * KEPT_PER_MINUTE - 1]
+    assert [notice.num_refused for notice in notices] == [1, 2 * KEPT_PER_MINUTE - 1]
     sampler.tell_rest()
     assert len(notices) == 2
 
 
 def test_metrics_count_bad_messages_by_site() -> None:
     metrics = ServerMetrics("r", blobs_recipe())
-    metrics.note(MessageRefused("schema", "", "north"))
-    metrics.note(RefusalsNotKept("north", 7, KEPT_PER_MINUTE))
+    metrics.note(Notice("message refused (schema): ", num_refused=1, site="north"))
+    metrics.note(Notice("7 more refused", num_refused=7, site="north"))
     assert value(metrics.render(), "fedil_site_messages_refused_total", site="north") == 8

@@ -85,13 +85,13 @@ def test_it_closes_when_all_have_answered_or_the_quorum_has_at_the_deadline() ->
 
 
 def test_with_over_selection_it_closes_when_enough_have_answered() -> None:
-    over = OpenRound("r", 1, dict.fromkeys(range(5), 1), needed=2, quorum=2, deadline=9.0)
+    over = OpenRound(1, "r", dict.fromkeys(range(5), 1), needed=2, quorum=2, deadline=9.0)
     over = over.record(ClientOutcome(3, "accepted")).record(ClientOutcome(4, "accepted"))
     assert over.may_close(0.0)
 
 
 def test_what_is_invalid_does_not_close_a_round_over_those_who_still_learn() -> None:
-    over = OpenRound("r", 1, dict.fromkeys(range(4), 1), needed=2, quorum=2, deadline=9.0)
+    over = OpenRound(1, "r", dict.fromkeys(range(4), 1), needed=2, quorum=2, deadline=9.0)
     over = over.record(ClientOutcome(0, "invalid")).record(ClientOutcome(1, "invalid"))
     assert not over.may_close(0.0)
     assert (

@@ -1,7 +1,7 @@
 from broker_config.brokers.topology import workers_topic
 from broker_config.stores.memory.store import MemoryStore
 from server_worker.round.sites import WatchedSites
-from server_worker.watch.notices import Notice, SiteBack, SiteLost
+from server_worker.watch.notices import Notice
 from tests.memory_store import new_store
 
 
@@ -46,8 +46,11 @@ def test_a_site_that_vanished_is_named_once_and_so_is_its_return() -> None:
     store.announce(workers_topic("b"), "w", {}, 1000.0)
     pass_time(sites, clock, 101.0)
     assert sites.present() == ("a", "b")
-    assert notes == [SiteLost("b"), SiteBack("b")]
-    assert str(notes[0]) == "site b has no worker: its clients are not asked until it has one"
+    assert list(map(str, notes)) == [
+        "site b has no worker: its clients are not asked until it has one",
+        "site b is back",
+    ]
+    assert [notice.is_trouble for notice in notes] == [True, False]
 
 
 def test_the_store_is_asked_once_a_second_at_most_however_often_loops_ask() -> None:

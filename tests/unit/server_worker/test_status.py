@@ -3,7 +3,7 @@
 from typing import Any
 
 from server_worker.watch.events import ClientOutcome
-from server_worker.watch.notices import RoundRemark
+from server_worker.watch.notices import Notice
 from server_worker.watch.status import StatusTeller
 
 
@@ -21,6 +21,6 @@ def test_the_number_of_wanted_answers_is_known_before_the_first_answer() -> None
 
 def test_a_notice_is_cut() -> None:
     facts: dict[str, Any] = {}
-    StatusTeller(lambda **shown: facts.update(shown), 3).note(RoundRemark(4, "x" * 1000))
+    StatusTeller(lambda **shown: facts.update(shown), 3).note(Notice("x" * 1000, 4))
     assert facts["note"].startswith("round 4: xxx")
     assert len(facts["note"]) == 300
