@@ -37,6 +37,7 @@ class ConnectionHandler:
             "disconnect": transport.close,
             "begin": store.begin,
             "check_begun": store.check_begun,
+            "count": store.count,
             "open_activation": store.open_activation,
             "clients": store.clients,
             "announce": store.announce,

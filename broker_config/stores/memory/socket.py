@@ -10,6 +10,7 @@ from broker_config.embedded.client import RpcClient
 class SocketStore:
     outage_seconds = 0.0
     """The process that serves the store ends only with the run."""
+    server_id = ""
 
     def __init__(self, path: Path) -> None:
         self._client = RpcClient(path)
@@ -19,6 +20,9 @@ class SocketStore:
 
     def check_begun(self, run: str) -> None:
         self._client.call("check_begun", run=run)
+
+    def count(self, run: str, counted: int) -> int:
+        return int(self._client.call("count", run=run, counted=counted))
 
     def open_activation(self, run: str, client: int, activation: int) -> None:
         self._client.call("open_activation", run=run, client=client, activation=activation)
