@@ -153,8 +153,11 @@ class Participant:
 
     def _known(self, task: TrainTask) -> Update | None:
         """The last answer, if this task is the same again: a broker that went away before it took the answer (or
-        the acknowledgement) delivers the task once more, and an hour of training is not repeated."""
+        the acknowledgement) delivers the task once more, and an hour of training is not repeated; unless the store
+        has lost the ledger, which is then asked for."""
         if self._answered is None or self._answered[0] != _question(task):
+            return None
+        if not self._trainer.has_committed(task):
             return None
         _log.info("answered again without training")
         return self._answered[1]

@@ -92,6 +92,13 @@ class Trainer:
             f"{self._device} is out of memory ({said}): from now on {self._micro_batch} samples at a time"
         )
 
+    def has_committed(self, task: TrainTask) -> bool:
+        try:
+            self._ledgers.read(task.run, task.client, task.activation + 1, at_least=task.activation)
+        except LedgerMissing:
+            return False
+        return True
+
     def rest(self) -> None:
         """Give the device's memory back. The model stays where the host has it: it is read once per version."""
         self._method = self._broadcast = None

@@ -99,6 +99,7 @@ class Coordinator:
             self._inbox,
             self._dispatcher,
             context,
+            self._ledgers,
             check_ledgers=lambda: self._ledgers.check(self._answered),
             on_idle=lambda: self._reporter.flush(wait=False),
         )
@@ -245,12 +246,13 @@ class Coordinator:
 
     def _checkpoint(self, progress: Progress) -> float:
         """Save, then acknowledge the updates: one that is not in a checkpoint must come back after a crash."""
-        # A store that was emptied meanwhile: what was learned beside it does not go into a checkpoint.
-        self._context.store.check_begun(self._run)
+        # A store that lost something meanwhile: what was learned beside it does not go into a checkpoint.
+        progress = replace(progress, counted=self._ledgers.count())
         # The checkpoint holds one closed round; the one before must be reported by then.
         self._reporter.flush(wait=True)
         began = self._context.clock()
         self._save(progress)
+        self._ledgers.saved()
         seconds = self._context.clock() - began
         self._inbox.settle()
         return seconds
@@ -262,7 +264,8 @@ class Coordinator:
         if checkpoint is None:
             return None
         progress = from_checkpoint(checkpoint, self._recipe_digest())
-        # A store that was emptied meanwhile is noticed here and not after a wasted round.
+        # A store that was emptied or went back meanwhile is noticed here and not after a wasted round.
+        self._ledgers.resume(progress.counted)
         self._ledgers.check(progress.answered)
         return progress
 
@@ -283,7 +286,7 @@ class Coordinator:
             totals=no_totals(self._display, clients),
         )
         progress = self._mode.first_progress(progress)
-        self._context.store.begin(self._run)
+        self._ledgers.begin()
         self._save(progress)
         return progress
 

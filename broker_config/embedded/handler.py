@@ -15,7 +15,17 @@ _log = logging.getLogger(__name__)
 _Reply = tuple[object, Buffers]
 """A result of plain values, and a body"""
 _PLAIN_STORE_CALLS = frozenset(
-    ("begin", "check_begun", "open_activation", "clients", "announce", "withdraw", "notices", "health")
+    (
+        "begin",
+        "check_begun",
+        "count",
+        "open_activation",
+        "clients",
+        "announce",
+        "withdraw",
+        "notices",
+        "health",
+    )
 )
 
 

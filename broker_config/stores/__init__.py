@@ -30,11 +30,15 @@ def _connect_redis(url: str, site_of: SiteOf | None, retry: RetryPolicy | None) 
     return store
 
 
+REDIS_SCHEMES = ("redis", "rediss", "redis+sentinel", "rediss+sentinel")
 STORES: dict[str, Callable[[str, SiteOf | None, RetryPolicy | None], Store]] = {
     "memory": _connect_memory,
-    "redis": _connect_redis,
-    "rediss": _connect_redis,
+    **dict.fromkeys(REDIS_SCHEMES, _connect_redis),
 }
+
+
+def is_redis_url(url: str) -> bool:
+    return urlsplit(url).scheme in REDIS_SCHEMES
 
 
 def connect_store(url: str, site_of: SiteOf | None = None, retry: RetryPolicy | None = None) -> Store:

@@ -24,11 +24,22 @@ class Store(Protocol):
     def outage_seconds(self) -> float:
         """Total time that calls waited for an unavailable store"""
 
+    @property
+    def server_id(self) -> str:
+        """The server that answered the last `begin` or `count`: after a restart or a failover it is another one, which
+        may lack what was written last. Empty for a store that never loses writes."""
+
     def begin(self, run: str) -> None:
         """Mark the run as begun in this store. Idempotent."""
 
     def check_begun(self, run: str) -> None:
         """Raises LedgerMissing if the run has no mark: it never began here, or the store lost its data."""
+
+    def count(self, run: str, counted: int) -> int:
+        """Advance the run's mark beyond `counted`, up to which this server has counted, and return the new count.
+        Raises LedgerMissing, like `check_begun`, and also if the store's own count is lower: it has gone back to an
+        earlier state, and ledgers may be missing. What was committed before the call is in every later state of the
+        store whose count is as high."""
 
     def open_activation(self, run: str, client: int, activation: int) -> None:
         """Called before the server asks `client` to train for the `activation`-th time. Idempotent. Raises

@@ -255,19 +255,20 @@ def _configured_limit(node: str) -> tuple[int, str] | None:
 
 
 def _check_store(url: str) -> Iterator[Finding]:
-    parts = urlsplit(url)
-    site = _site_of(unquote(parts.username or ""))
+    site = _site_of(unquote(urlsplit(url).username or ""))
     own, foreign = ledger_key(site or _PROBE, _PROBE, 0), ledger_key(_PROBE, _PROBE, 0)
-    found = inspect_redis(url, own, foreign if site is not None else None)
-    where = f"{found.product} at {found.endpoint}"
-    yield from (Finding("wrong", f"{where}: {problem}") for problem in found.wrong)
-    yield from (Finding("unknown", f"{where}: {problem}") for problem in found.unknown)
-    if not found.wrong:
-        yield Finding(
-            "ok", f"{where} keeps what it confirms, and has the rights of {'a site' if site else 'a server'}"
-        )
-    if accepts_anonymous(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()):
-        yield Finding("wrong", f"{where} accepts clients without a password: ACL SETUSER default off")
+    for found in inspect_redis(url, own, foreign if site is not None else None):
+        where = f"{found.product} at {found.endpoint}"
+        yield from (Finding("wrong", f"{where}: {problem}") for problem in found.wrong)
+        yield from (Finding("unknown", f"{where}: {problem}") for problem in found.unknown)
+        if not found.wrong:
+            yield Finding(
+                "ok",
+                f"{where} keeps what it confirms, and has the rights of {'a site' if site else 'a server'}",
+            )
+        parts = urlsplit(found.url)
+        if accepts_anonymous(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()):
+            yield Finding("wrong", f"{where} accepts clients without a password: ACL SETUSER default off")
 
 
 def _site_of(user: str) -> str | None:

@@ -106,9 +106,13 @@ def _apply_to_redis(redis: RedisAdmin, accounts: Mapping[str, Account], warn: Pr
     redis.set_users(
         {user: AclUser(redis_rules(user), account.store_hash) for user, account in accounts.items()}
     )
-    if not redis.save_users():
+    for endpoint in redis.save_users():
         warn(
-            f"Redis at {redis.endpoint} forgets these users when it restarts: give it an aclfile, then run this again"
+            f"Redis at {endpoint} forgets these users when it restarts: give it an aclfile, then run this again"
+        )
+    for endpoint in redis.missing:
+        warn(
+            f"Redis at {endpoint}, a replica, does not answer and lacks these users: start it, then run this again"
         )
 
 

@@ -13,6 +13,7 @@ from server_worker.round.inbox import Arrival, Inbox
 from server_worker.round.state import Open, OpenT
 from server_worker.round.stopwatch import Stopwatch
 from server_worker.round.validation import MetricsFilter, impossible, one_line
+from server_worker.run.ledger_checks import LedgerChecks
 from server_worker.run.recipe import Recipe
 from server_worker.watch.events import MISSING, NOT_LEARNED, REFUSED, ClientOutcome
 
@@ -33,15 +34,17 @@ class AnswerDesk:
         inbox: Inbox,
         dispatcher: TaskDispatcher,
         context: ServerContext,
+        ledgers: LedgerChecks,
         check_ledgers: Callable[[], None],
         on_idle: Callable[[], None],
     ) -> None:
         """`check_ledgers` raises if the store has lost the run; `on_idle` is called after each wait for an answer."""
+        self._ledgers = ledgers
         self._recipe, self._metrics, self._inbox = recipe, metrics, inbox
         self._dispatcher, self._context = dispatcher, context
         self._check_ledgers, self._on_idle = check_ledgers, on_idle
-        self._found_no_model: dict[int, int] = {}
-        """Client → the activation in which it did not find its model"""
+        self._asked_again: set[tuple[int, int, str]] = set()
+        """Client, activation, and why it was asked again"""
         self._ask_again: set[int] = set()
 
     # ---- what arrives ------------------------------------------------------------------------------------------
@@ -68,8 +71,8 @@ class AnswerDesk:
     def _take(self, arrival: Arrival, opened: OpenT, fold: Fold) -> OpenT:
         answer = arrival.answer
         objection = opened.objection(answer)
-        if objection is None and self._will_be_asked_again(answer):
-            self._inbox.drop(arrival, "model_missing")
+        if objection is None and (why := self._will_be_asked_again(answer)):
+            self._inbox.drop(arrival, why)
         elif objection is None:
             outcome = self._judge(answer, fold, opened.weight(answer.client))
             self._inbox.hold(arrival)
@@ -82,16 +85,21 @@ class AnswerDesk:
             self._inbox.refuse(arrival.delivery, objection, f"round {answer.round}, client {answer.client}")
         return opened
 
-    def _will_be_asked_again(self, answer: Update | Refusal) -> bool:
-        """A model that a task names is in the log unless the log was deleted: the client is asked again, once. If it
-        does not find it then either, its refusal counts."""
-        if not isinstance(answer, Refusal) or answer.reason != ModelMissing.__name__:
-            return False
-        if self._found_no_model.get(answer.client) == answer.activation:
-            return False
-        self._found_no_model[answer.client] = answer.activation
+    def _will_be_asked_again(self, answer: Update | Refusal) -> str:
+        """Why, in a word; empty if the answer counts. A model that a task names is in the log unless the log was
+        deleted, and a ledger is in the store unless that has gone back to an earlier state: the client is asked again,
+        once. What is missing then too is its own site's fault."""
+        if isinstance(answer, Refusal):
+            why = "model_missing" if answer.reason == ModelMissing.__name__ else ""
+        else:
+            self._ledgers.count()
+            why = "" if self._ledgers.has(answer.client, answer.activation) else "ledger_missing"
+        asked = (answer.client, answer.activation, why)
+        if not why or asked in self._asked_again:
+            return ""
+        self._asked_again.add(asked)
         self._ask_again.add(answer.client)
-        return True
+        return why
 
     def _judge(self, answer: Update | Refusal, fold: Fold, weight: float) -> ClientOutcome:
         if isinstance(answer, Refusal):

@@ -39,6 +39,8 @@ class Progress:
     """Buffered mode: tasks in flight, as plain fields"""
     bases: Mapping[int, Tensors] = field(default_factory=dict)
     """Buffered mode: the broadcasts that clients in flight may have started from, by version"""
+    counted: int = 0
+    """The store's count, which may only grow: see Store.count"""
 
 
 def latest(before: Sequence[int], activations: Mapping[int, int]) -> tuple[int, ...]:
@@ -63,6 +65,7 @@ def to_checkpoint(progress: Progress, recipe_digest: str) -> Checkpoint:
         "models": models,
         "answered": list(progress.answered),
         "buffer": progress.buffer,
+        "counted": progress.counted,
     }
     # Not among the fields, whose size is bounded: it grows with the clients and with what they report.
     closed = (record_to_json(progress.closed) if progress.closed else "null").encode()
@@ -99,6 +102,7 @@ def from_checkpoint(checkpoint: Checkpoint, recipe_digest: str) -> Progress:
             selection=tuple(meta["selection"]),
             buffer=meta["buffer"],
             bases=_bases(tensors),
+            counted=int(meta.get("counted", 0)),
         )
     except (KeyError, TypeError, IndexError) as error:
         raise CheckpointDamaged(

@@ -19,6 +19,7 @@ REASONS = {
     "late": "answered after its round had closed",
     "misplaced": "sent to a queue where it does not belong",
     "model_missing": "its model is no longer in the log; the client was asked again",
+    "ledger_missing": "its ledger is not in the store; the client was asked again",
     "not_asked": "this client was not asked",
     "not_fedil": "not a message of FedIL",
     "not_yours": "sent by a site that does not own this client",

@@ -12,6 +12,8 @@ from broker_config.transports.interface import Buffers
 
 
 class SocketStore:
+    server_id = ""
+
     def __init__(self, path: Path, retry: RetryPolicy | None = None) -> None:
         self._retrier = Retrier("the store", retry or RetryPolicy(seconds=0.0))
         self._connect = partial(RpcClient, path)
@@ -26,6 +28,9 @@ class SocketStore:
 
     def check_begun(self, run: str) -> None:
         self._call("check_begun", run=run)
+
+    def count(self, run: str, counted: int) -> int:
+        return int(self._call("count", run=run, counted=counted)[0])
 
     def open_activation(self, run: str, client: int, activation: int) -> None:
         self._call("open_activation", run=run, client=client, activation=activation)

@@ -1,8 +1,9 @@
 """Administration of Redis: users, and a check of its settings and of a user's permissions."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from operator import methodcaller
 from typing import Any
 
 from redis.exceptions import ResponseError
@@ -24,32 +25,49 @@ class AclUser:
 
 @contextmanager
 def open_admin(url: str) -> Iterator["RedisAdmin"]:
-    with closing(RedisConnection(url, _RETRY)) as connection:
-        yield RedisAdmin(connection)
+    with ExitStack() as stack:
+
+        def connect(node: str) -> RedisConnection:
+            return stack.enter_context(closing(RedisConnection(node, _RETRY)))
+
+        primary = connect(url)
+        replicas = primary.known_replicas()
+        yield RedisAdmin(primary, [connect(node) for node in replicas.urls], replicas.missing)
 
 
 class RedisAdmin:
-    def __init__(self, connection: RedisConnection) -> None:
-        self._connection = connection
-        self.endpoint = connection.endpoint
+    """Redis does not replicate its users: they are set at the primary and at each replica that the Sentinels know."""
+
+    def __init__(
+        self, primary: RedisConnection, replicas: Sequence[RedisConnection], missing: Sequence[str]
+    ) -> None:
+        self._primary, self._nodes = primary, (primary, *replicas)
+        self.missing = missing
+        """Addresses of replicas that do not answer"""
 
     def users(self) -> frozenset[str]:
-        names = self._connection.call(lambda redis: redis.execute_command("ACL", "USERS"))
-        return frozenset(name.decode() for name in names)
+        """Those of the primary. Raises FedILError if a replica does not let this administrator in."""
+        names = [node.call(lambda redis: redis.execute_command("ACL", "USERS")) for node in self._nodes]
+        return frozenset(name.decode() for name in names[0])
 
     def set_users(self, users: Mapping[str, AclUser]) -> None:
         """One command per user, so that no user has too many permissions in between."""
-
-        def set_all(redis: Client) -> None:
+        for node in self._nodes:
             for name, user in users.items():
+                hashes = [user.password_hash] if user.password_hash else []
+                if not hashes and node is not self._primary:
+                    hashes = self._present_hashes(name)
                 # "reset" would also delete the password.
-                password = ["reset", f"#{user.password_hash}"] if user.password_hash else []
-                redis.execute_command("ACL", "SETUSER", name, *password, "on", *user.rules)
+                password = ["reset", *(f"#{each}" for each in hashes)] if hashes else []
+                command = ("ACL", "SETUSER", name, *password, "on", *user.rules)
+                node.call(methodcaller("execute_command", *command))
 
-        self._connection.call(set_all)
+    def _present_hashes(self, name: str) -> list[str]:
+        facts = self._primary.call(lambda redis: redis.execute_command("ACL", "GETUSER", name))
+        return [found.decode() for found in facts[facts.index(b"passwords") + 1]]
 
-    def save_users(self) -> bool:
-        """False if this Redis has no aclfile: it forgets its users when it restarts."""
+    def save_users(self) -> list[str]:
+        """Addresses of the nodes without an aclfile, which forget their users when they restart"""
 
         def save(redis: Client) -> bool:
             try:
@@ -60,7 +78,7 @@ class RedisAdmin:
                 return False
             return True
 
-        return self._connection.call(save)
+        return [node.endpoint for node in self._nodes if not node.call(save)]
 
 
 @dataclass(frozen=True)
@@ -72,17 +90,35 @@ class RedisReport:
     """One sentence each, with the remedy"""
     unknown: tuple[str, ...]
     """What this user has no permission to see"""
+    url: str
+    """Of this node"""
 
 
-def inspect_redis(url: str, own_key: str, foreign_key: str | None) -> RedisReport:
-    """Checks the server as the user in `url`, who must be able to read `own_key` and not `foreign_key`. Raises
-    FedILError if Redis does not answer."""
+def inspect_redis(url: str, own_key: str, foreign_key: str | None) -> Iterator[RedisReport]:
+    """Checks the server as the user in `url`, who must be able to read `own_key` and not `foreign_key`; then each
+    replica that its Sentinels know. Raises FedILError if one does not answer."""
     with closing(RedisConnection(url, _RETRY)) as connection:
-        info: dict[str, Any] = connection.call(lambda redis: redis.info())
-        wrong = [f"it {problem.text}" for problem in problems(info)]
-        forgets, may_forget = _forgotten_users(connection, info)
-        wrong += [*forgets, *_wrong_permissions(connection, own_key, foreign_key)]
-        return RedisReport(connection.endpoint, _product(info), tuple(wrong), tuple(may_forget))
+        yield _inspect(url, connection, own_key, foreign_key)
+        if not connection.follows_failovers:
+            return
+        replicas = connection.known_replicas()
+    for node in replicas.urls:
+        with closing(RedisConnection(node, _RETRY)) as connection:
+            yield _inspect(node, connection, own_key, foreign_key, is_replica=True)
+    if replicas.missing:
+        raise FedILError(f"Redis at {', '.join(replicas.missing)}, a replica, does not answer: start it")
+    if not replicas.urls:
+        raise FedILError(f"Redis at {connection.endpoint} has no replica that could take over: start one")
+
+
+def _inspect(
+    url: str, connection: RedisConnection, own_key: str, foreign_key: str | None, is_replica: bool = False
+) -> RedisReport:
+    info: dict[str, Any] = connection.call(lambda redis: redis.info())
+    wrong = [f"it {problem.text}" for problem in problems(info, is_replica)]
+    forgets, may_forget = _forgotten_users(connection, info)
+    wrong += [*forgets, *_wrong_permissions(connection, own_key, foreign_key, is_replica)]
+    return RedisReport(connection.endpoint, _product(info), tuple(wrong), tuple(may_forget), url)
 
 
 def accepts_anonymous(url: str) -> bool:
@@ -121,16 +157,24 @@ def _forgotten_users(connection: RedisConnection, info: Mapping[str, Any]) -> tu
     return [f"it forgets its users when it restarts: {remedy}"], []
 
 
-def _wrong_permissions(connection: RedisConnection, own_key: str, foreign_key: str | None) -> Iterator[str]:
-    if (refusal := _refusal_to_read(connection, own_key)) is not None:
+def _wrong_permissions(
+    connection: RedisConnection, own_key: str, foreign_key: str | None, is_replica: bool
+) -> Iterator[str]:
+    if (refusal := _refusal(connection, lambda redis: redis.hmget(own_key, "opened"))) is not None:
         yield refusal
-    if foreign_key is not None and _refusal_to_read(connection, foreign_key) is None:
+    # A replica is waited for with this command, which only a primary accepts.
+    if not is_replica and (refusal := _refusal(connection, lambda redis: redis.wait(0, 1))) is not None:
+        yield refusal
+    if (
+        foreign_key is not None
+        and _refusal(connection, lambda redis: redis.hmget(foreign_key, "opened")) is None
+    ):
         yield "this user may read the ledgers of other sites: run fedil broker init for its site"
 
 
-def _refusal_to_read(connection: RedisConnection, key: str) -> str | None:
+def _refusal(connection: RedisConnection, command: Callable[[Client], object]) -> str | None:
     try:
-        connection.call(lambda redis: redis.hmget(key, "opened"))
+        connection.call(command)
     except BrokerRefused as error:
         return str(error)
     return None

@@ -4,6 +4,7 @@ import inspect
 import ssl
 from collections.abc import Callable
 from typing import Any, TypeVar
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import redis
 from redis import exceptions
@@ -13,6 +14,8 @@ from redis.retry import Retry
 
 from broker_config.process.retry import Retrier, RetriesExhausted, RetryPolicy
 from broker_config.protocol.errors import AddressWrong, BrokerRefused, BrokerUnavailable, FedILError
+from broker_config.stores.redis import sentinel
+from broker_config.stores.redis.sentinel import SentinelAddress, is_sentinel_url, parse_sentinel_url
 
 _T = TypeVar("_T")
 Client = Any
@@ -26,6 +29,8 @@ _WRONG_CREDENTIALS = (
     exceptions.AuthenticationWrongNumberOfArgsError,
     exceptions.AuthorizationError,
 )
+_REPLICAS = "replicas"
+"""Our own option in a URL"""
 _CLUSTER_NODE = (exceptions.MovedError, exceptions.AskError, exceptions.ClusterError)
 _MAX_CONFLICTS = 1000
 """Concurrent transactions cause a few; more are an attack."""
@@ -41,13 +46,18 @@ class _Unreachable(BrokerUnavailable):
 
 class RedisConnection:
     def __init__(self, url: str, retry: RetryPolicy | None = None) -> None:
-        """Connects at the first call. `url` may carry redis-py's own options: socket_timeout, ssl_ca_certs, …"""
-        self._client = _client_for(url)
+        """Connects at the first call. `url` may carry redis-py's own options (socket_timeout, ssl_ca_certs, …) and
+        `replicas`: how many of them must have a write before it counts as done."""
+        url, self.replicas = _take_replicas(url)
+        self._sentinels = parse_sentinel_url(url) if is_sentinel_url(url) else None
+        self._client = _client_for(url, self._sentinels)
         options = self._client.connection_pool.connection_kwargs
-        self.endpoint = f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
+        self.endpoint = (
+            str(self._sentinels or "") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
+        )
         self._user = options.get("username") or "default"
         self._has_password = bool(options.get("password"))
-        self._uses_tls = url.startswith("rediss:")
+        self._uses_tls = url.startswith("rediss")
         self._retrier = Retrier(f"Redis at {self.endpoint}", retry or RetryPolicy(seconds=10.0))
 
     @property
@@ -65,9 +75,22 @@ class RedisConnection:
             hint = "speaks TLS and accepts ssl_certfile" if self._uses_tls else "needs no TLS (rediss://)"
             raise RetriesExhausted(f"{exhausted}: see that it runs and {hint}, then try again") from exhausted
 
+    @property
+    def follows_failovers(self) -> bool:
+        return self._sentinels is not None
+
+    def known_replicas(self) -> sentinel.Replicas:
+        """As the Sentinels tell; none without Sentinels."""
+        address = self._sentinels
+        if address is None:
+            return sentinel.Replicas((), ())
+        return self.call(lambda _: sentinel.replicas(address, _COMMON))
+
     def close(self) -> None:
         self._retrier.close()
         self._client.close()
+        if self._sentinels is not None:
+            self._client.connection_pool.sentinel_manager.close()
 
     def _attempt(self, command: Callable[[Client], _T]) -> _T:
         for _ in range(_MAX_CONFLICTS):
@@ -101,6 +124,8 @@ class RedisConnection:
             return BrokerRefused(
                 f"user {self._user!r} has too few rights in {where} ({text}): extend its ACL"
             )
+        if isinstance(error, sentinel.SentinelRefuses):
+            return BrokerRefused(f"{where}: {text}")
         if isinstance(error, _CLUSTER_NODE):
             return BrokerRefused(f"{where} is one node of a cluster: FedIL needs a single primary")
         if isinstance(error, exceptions.OutOfMemoryError):
@@ -110,6 +135,8 @@ class RedisConnection:
         brief = f"{text.rstrip('.'):.200}"
         if "MISCONF " in text:
             return BrokerUnavailable(f"{where} cannot write to its disk: free space ({brief})")
+        if text.startswith("NOREPLICAS"):
+            return BrokerUnavailable(f"{where} has fewer replicas than its min-replicas-to-write: start them")
         if isinstance(error, _UNREACHABLE) or text.startswith("BUSY "):
             if isinstance(error, exceptions.ReadOnlyError):
                 # A new connection may reach the new primary; the open ones stay with this one.
@@ -120,18 +147,25 @@ class RedisConnection:
         return BrokerRefused(f"{where} refuses what FedIL asks: {text:.300}")
 
 
-def _client_for(url: str) -> Client:
+def _take_replicas(url: str) -> tuple[str, int]:
+    """The URL without our own option, and its value"""
+    parts = urlsplit(url)
+    options = parse_qsl(parts.query, keep_blank_values=True)
+    values = [value for name, value in options if name == _REPLICAS]
+    if not values:
+        return url, 1
+    if not values[0].isdecimal() or int(values[0]) > 9:
+        raise AddressWrong("the store's URL has a wrong option: write replicas=1, or 0 to wait for none")
+    others = urlencode([option for option in options if option[0] != _REPLICAS])
+    return parts._replace(query=others).geturl(), int(values[0])
+
+
+def _client_for(url: str, sentinels: SentinelAddress | None) -> Client:
     try:
-        client: Client = redis.Redis.from_url(
-            url,
-            # Replies have the same shape in all versions of redis-py, and old servers understand it.
-            protocol=2,
-            socket_timeout=20.0,
-            socket_connect_timeout=5.0,
-            socket_keepalive=True,
-            # Our retries have a deadline, report what they wait for and can be stopped.
-            retry=Retry(NoBackoff(), 0),
-            **_no_client_info(),
+        client: Client = (
+            redis.Redis.from_url(url, **_COMMON)
+            if sentinels is None
+            else sentinel.sentinel_client(sentinels, _COMMON)
         )
         client.connection_pool.make_connection()
     except (ValueError, TypeError) as error:
@@ -150,6 +184,18 @@ def _no_client_info() -> dict[str, Any]:
     as a violation. Newer versions of redis-py have `driver_info` instead of the other two."""
     known = inspect.signature(AbstractConnection.__init__).parameters
     return dict.fromkeys(["driver_info"] if "driver_info" in known else ["lib_name", "lib_version"])
+
+
+_COMMON: dict[str, Any] = {
+    # Replies have the same shape in all versions of redis-py, and old servers understand it.
+    "protocol": 2,
+    "socket_timeout": 20.0,
+    "socket_connect_timeout": 5.0,
+    "socket_keepalive": True,
+    # Our retries have a deadline, report what they wait for and can be stopped.
+    "retry": Retry(NoBackoff(), 0),
+    **_no_client_info(),
+}
 
 
 def _underlying(error: Exception) -> Exception:

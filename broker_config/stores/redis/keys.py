@@ -2,7 +2,8 @@
 
     fedil:{<site>/<run>}:ledger:<client>   hash: opened, first, kept, and each kept ledger under its activation
     fedil:{<site>/<run>}:clients           set: the clients that have such a hash
-    fedil:run:{<run>}                      string: the run's mark, which only the server may write or delete
+    fedil:run:{<run>}                      string: the run's mark, "begun" or the server's count, which only the
+                                           server may write or delete
     fedil:board:{<topic>}                  sorted set: names of notices by the millisecond at which they expire
     fedil:board:{<topic>}:<name>           string with a TTL: the facts of a notice as JSON
 
@@ -13,7 +14,7 @@ ACL pattern covers all of its runs.
 from broker_config.brokers.topology import workers_topic
 
 _COMMANDS_OF_SITES = (
-    *("ping", "info", "time", "select", "watch", "unwatch", "multi", "exec"),
+    *("ping", "info", "time", "select", "watch", "unwatch", "multi", "exec", "wait"),
     *("hstrlen", "hmget", "hset", "hdel", "sadd"),
     *("set", "del", "strlen", "getrange", "zadd", "zrem", "zrange", "zremrangebyscore", "memory|usage"),
 )

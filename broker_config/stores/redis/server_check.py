@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from broker_config.protocol.errors import BrokerRefused
+from broker_config.protocol.errors import BrokerRefused, BrokerUnavailable
 from broker_config.stores.redis.connection import Client, RedisConnection
 
 _log = logging.getLogger(__name__)
@@ -27,6 +27,8 @@ def check_server(connection: RedisConnection) -> None:
     def read_info(redis: Client) -> dict[str, Any]:
         redis.ping()  # unlike INFO, refused while Redis is loading its data: so its start is waited for
         info: dict[str, Any] = redis.info()
+        if connection.follows_failovers and info.get("role") == "slave":
+            raise BrokerUnavailable(f"Redis at {connection.endpoint} is a replica, which is being promoted")
         return info
 
     for problem in sorted(problems(connection.call(read_info)), key=lambda problem: not problem.is_fatal):
@@ -36,7 +38,8 @@ def check_server(connection: RedisConnection) -> None:
         _log.warning("%s", text)
 
 
-def problems(info: Mapping[str, Any]) -> Iterator[Problem]:
+def problems(info: Mapping[str, Any], is_replica: bool = False) -> Iterator[Problem]:
+    """`is_replica`: it is meant to be one."""
     if _version(info["redis_version"]) < _version(MIN_VERSION):
         yield Problem(
             f"is version {info['redis_version']}, and may lose ledgers when it restarts: use {MIN_VERSION} or later"
@@ -45,7 +48,11 @@ def problems(info: Mapping[str, Any]) -> Iterator[Problem]:
         yield Problem(
             "is a node of a cluster: FedIL needs a single primary (cluster-enabled no)", is_fatal=True
         )
-    if info.get("role") == "slave":
+    if is_replica and info.get("master_link_status") == "down":
+        yield Problem(
+            "has lost its primary and falls behind: see that it can connect and log in (masterauth)"
+        )
+    if info.get("role") == "slave" and not is_replica:
         primary = f"{info.get('master_host')}:{info.get('master_port')}"
         yield Problem(f"is a replica (replica-read-only): use its primary, {primary}", is_fatal=True)
     if not info.get("aof_enabled"):

@@ -22,6 +22,7 @@ from broker_config.stores.record import LedgerRecord
 from broker_config.stores.redis.board import RedisBoard
 from broker_config.stores.redis.connection import Client, RedisConnection, UnexpectedValue
 from broker_config.stores.redis.keys import clients_key, ledger_key, run_key, site_in
+from broker_config.stores.redis.replication import confirm
 from broker_config.stores.redis.server_check import check_server
 
 MAX_LEDGER_BYTES = 64 << 20
@@ -31,6 +32,8 @@ _MAX_RECORD_BYTES = 64
 _MAX_CLIENTS_BYTES = 64 << 20
 """Size in Redis of a client list that is read; a client takes about 70 bytes."""
 _RECORD_FIELDS = ("opened", "first", "kept")
+_CONFIRMED = "confirmed"
+"""A field that is never read; see replication.py."""
 
 
 class RedisStore:
@@ -43,6 +46,7 @@ class RedisStore:
         separate sites."""
         self._connection = RedisConnection(url, retry)
         self._board = RedisBoard(self._connection)
+        self.server_id = ""
         self._site_of = site_of or (lambda _: DEFAULT_SITE)
         self.announce = self._board.announce
         self.withdraw = self._board.withdraw
@@ -58,15 +62,54 @@ class RedisStore:
 
     def begin(self, run: str) -> None:
         key = run_key(check_run("run", run))
-        self._connection.call(lambda redis: redis.set(key, "begun"))
+
+        def write(redis: Client) -> None:
+            redis.set(key, "begun")
+            self.server_id = redis.info("replication")["master_replid"]
+            self._confirm(redis, lambda again: again.set(key, "begun"))
+
+        self._connection.call(write)
 
     def check_begun(self, run: str) -> None:
         key = run_key(check_run("run", run))
         if not self._connection.call(lambda redis: redis.strlen(key)):
-            raise LedgerMissing(
-                f"Redis at {self._connection.endpoint} has lost all that it kept of run {run!r}: it was emptied, "
-                "runs without persistence or is another one. Restore its append-only file, or start a new run"
-            )
+            raise self._lost(run)
+
+    def count(self, run: str, counted: int) -> int:
+        key = run_key(check_run("run", run))
+
+        def transact(redis: Client) -> int:
+            # On one connection: no failover between looking and writing.
+            with redis.pipeline() as transaction:
+                transaction.watch(key)
+                mark = transaction.getrange(key, 0, _MAX_RECORD_BYTES)
+                now = int(mark) if mark.isdigit() else 0
+                if not mark:
+                    raise self._lost(run)
+                if now < counted:
+                    raise LedgerMissing(
+                        f"Redis at {self._connection.endpoint} has gone back to an earlier state of run {run!r} (its "
+                        f"count is {now}, the server's {counted}), as in a failover to a replica that was behind: "
+                        "restore its append-only file, or start a new run"
+                    )
+                server_id = transaction.info("replication")["master_replid"]
+                transaction.multi()
+                transaction.set(key, now + 1)
+                transaction.execute()
+            self.server_id = server_id
+            self._confirm(redis, lambda again: again.set(key, now + 1))
+            return now + 1
+
+        return self._connection.call(transact)
+
+    def _lost(self, run: str) -> LedgerMissing:
+        return LedgerMissing(
+            f"Redis at {self._connection.endpoint} has lost all that it kept of run {run!r}: it was emptied, "
+            "runs without persistence or is another one. Restore its append-only file, or start a new run"
+        )
+
+    def _confirm(self, redis: Client, write: Callable[[Client], object]) -> None:
+        confirm(redis, self._connection.replicas, write)
 
     def open_activation(self, run: str, client: int, activation: int) -> None:
         check_count("activation", activation)
@@ -176,6 +219,8 @@ class RedisStore:
             # Also after a lost reply. If this process dies here, the old ledger only takes space.
             if old := dropped - set(after.kept):
                 redis.hdel(key, *map(str, old))
+            # Also if the record stays: it may have been written just now, and not be confirmed yet.
+            self._confirm(redis, lambda again: again.hset(key, _CONFIRMED, 1))
             return after != before
 
         with _as_ledger_missing(key):

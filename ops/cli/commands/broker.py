@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from broker_config.process.addresses import BROKER_URL, STORE_URL
+from broker_config.stores import REDIS_SCHEMES
 from fedil_model.errors import SettingError
 from ops.broker.accounts import ADMIN_STORE_URL, MANAGEMENT_URL
 from server_worker.options import add_override_argument
@@ -154,7 +155,7 @@ def run_runs(args: argparse.Namespace) -> int:
         raise SettingError(
             "no broker to ask: give --management (queues, leaders) or --store (ledgers, servers), or both"
         )
-    _check_scheme("--store", args.store, "redis", "rediss")
+    _check_scheme("--store", args.store, *REDIS_SCHEMES)
     from ops.broker.accounts import Addresses
     from ops.broker.runs import known_runs, print_runs
 
@@ -175,7 +176,7 @@ def run_retire(args: argparse.Namespace) -> int:
     if args.ledgers:
         if not args.store:
             raise SettingError(f"--ledgers needs the store: give --store URL, or set {STORE_URL}")
-        _check_scheme("--store", args.store, "redis", "rediss")
+        _check_scheme("--store", args.store, *REDIS_SCHEMES)
         if not args.yes and not _confirmed(args.run_id):
             return 1
     from ops.broker.runs import retire
@@ -197,7 +198,7 @@ def _setup_options(args: argparse.Namespace) -> "SetupOptions":
     from ops.broker.setup import SetupOptions
 
     _check_address("--broker-address", args.broker_address, "amqp", "amqps")
-    _check_address("--store-address", args.store_address, "redis", "rediss")
+    _check_address("--store-address", args.store_address, *REDIS_SCHEMES)
     return SetupOptions(
         sites, deadline_seconds, args.out, args.rotate, args.broker_address, args.store_address
     )
@@ -206,15 +207,14 @@ def _setup_options(args: argparse.Namespace) -> "SetupOptions":
 def _check_address(option: str, url: str | None, *schemes: str) -> None:
     parts = urlsplit(url or f"{schemes[0]}://host")
     if parts.scheme not in schemes or not parts.hostname or "@" in parts.netloc:
-        raise SettingError(
-            f"{option}: write {schemes[0]}://host or {schemes[1]}://host, without a user or password"
-        )
+        allowed = " or ".join(f"{scheme}://host" for scheme in schemes)
+        raise SettingError(f"{option}: write {allowed}, without a user or password")
 
 
 def _check_scheme(option: str, url: str | None, *schemes: str) -> None:
     """The error does not show the URL, which may hold a password."""
     if url is not None and urlsplit(url).scheme not in schemes:
-        raise SettingError(f"{option} must begin with {schemes[0]}:// or {schemes[1]}://")
+        raise SettingError(f"{option} must begin with {' or '.join(f'{scheme}://' for scheme in schemes)}")
 
 
 def _sites_and_deadline(args: argparse.Namespace) -> tuple[tuple[str, ...], float]:

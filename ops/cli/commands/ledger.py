@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from broker_config.process.addresses import STORE_URL
+from broker_config.stores import is_redis_url
 from fedil_model.errors import SettingError
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def find_ledgers(args: argparse.Namespace) -> "tuple[str, str, AbstractContextMa
     url = args.store or os.environ.get(STORE_URL, "")
     if not url:
         raise SettingError(f"where are the ledgers? Set {STORE_URL}, or give --store URL or --run-dir DIR")
-    if not url.startswith(("redis://", "rediss://")):
+    if not is_redis_url(url):
         raise SettingError(
             "the store's URL must begin with redis:// or rediss://; see --run-dir for simulations"
         )

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from broker_config.stores import is_redis_url
 from fedil_model.errors import SettingError
 from ops.cli.commands.model_choice import add_plugin_argument
 from ops.inspect.run_place import is_run
@@ -76,7 +77,7 @@ def checked(args: argparse.Namespace) -> list[Path]:
         recipe_values(folder)
     if args.png is not None and args.png != BESIDE_THE_REPORT and is_run(args.png):
         raise SettingError(f"--png {args.png} is a run, not a folder for plots: put --png after the runs")
-    if args.store and not args.store.startswith(("redis://", "rediss://")):
+    if args.store and not is_redis_url(args.store):
         raise SettingError("the store's URL must begin with redis:// or rediss://")
     if args.store and len(folders) > 1:
         raise SettingError("--store is for one run: a comparison reads no ledgers")

@@ -285,7 +285,7 @@ def test_late_and_duplicate_answers_count_besides_the_outcomes_of_clients(recipe
 
 
 def test_every_reason_for_which_a_message_is_refused_is_known() -> None:
-    words = {"misplaced", "model_missing", "not_yours"}
+    words = {"ledger_missing", "misplaced", "model_missing", "not_yours"}
     for path in [*(ROOT / "broker_config").rglob("*.py"), *(ROOT / "server_worker").rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "MessageRejected":

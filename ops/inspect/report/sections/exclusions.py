@@ -19,6 +19,7 @@ REFUSALS = {
     "late": "the round had closed",
     "duplicate": "it had been counted already",
     "model_missing": "the client found no model in the log, and was asked again",
+    "ledger_missing": "the client's ledger was not in the store, and it was asked again",
     "digest": "its bytes are not what their digest says",
 }
 MOST_CLIENTS, MOST_NAMED, MOST_ROUNDS = 15, 6, 500
