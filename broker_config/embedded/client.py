@@ -40,6 +40,10 @@ class RpcClient:
             raise kind(*reply["arguments"])
         return reply["result"], reply_body
 
+    @property
+    def is_closed(self) -> bool:
+        return self._socket.fileno() == -1
+
     def close(self) -> None:
         self._socket.close()
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from broker_config.embedded.client import RpcClient
 from broker_config.process.retry import Retrier, RetryPolicy
-from broker_config.protocol.errors import BrokerUnavailable
 from broker_config.transports.interface import Buffers
 
 
@@ -75,12 +74,9 @@ class SocketStore:
 
     def _call(self, method: str, body: Buffers = (), /, **arguments: object) -> tuple[Any, memoryview]:
         def attempt() -> tuple[Any, memoryview]:
-            try:
-                return self._client.call(method, body, **arguments)
-            except BrokerUnavailable:
-                self._client.close()
+            if self._client.is_closed:
                 self._client = self._connect()
-                raise
+            return self._client.call(method, body, **arguments)
 
         return self._retrier.call(attempt)
 

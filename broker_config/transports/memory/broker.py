@@ -1,7 +1,7 @@
 """A message broker inside this process: queues, dead letters, model logs and leader election behind one lock."""
 
 import threading
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sized
 from dataclasses import dataclass
 from itertools import count
@@ -36,6 +36,8 @@ class EmbeddedBroker:
         self.queues: dict[str, deque[_Message]] = {}
         self.logs: dict[str, OrderedDict[int, dict[str, Body]]] = {}
         """run → version → entries by name"""
+        self.next_offsets: Counter[str] = Counter()
+        """Of the model logs, by run: a task that an earlier server sent has another address"""
         self.leaders: dict[str, Session] = {}
         self.declare([DEAD_LETTERS])
 
@@ -144,7 +146,7 @@ class Session:
             raise BrokerUnavailable("this delivery was settled before: settle each exactly once")
         return self._unsettled.pop(tag)
 
-    def do_append_model(self, body: Body, run: str, version: int, kept: int, entry: str) -> None:
+    def do_append_model(self, body: Body, run: str, version: int, kept: int, entry: str) -> Reply:
         """Keeps the versions written last, not the highest: a run may continue from an older checkpoint."""
         versions = self._broker.logs.setdefault(run, OrderedDict())
         if not entry:
@@ -152,6 +154,8 @@ class Session:
         versions.setdefault(version, {})[entry] = body
         while len(versions) > kept:
             versions.popitem(last=False)
+        self._broker.next_offsets[run] += 1
+        return self._broker.next_offsets[run] - 1, b""
 
     def do_read_model(self, _: Body, **where: Any) -> Reply:
         address = ModelAddress(**where)

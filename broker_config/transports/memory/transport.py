@@ -84,9 +84,9 @@ class MemoryTransport:
         entry: str = "",
         entries: int = 1,  # noqa: ARG002
     ) -> ModelAddress:
-        self._call("append_model", body, run=run, version=version, kept=kept, entry=entry)
+        offset, _ = self._call("append_model", body, run=run, version=version, kept=kept, entry=entry)
         self.bytes_sent[MODELS.name] += size(body)
-        return ModelAddress(run, version, 0, entry)
+        return ModelAddress(run, version, offset, entry)
 
     def read_model(self, address: ModelAddress) -> memoryview:
         _, body = self._call("read_model", **vars(address))
