@@ -1,12 +1,14 @@
 """`python -m client_worker --broker URL --store URL --site S --shards DIR`: a site's workers on this machine."""
 
 import argparse
+import io
 import logging
 import os
 import signal
 import sys
 import threading
 from types import FrameType
+from typing import Any
 
 from broker_config.process.addresses import fill_from_environment
 from broker_config.process.logs import Logs, one_line, set_up_logs
@@ -112,17 +114,14 @@ def _run_many(options: argparse.Namespace, logs: Logs) -> int:
     return 0
 
 
-class _Relayed:
+class _Relayed(io.RawIOBase):
     """A worker's lines among ours, with its number."""
 
     def __init__(self, logs: Logs, number: int) -> None:
         self._logs, self._number = logs, number
 
-    def write(self, line: bytes) -> None:
+    def write(self, line: Any, /) -> None:
         self._logs.relay(line, self._number)
-
-    def close(self) -> None:
-        pass
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from io import RawIOBase
 from types import TracebackType
-from typing import Protocol
 
 from broker_config.process.logs import message_in
 from broker_config.protocol.errors import FedILError, UsageError
@@ -23,12 +23,6 @@ WRONGLY_ASKED = 2
 """Exit code of a process that other arguments would put right"""
 
 
-class Log(Protocol):
-    def write(self, line: bytes, /) -> object: ...
-
-    def close(self) -> None: ...
-
-
 class WorkerPool:
     """`failure` is set, and `gave_up` called, when workers die without getting anything done or cannot be looked
     after any more."""
@@ -38,7 +32,7 @@ class WorkerPool:
         arguments: Sequence[str],
         count: int,
         *,
-        open_log: Callable[[int], Log],
+        open_log: Callable[[int], RawIOBase],
         note: Callable[[str], None],
         gave_up: Callable[[], None],
         grace_seconds: float = 5.0,
@@ -128,7 +122,7 @@ class _Worker:
     """One process. It has a session of its own, since Ctrl-C in the terminal is for the parent to handle; and it
     reads from a pipe which ends when the parent does, however that comes."""
 
-    def __init__(self, command: Sequence[str], log: Log) -> None:
+    def __init__(self, command: Sequence[str], log: RawIOBase) -> None:
         self._log = log
         self._last = b""
         self._began = time.monotonic()
