@@ -60,9 +60,17 @@ def _run(options: argparse.Namespace, logs: Logs) -> int:
     check_ports(options)
     # For cuBLAS, which reads it when it is first used; see fedil_model.training.precision.repeatable_on.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    code = _run_one(options) if options.processes == 1 else _run_many(options, logs)
+    if options.processes == 1:
+        stopping = Stopping(options.grace)
+        with stopping.on_signals():
+            # Here, not above: it loads torch, and a signal meanwhile is not to be missed.
+            from client_worker.worker import serve
+
+            serve(options, stopping)
+    else:
+        _run_many(options, logs)
     _log.info("stopped as asked")
-    return code
+    return 0
 
 
 def check_ports(options: argparse.Namespace) -> None:
@@ -77,17 +85,7 @@ def check_ports(options: argparse.Namespace) -> None:
             check_free(address)
 
 
-def _run_one(options: argparse.Namespace) -> int:
-    stopping = Stopping(options.grace)
-    with stopping.on_signals():
-        # Here, not above: it loads torch, and a signal meanwhile is not to be missed.
-        from client_worker.worker import serve
-
-        serve(options, stopping)
-    return 0
-
-
-def _run_many(options: argparse.Namespace, logs: Logs) -> int:
+def _run_many(options: argparse.Namespace, logs: Logs) -> None:
     stop = threading.Event()
 
     def on_signal(number: int, _: FrameType | None) -> None:
@@ -111,7 +109,6 @@ def _run_many(options: argparse.Namespace, logs: Logs) -> int:
         stop.wait()
     if pool.failure:
         raise pool.failure
-    return 0
 
 
 class _Relayed(io.RawIOBase):

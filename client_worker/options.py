@@ -100,21 +100,21 @@ def check_shards(folder: Path) -> None:
 
 
 def at_least_one(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"wants a number from 1 up, got {text!r}")
-    return int(text)
+    return int(_matching(r"0*[1-9]\d*", text, "a number from 1 up"))
 
 
 def _megabytes(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"wants megabytes, a number from 0 up, got {text!r}")
-    return int(text)
+    return int(_matching(r"\d+", text, "megabytes, a number from 0 up"))
 
 
 def _seconds(text: str) -> float:
-    if not re.fullmatch(r"\d+(\.\d+)?", text):
-        raise argparse.ArgumentTypeError(f"wants seconds, a number from 0 up, got {text!r}")
-    return float(text)
+    return float(_matching(r"\d+(\.\d+)?", text, "seconds, a number from 0 up"))
+
+
+def _matching(pattern: str, text: str, wanted: str) -> str:
+    if not re.fullmatch(pattern, text):
+        raise argparse.ArgumentTypeError(f"wants {wanted}, got {text!r}")
+    return text
 
 
 def _slot(text: str) -> Slot:
