@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from io import RawIOBase
-from types import TracebackType
 
 from broker_config.process.logs import message_in
 from broker_config.protocol.errors import FedILError, UsageError
@@ -95,9 +94,7 @@ class WorkerPool:
     def __enter__(self) -> "WorkerPool":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closing.set()
         try:
             self._thread.join()
