@@ -1,12 +1,14 @@
 """`python -m client_worker --broker URL --store URL --site S --shards DIR`: a site's workers on this machine."""
 
 import argparse
+import io
 import logging
 import os
 import signal
 import sys
 import threading
 from types import FrameType
+from typing import Any
 
 from broker_config.process.addresses import fill_from_environment
 from broker_config.process.logs import Logs, one_line, set_up_logs
@@ -58,9 +60,17 @@ def _run(options: argparse.Namespace, logs: Logs) -> int:
     check_ports(options)
     # For cuBLAS, which reads it when it is first used; see fedil_model.training.precision.repeatable_on.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    code = _run_one(options) if options.processes == 1 else _run_many(options, logs)
+    if options.processes == 1:
+        stopping = Stopping(options.grace)
+        with stopping.on_signals():
+            # Here, not above: it loads torch, and a signal meanwhile is not to be missed.
+            from client_worker.worker import serve
+
+            serve(options, stopping)
+    else:
+        _run_many(options, logs)
     _log.info("stopped as asked")
-    return code
+    return 0
 
 
 def check_ports(options: argparse.Namespace) -> None:
@@ -75,17 +85,7 @@ def check_ports(options: argparse.Namespace) -> None:
             check_free(address)
 
 
-def _run_one(options: argparse.Namespace) -> int:
-    stopping = Stopping(options.grace)
-    with stopping.on_signals():
-        # Here, not above: it loads torch, and a signal meanwhile is not to be missed.
-        from client_worker.worker import serve
-
-        serve(options, stopping)
-    return 0
-
-
-def _run_many(options: argparse.Namespace, logs: Logs) -> int:
+def _run_many(options: argparse.Namespace, logs: Logs) -> None:
     stop = threading.Event()
 
     def on_signal(number: int, _: FrameType | None) -> None:
@@ -109,20 +109,16 @@ def _run_many(options: argparse.Namespace, logs: Logs) -> int:
         stop.wait()
     if pool.failure:
         raise pool.failure
-    return 0
 
 
-class _Relayed:
+class _Relayed(io.RawIOBase):
     """A worker's lines among ours, with its number."""
 
     def __init__(self, logs: Logs, number: int) -> None:
         self._logs, self._number = logs, number
 
-    def write(self, line: bytes) -> None:
+    def write(self, line: Any, /) -> None:
         self._logs.relay(line, self._number)
-
-    def close(self) -> None:
-        pass
 
 
 if __name__ == "__main__":

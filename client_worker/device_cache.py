@@ -21,25 +21,21 @@ class DeviceCache:
         loaded = load()
         # First out, then in: the two need not fit at the same time.
         keep = loaded.nbytes <= self._limit_bytes
-        while keep and self._kept and self._num_bytes() + loaded.nbytes > self._limit_bytes:
+        while (
+            keep
+            and self._kept
+            and sum(t.nbytes for t in self._kept.values()) + loaded.nbytes > self._limit_bytes
+        ):
             self._kept.popitem(last=False)
-        moved = to_device(loaded, self._device)
+        # To a GPU from memory that does not move, while this thread goes on.
+        is_gpu = self._device.type == "cuda"
+        moved = (loaded.pin_memory() if is_gpu else loaded).to(self._device, non_blocking=is_gpu)
         if keep:
             self._kept[client] = moved
         return moved
 
     def clear(self) -> None:
         self._kept.clear()
-
-    def _num_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self._kept.values())
-
-
-def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """To a GPU from memory that does not move, while this thread goes on."""
-    if device.type != "cuda":
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def cache_bytes(device: torch.device, asked_megabytes: int | None, sharing: int) -> int:

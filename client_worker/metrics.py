@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from prometheus_client import Counter, Gauge, Histogram, Info, Metric
 from prometheus_client.registry import Collector
 
-from broker_config.process.metrics import SECONDS, Bytes, Registry, Traffic, gauge, gauges
+from broker_config.process.metrics import SECONDS, Bytes, Registry, Traffic, gauges
 from broker_config.process.version import software_version
 from broker_config.protocol.messages import Update
 from fedil_model.methods import find_method
@@ -79,25 +79,16 @@ class _Now(Collector):
         self.memory: Callable[[], int | None] = lambda: None
 
     def collect(self) -> Iterator[Metric]:
-        yield gauge(
-            "fedil_worker_images_per_second",
-            "Speed of the last training.",
-            self.numbers.get("images_per_second"),
-        )
-        yield gauge(
-            "fedil_worker_micro_batch",
-            "Samples at a time, where a whole batch does not fit on the device.",
-            self.numbers.get("micro_batch"),
-        )
-        memory = "Memory of the GPU that this process holds."
-        yield gauge("fedil_worker_device_memory_bytes", memory, self.memory())
+        speed, part = self.numbers.get("images_per_second"), self.numbers.get("micro_batch")
+        entries: list[tuple[str, str, tuple[str, str] | None, float | None]] = [
+            ("images_per_second", "Speed of the last training.", None, speed),
+            ("micro_batch", "Samples at a time, where a whole batch does not fit on the device.", None, part),
+            ("device_memory_bytes", "Memory of the GPU that this process holds.", None, self.memory()),
+        ]
+        for series, text in self.display.metrics() if self.display else ():
+            if series.source == "client_mean":
+                name, value = series.metric_name.removeprefix("fedil_"), self.numbers.get(series.name)
+                entries.append((name, f"Last training: {text}", series.metric_label, value))
         yield from gauges(
-            (
-                f"fedil_worker_{series.metric_name.removeprefix('fedil_')}",
-                f"Last training: {text}",
-                series.metric_label,
-                self.numbers.get(series.name),
-            )
-            for series, text in (self.display.metrics() if self.display else ())
-            if series.source == "client_mean"
+            (f"fedil_worker_{name}", text, label, value) for name, text, label, value in entries
         )

@@ -18,9 +18,6 @@ from client_worker.placement import Slot
 from fedil_model.device_argument import add_device_argument
 from fedil_model.errors import SettingError
 
-_WRITTEN_LAST = "offsets.npy"
-"""As client_worker.shards does, which needs numpy"""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_address_arguments(parser)
@@ -93,31 +90,31 @@ def web_address(options: argparse.Namespace, slot: Slot) -> WebAddress | None:
 def check_shards(folder: Path) -> None:
     """Before torch is loaded, and before a pool starts processes that would die of it one after the other. Raises
     DataError for shards that are damaged."""
+    from client_worker.shards import ShardFolder, has_shards
+
     if not folder.is_dir():
         raise SettingError(f"there is no folder {folder}: make the shards first, see fedil shards --help")
-    if not (folder / _WRITTEN_LAST).exists():
+    if not has_shards(folder):
         raise SettingError(f"there are no shards in {folder}: make them first, see fedil shards --help")
-    from client_worker.shards import ShardFolder
-
     ShardFolder(folder)
 
 
 def at_least_one(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"wants a number from 1 up, got {text!r}")
-    return int(text)
+    return int(_matching(r"0*[1-9]\d*", text, "a number from 1 up"))
 
 
 def _megabytes(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"wants megabytes, a number from 0 up, got {text!r}")
-    return int(text)
+    return int(_matching(r"\d+", text, "megabytes, a number from 0 up"))
 
 
 def _seconds(text: str) -> float:
-    if not re.fullmatch(r"\d+(\.\d+)?", text):
-        raise argparse.ArgumentTypeError(f"wants seconds, a number from 0 up, got {text!r}")
-    return float(text)
+    return float(_matching(r"\d+(\.\d+)?", text, "seconds, a number from 0 up"))
+
+
+def _matching(pattern: str, text: str, wanted: str) -> str:
+    if not re.fullmatch(pattern, text):
+        raise argparse.ArgumentTypeError(f"wants {wanted}, got {text!r}")
+    return text
 
 
 def _slot(text: str) -> Slot:

@@ -48,19 +48,15 @@ class Participant:
         transport.max_body_bytes = _MOST_TASK_BYTES
         self._counts = counts or metrics.WorkerMetrics(site, "")
         self._queue = tasks_queue(site)
-        self._stopping = stopping or Stopping()
+        self.stopping = stopping or Stopping()
         self._waiting = False
         self._busy_until: float | None = time.monotonic()
         self._tasks_done = 0
         self._answered: tuple[tuple[object, ...], Update] | None = None
 
-    def finish(self) -> None:
-        """Stop after the task at hand."""
-        self._stopping.ask()
-
     def serve(self) -> None:
         self._tell(state="idle")
-        while not self._stopping.asked():
+        while not self.stopping.asked():
             delivery = self._next()
             if delivery is not None:
                 self._handle(delivery)
@@ -73,16 +69,13 @@ class Participant:
             if not self._waiting:
                 _log.info("waiting for the queue %s", self._queue)
             self._waiting = True
-            self._stopping.wait(_POLL_SECONDS)
+            self.stopping.wait(_POLL_SECONDS)
             delivery = None
-        if delivery is None:
-            self._rest_after_a_while()
-        return delivery
-
-    def _rest_after_a_while(self) -> None:
-        if self._busy_until is not None and time.monotonic() - self._busy_until >= _REST_SECONDS:
+        idle_since = self._busy_until
+        if delivery is None and idle_since is not None and time.monotonic() - idle_since >= _REST_SECONDS:
             self._trainer.rest()
             self._busy_until = None
+        return delivery
 
     def _handle(self, delivery: Delivery) -> None:
         try:
@@ -192,14 +185,11 @@ class Participant:
             _log.exception("training failed")
             return _refusal(task, "error", f"{type(error).__name__}: {error}")
         self._answered = (_question(task), update)
-        self._report(task, update, time.monotonic() - began)
-        return update
-
-    def _report(self, task: TrainTask, update: Update, seconds: float) -> None:
         self._counts.trained(update, method_named(json.loads(task.learning)))
-        speed = update.metrics["images_per_second"]
+        seconds, speed = time.monotonic() - began, update.metrics["images_per_second"]
         self._tell(images_per_second=round(speed, 1))
         _log.info("trained %d samples in %.1f s, %.0f images/s", update.num_samples, seconds, speed)
+        return update
 
 
 def _question(task: TrainTask) -> tuple[object, ...]:

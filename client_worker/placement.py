@@ -14,16 +14,10 @@ class Slot:
         return f"{self.number}/{self.processes}"
 
 
-@dataclass(frozen=True)
-class Placement:
-    device: str
-    sharing: int
-    """How many of these processes have that device among them"""
-
-
-def place(asked: str, slot: Slot, gpus: int) -> Placement:
-    """`auto` and `cuda` deal the processes out over the visible GPUs; a device with a name is shared by all."""
+def place(asked: str, slot: Slot, gpus: int) -> tuple[str, int]:
+    """The device, and how many of these processes share it. `auto` and `cuda` deal the processes out over the visible
+    GPUs; a device with a name is shared by all."""
     if asked in ("auto", "cuda") and gpus:
         gpu = slot.number % gpus
-        return Placement(f"cuda:{gpu}", len(range(gpu, slot.processes, gpus)))
-    return Placement("cpu" if asked == "auto" else asked, slot.processes)
+        return f"cuda:{gpu}", len(range(gpu, slot.processes, gpus))
+    return "cpu" if asked == "auto" else asked, slot.processes

@@ -6,8 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from types import TracebackType
-from typing import Protocol
+from io import RawIOBase
 
 from broker_config.process.logs import message_in
 from broker_config.protocol.errors import FedILError, UsageError
@@ -23,12 +22,6 @@ WRONGLY_ASKED = 2
 """Exit code of a process that other arguments would put right"""
 
 
-class Log(Protocol):
-    def write(self, line: bytes, /) -> object: ...
-
-    def close(self) -> None: ...
-
-
 class WorkerPool:
     """`failure` is set, and `gave_up` called, when workers die without getting anything done or cannot be looked
     after any more."""
@@ -38,7 +31,7 @@ class WorkerPool:
         arguments: Sequence[str],
         count: int,
         *,
-        open_log: Callable[[int], Log],
+        open_log: Callable[[int], RawIOBase],
         note: Callable[[str], None],
         gave_up: Callable[[], None],
         grace_seconds: float = 5.0,
@@ -101,9 +94,7 @@ class WorkerPool:
     def __enter__(self) -> "WorkerPool":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closing.set()
         try:
             self._thread.join()
@@ -128,7 +119,7 @@ class _Worker:
     """One process. It has a session of its own, since Ctrl-C in the terminal is for the parent to handle; and it
     reads from a pipe which ends when the parent does, however that comes."""
 
-    def __init__(self, command: Sequence[str], log: Log) -> None:
+    def __init__(self, command: Sequence[str], log: RawIOBase) -> None:
         self._log = log
         self._last = b""
         self._began = time.monotonic()

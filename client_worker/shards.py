@@ -24,7 +24,7 @@ import io
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -46,27 +46,23 @@ class ShardFolder:
     def __init__(self, directory: Path, remedy: str = "make them anew, see fedil shards --help") -> None:
         """`remedy`: what helps if they are damaged."""
         self._directory, self._remedy = directory, remedy
-        self._inputs = self._read(_INPUTS, mmap_mode="r")
-        self._offsets = self._read(_OFFSETS)
+        self._inputs, self._offsets = self._read(_INPUTS), np.array(self._read(_OFFSETS))
         self._check_offsets()
         numbered = (directory / _CLIENTS).exists()
         clients = self._read(_CLIENTS) if numbered else np.arange(len(self._offsets) - 1)
         self._check_clients(clients)
         self._places = {int(client): place for place, client in enumerate(clients)}
 
-    def _read(self, name: str, mmap_mode: Literal["r"] | None = None) -> np.ndarray:
+    def _read(self, name: str) -> np.ndarray:
         path = self._directory / name
         try:
-            found = np.load(path, mmap_mode=mmap_mode, allow_pickle=False)
+            return np.lib.format.open_memmap(path, mode="r")
         except FileNotFoundError as error:
             raise DataError(f"no shards in {self._directory} (it has no {name}): {self._remedy}") from error
         except OSError as error:
             raise DataError(f"cannot read {path}: {error.strerror or error}") from error
-        except (ValueError, EOFError) as error:  # numpy's message is about pickles, which are not used here
+        except ValueError as error:
             raise self._damaged(f"{name} is damaged") from error
-        if not isinstance(found, np.ndarray):  # numpy also reads archives
-            raise self._damaged(f"{name} is damaged")
-        return found
 
     def _check_offsets(self) -> None:
         inputs, offsets = self._inputs, self._offsets

@@ -3,7 +3,9 @@
 import argparse
 import logging
 import os
+import secrets
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -13,12 +15,15 @@ from functools import partial
 
 import torch
 
+from broker_config.brokers.topology import workers_topic
 from broker_config.process.http import Reply, Route, WebServer
 from broker_config.process.metrics import EXPOSITION
 from broker_config.process.retry import RetryPolicy
+from broker_config.process.version import software_version
 from broker_config.protocol.errors import BrokerUnavailable
 from broker_config.stores import connect_store
 from broker_config.stores.interface import Store
+from broker_config.stores.presence import Presence
 from broker_config.transports import connect_transport
 from broker_config.transports.reconnecting import ReconnectingTransport
 from client_worker.device_cache import cache_bytes
@@ -26,7 +31,6 @@ from client_worker.metrics import WorkerMetrics
 from client_worker.options import web_address
 from client_worker.participant import Participant
 from client_worker.placement import Slot, place
-from client_worker.presence import worker_presence
 from client_worker.shards import ShardFolder, brief
 from client_worker.stopping import Stopping
 from client_worker.training import Trainer
@@ -39,14 +43,15 @@ def serve(options: argparse.Namespace, stopping: Stopping) -> None:
     """Until asked to stop."""
     if options.slot is not None:
         _end_with_the_parent()
-    placement = place(options.device, options.slot or Slot(), torch.cuda.device_count())
-    device = choose_device(placement.device)
+    slot = options.slot or Slot()
+    name, sharing = place(options.device, slot, torch.cuda.device_count())
+    device = choose_device(name)
     repeatable_on(device)
     shards = ShardFolder(options.shards)
     patience = RetryPolicy(stop=stopping.asked)
     board = partial(_connect_store, options, replace(patience, seconds=1.0))
     metrics, connected = _metrics(options.site, device), threading.Event()
-    address = web_address(options, options.slot or Slot())
+    address = web_address(options, slot)
     try:
         with ExitStack() as stack:
             routes = _routes(metrics, lambda: connected.is_set() and not stopping.asked())
@@ -71,7 +76,7 @@ def serve(options: argparse.Namespace, stopping: Stopping) -> None:
                 shards,
                 device,
                 options.plugin,
-                cache_bytes=cache_bytes(device, options.cache, placement.sharing),
+                cache_bytes=cache_bytes(device, options.cache, sharing),
                 interruptible=stopping.interruptible,
             )
             Participant(transport, trainer, options.site, stopping, presence.update, metrics).serve()
@@ -79,6 +84,28 @@ def serve(options: argparse.Namespace, stopping: Stopping) -> None:
         # A stopping worker does not wait for a broker, which delivers unsettled tasks again.
         if not stopping.asked():
             raise
+
+
+def worker_presence(
+    connect: Callable[[], Store], site: str, device: str, metrics: str | None = None
+) -> Presence:
+    """What a worker puts on the board about itself; `metrics`: where Prometheus finds this worker's, as HOST:PORT"""
+    host, pid = socket.gethostname(), os.getpid()
+    facts = {
+        "host": host,
+        "pid": pid,
+        "device": device,
+        "state": "starting",
+        "run": None,
+        "round": None,
+        "client": None,
+        "tasks_done": 0,
+        "images_per_second": None,
+        "version": software_version(),
+        "metrics": metrics,
+    }
+    # Processes in containers may share a host's name and a number.
+    return Presence(connect, workers_topic(site), f"{host}-{pid}-{secrets.token_hex(3)}", facts)
 
 
 def _metrics(site: str, device: torch.device) -> WorkerMetrics:

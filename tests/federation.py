@@ -354,5 +354,5 @@ def at_work(participant: Participant) -> Iterator[None]:
     try:
         yield
     finally:
-        participant.finish()
+        participant.stopping.ask()
         thread.join()

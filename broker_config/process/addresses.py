@@ -65,15 +65,15 @@ class WebAddress:
 
 
 def parse_address(text: str) -> WebAddress | None:
-    """`HOST:PORT`, `:PORT` (every interface), `PORT` (loopback only), or `off`. Raises ValueError."""
+    """`HOST:PORT`, `:PORT` (every interface), `PORT` (loopback only), or `off`; for argparse"""
     if text == "off":
         return None
     found = re.fullmatch(r"(?:(?P<host>\[[0-9a-fA-F:.]+\]|[^:\s/]*):)?(?P<port>\d{1,20})", text)
     wanted = f"wants HOST:PORT, PORT or off, got {text!r}"
     if not found:
-        raise ValueError(wanted)
+        raise argparse.ArgumentTypeError(wanted)
     if int(found["port"]) > LAST_PORT:
-        raise ValueError(f"{wanted}: ports end at {LAST_PORT}")
+        raise argparse.ArgumentTypeError(f"{wanted}: ports end at {LAST_PORT}")
     host = LOOPBACK if found["host"] is None else found["host"].strip("[]") or "0.0.0.0"
     return WebAddress(host, int(found["port"]))
 
@@ -87,15 +87,8 @@ def add_web_argument(parser: argparse.ArgumentParser, default: WebAddress, what:
     )
     parser.add_argument(
         "--web",
-        type=_web_argument,
+        type=parse_address,
         default=default,
         metavar="HOST:PORT|PORT|off",
         help=f"where to serve {what}; default: {usual}. A port alone is for this machine only",
     )
-
-
-def _web_argument(text: str) -> WebAddress | None:
-    try:
-        return parse_address(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error

@@ -51,13 +51,9 @@ class Registry(CollectorRegistry):
         return generate_latest(self)
 
 
-def gauge(name: str, text: str, value: float | None) -> Metric:
-    """For collectors: without a sample where the value is not known."""
-    return gauges([(name, text, None, value)])[0]
-
-
 def gauges(entries: Iterable[tuple[str, str, tuple[str, str] | None, float | None]]) -> list[Metric]:
-    """From name, help text, (label, its value) or None, and number. Those of one name belong to one metric."""
+    """From name, help text, (label, its value) or None, and number, for collectors. Those of one name belong to one
+    metric, without a sample where the number is not known."""
     families: dict[str, GaugeMetricFamily] = {}
     for name, text, label, number in entries:
         names, held = ((label[0],), (label[1],)) if label else ((), ())

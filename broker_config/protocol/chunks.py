@@ -20,7 +20,6 @@ _VERSION = 1
 _HEAD = struct.Struct("<6sH16sIIQQ")
 OVERHEAD_BYTES = _HEAD.size + DIGEST_BYTES
 MAX_CHUNKS = 1 << 16
-MAX_BYTES = MAX_BODY_BYTES
 _BODY_BOOKKEEPING_BYTES, _CHUNK_BOOKKEEPING_BYTES = 2048, 256
 """Approximate memory of an incomplete body and of each of its chunks, besides the content"""
 _MAX_REPEATS = 2
@@ -76,7 +75,7 @@ class Assembler:
     because its sender may be dead. A complete body is forgotten, so a redelivery of its frames completes it again.
     """
 
-    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, max_bytes: int = MAX_BODY_BYTES) -> None:
         self._max_bytes = max_bytes
         self._partials: dict[bytes, _Partial] = {}
         self._reserved_bytes = 0
@@ -109,7 +108,7 @@ class Assembler:
         self._reserved_bytes -= self._partials.pop(body_id).outline.reserved_bytes
 
 
-def assembled(frames: Iterable[bytes], max_bytes: int = MAX_BYTES) -> memoryview | None:
+def assembled(frames: Iterable[bytes], max_bytes: int = MAX_BODY_BYTES) -> memoryview | None:
     """Puts one body together from its frames, in any order. None if frames are missing. Reads at most twice as many
     frames as the body has chunks, and refuses a body with far more chunks than `max_bytes` needs."""
     assembler, first_id = Assembler(max_bytes), None

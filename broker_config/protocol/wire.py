@@ -169,20 +169,12 @@ def _lay_out(specs: Iterable[object], position: int) -> tuple[list[_Slot], int]:
 
 def _check_spec(spec: object) -> tuple[str, np.dtype[Any], tuple[int, ...]]:
     match spec:
-        case [str(name), str(dtype), list(shape)] if len(name) <= MAX_NAME_LENGTH and dtype in _DTYPES:
-            if len(shape) <= MAX_DIMS and _is_shape(shape):
+        case [str(name), str(dtype), list(shape)] if len(name) <= MAX_NAME_LENGTH and len(shape) <= MAX_DIMS:
+            lengths_fit = all(type(length) is int and 0 <= length < 2**62 for length in shape)
+            # Dimensions of 0 count as 1: numpy checks the others for overflow too.
+            if dtype in _DTYPES and lengths_fit and math.prod(length or 1 for length in shape) < 2**59:
                 return name, _DTYPES[dtype], tuple(shape)
     raise MessageRejected("schema", f"not an array: {spec!r:.200}")
-
-
-def _is_shape(lengths: list[object]) -> bool:
-    """Dimensions of 0 count as 1: numpy checks the others for overflow too."""
-    size = 1
-    for length in lengths:
-        if type(length) is not int or not 0 <= length < 2**62:
-            return False
-        size *= length or 1
-    return size < 2**59
 
 
 def _decode(

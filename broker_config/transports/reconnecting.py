@@ -98,7 +98,10 @@ class ReconnectingTransport:
     def _call(self, method: Callable[[Transport], _T]) -> _T:
         def attempt() -> _T:
             try:
-                return method(self._connected())
+                if self._transport is None:
+                    self._transport = self._connect()
+                    self._transport.max_body_bytes = self._max_body_bytes
+                return method(self._transport)
             except BrokerBlocked:
                 # The connection is good. Dropping it would return unacknowledged messages and count a delivery.
                 raise
@@ -108,19 +111,12 @@ class ReconnectingTransport:
 
         return self._retrier.call(attempt)
 
-    def _connected(self) -> Transport:
-        if self._transport is None:
-            self._transport = self._connect()
-            self._transport.max_body_bytes = self._max_body_bytes
-        return self._transport
-
     def _drop(self) -> None:
-        with self._counters_lock:
-            transport, self._transport = self._transport, None
-            if transport is not None:
+        if (transport := self._transport) is not None:
+            with self._counters_lock:
+                self._transport = None
                 self._sent.update(transport.bytes_sent)
                 self._received.update(transport.bytes_received)
-        if transport is not None:
             with suppress(BrokerUnavailable):
                 transport.close()
 

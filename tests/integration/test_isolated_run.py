@@ -100,7 +100,7 @@ def test_a_run_with_the_least_rights_gives_the_same_bits(brokers: Brokers, tmp_p
             server.run()
         finally:
             for worker, thread in zip(workers, threads, strict=True):
-                worker.finish()
+                worker.stopping.ask()
                 thread.join()
         assert federation.fingerprint() == expected
 

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import Counter, Gauge, Histogram, Metric
 from prometheus_client.registry import Collector
 
-from broker_config.process.metrics import EXPOSITION, Registry, Traffic, gauge, gauges
+from broker_config.process.metrics import EXPOSITION, Registry, Traffic, gauges
 from tests.exposition import promtool_complaints, value, values
 
 
@@ -34,7 +34,7 @@ def test_every_metric_carries_the_common_labels() -> None:
     Gauge("a", "A.", ["zone"], registry=registry).labels("north").set(1)
     Counter("b", "B.", registry=registry).inc(2)
     Histogram("c", "C.", buckets=(1.0,), registry=registry).observe(0.5)
-    registry.register(Showing(gauge("d", "D.", 4)))
+    registry.register(Showing(*gauges([("d", "D.", None, 4)])))
     text = registry.render()
     assert values(text, "a") == {frozenset({("run", "r"), ("zone", "north")}): 1}
     assert values(text, "b_total") == {frozenset({("run", "r")}): 2}
@@ -52,7 +52,7 @@ def test_creation_times_are_not_shown() -> None:
 @pytest.mark.parametrize("unknown", [None, math.nan, math.inf, -math.inf])
 def test_an_unknown_value_is_not_shown(unknown: float | None) -> None:
     text = rendered(
-        gauge("a", "A.", unknown), *gauges([("b", "B.", ("k", "x"), unknown), ("b", "B.", ("k", "y"), 2)])
+        *gauges([("a", "A.", None, unknown), ("b", "B.", ("k", "x"), unknown), ("b", "B.", ("k", "y"), 2)])
     )
     assert values(text, "a") == {}
     assert b"# HELP a A.\n# TYPE a gauge\n" in text

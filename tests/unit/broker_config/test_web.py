@@ -7,6 +7,7 @@ import re
 import socket
 import threading
 import time
+from argparse import ArgumentTypeError
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 
@@ -369,7 +370,7 @@ def test_addresses_are_parsed(text: str, host: str, port: int) -> None:
     "text", ["", "x", "65536", "-1", "host:", "::1:9000", "http://host:9000", "a b:9", "9000 "]
 )
 def test_a_bad_address_is_named(text: str) -> None:
-    with pytest.raises(ValueError, match=f"wants HOST:PORT, PORT or off, got {re.escape(repr(text))}"):
+    with pytest.raises(ArgumentTypeError, match=f"wants HOST:PORT, PORT or off, got {re.escape(repr(text))}"):
         parse_address(text)
 
 

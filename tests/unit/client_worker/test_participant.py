@@ -187,7 +187,7 @@ def test_a_worker_asked_to_stop_in_training_gives_its_task_back(tmp_path: Path) 
     participant = bench.participant()
 
     def interrupted(task: TrainTask) -> Update:
-        participant.finish()
+        participant.stopping.ask()
         raise Interrupted
 
     participant._trainer.train = interrupted  # type: ignore[method-assign]

@@ -11,7 +11,7 @@ import broker_config.stores.presence
 from broker_config.brokers.topology import workers_topic
 from broker_config.protocol.errors import BrokerUnavailable
 from broker_config.stores.memory.store import MemoryStore
-from client_worker.presence import worker_presence
+from client_worker.worker import worker_presence
 from tests.memory_store import new_store
 
 TOPIC = workers_topic("here")
