@@ -35,10 +35,8 @@ class PortMapper(PrivateService):
 class Node(RabbitMQ):
     def __init__(self, directory: Path, number: int, mapper: PortMapper, plugins: Sequence[str]) -> None:
         self._node, self._mapper, self._home = _node(number), mapper, directory.parent / "home"
-        nodes = {
-            f"cluster_formation.classic_config.nodes.{other}": _node(other)
-            for other in range(1, NUM_NODES + 1)
-        }
+        # RabbitMQ 4 waits for all that are listed.
+        nodes = {f"cluster_formation.classic_config.nodes.{other}": _node(other) for other in {1, number}}
         backend = {"cluster_formation.peer_discovery_backend": "classic_config"}
         super().__init__(directory, SETTINGS | backend | nodes, plugins)
 

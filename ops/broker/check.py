@@ -42,7 +42,7 @@ _MEMBERS = "columns=name,type,members"
 _ENOUGH_MEMBERS = 3
 _REMEDIES = {
     "quorum": "rabbitmq-queues grow NODE all, for the other nodes",
-    "stream": "rabbitmq-streams add_replica {} NODE, for the other nodes",
+    "stream": "rabbitmq-streams add_replica {name} NODE, for the other nodes",
     "classic": "it was made before fedil broker init, and goes with its run",
 }
 _QUORUM_TARGETS = ("all", "queues", "quorum_queues")
@@ -182,9 +182,11 @@ def _check_management(
 
 def _lost_with_a_node(queues: Sequence[Mapping[str, Any]], nodes: int) -> Iterator[str]:
     for queue in queues:
-        name, members = queue["name"], len(queue.get("members", "1"))
-        if kind_of(name) is not None and members < min(nodes, _ENOUGH_MEMBERS):
-            yield f"queue {name} is on {members} of {nodes} nodes: {_REMEDIES[queue['type']].format(name)}"
+        # RabbitMQ does not list the members of a new stream for some seconds.
+        members = 1 if queue["type"] == "classic" else len(queue.get("members") or range(nodes))
+        if kind_of(queue["name"]) is not None and members < min(nodes, _ENOUGH_MEMBERS):
+            remedy = _REMEDIES[queue["type"]].format(**queue)
+            yield f"queue {queue['name']} is on {members} of {nodes} nodes: {remedy}"
 
 
 def _check_consumer_timeout(

@@ -77,9 +77,14 @@ def apply(options: SetupOptions, management: Management, store_url: str, output:
             for user, account in known.items()
         }
         addresses = _discovered_addresses(options, management, overview, store_url)
+        nodes = management.num_nodes()
+        if nodes > 1 and "," not in addresses.broker:
+            warn(
+                f"RabbitMQ has {nodes} nodes: name them with --broker-address amqp://a,b,c, or clients know only one"
+            )
         _write_accounts(accounts, addresses, options.out, output)
         version = tuple(int(part) for part in str(overview["rabbitmq_version"]).split("-")[0].split("."))
-        _apply_to_rabbitmq(options, management, accounts, addresses.vhost, version, warn)
+        _apply_to_rabbitmq(options, management, accounts, addresses.vhost, version, nodes > 1, warn)
         _apply_to_redis(redis, accounts, warn)
 
 
@@ -89,10 +94,11 @@ def _apply_to_rabbitmq(
     accounts: Mapping[str, Account],
     vhost: str,
     version: tuple[int, ...],
+    replicated: bool,
     warn: Print,
 ) -> None:
     hashes = {user: account.broker_hash for user, account in accounts.items()}
-    definitions = rabbitmq_definitions(options.sites, hashes, vhost, replicated=management.num_nodes() > 1)
+    definitions = rabbitmq_definitions(options.sites, hashes, vhost, replicated=replicated)
     definitions["policies"] = deadline_policies(options.deadline_seconds, version, vhost)
     first, then = import_steps(definitions)
     management.post("definitions", first)

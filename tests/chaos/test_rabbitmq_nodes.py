@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from broker_config.brokers.topology import updates_queue
+from broker_config.brokers.topology import DEAD_LETTERS, tasks_queue, updates_queue
 from broker_config.protocol.errors import BrokerUnavailable, QueueMissing
 from broker_config.transports.rabbitmq.transport import RabbitTransport
 from ops.local.services.process import wait_until
@@ -18,6 +18,7 @@ from tests.services import Service, needed
 
 ROUNDS_PER_KILL = 4
 SECONDS_PER_UPDATE = 0.05
+NOTHING = 0.3
 
 
 @dataclass
@@ -48,29 +49,41 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield needed(lambda: stack.enter_context(rabbitmq_cluster(folder)))
 
 
-def test_a_queue_whose_node_is_down_is_unavailable_and_not_missing(cluster: Cluster) -> None:
+def test_a_node_that_dies_gives_tasks_back_and_its_classic_queues_are_unavailable_but_not_missing(
+    cluster: Cluster,
+) -> None:
     home, other = cluster.nodes[0], cluster.nodes[1]
-    queue = updates_queue("classic")
-    with closing(RabbitTransport(home.url)) as transport:
-        transport.declare(queue)
-        transport.publish(queue, [b"update"])
-    with closing(RabbitTransport(other.url)) as transport:
+    tasks, classic = tasks_queue("site"), updates_queue("classic")
+    with closing(RabbitTransport(f"{home.url}?queues=single")) as transport:
+        transport.declare(classic)
+        transport.publish(classic, [b"update"])
+    with (
+        closing(RabbitTransport(f"{other.url}?queues=replicated")) as transport,
+        closing(RabbitTransport(home.url)) as worker,
+    ):
+        transport.declare(tasks, DEAD_LETTERS)
+        assert worker.receive(tasks, NOTHING) is None  # subscribes
+        transport.publish(tasks, [b"task"])
+        assert worker.receive(tasks, SOON) is not None
         home.kill()
+        again = transport.receive(tasks, SOON)
+        assert again is not None
+        assert (bytes(again.body), again.redelivered) == (b"task", True)
+        again.acknowledge()
         for call in (
-            lambda: transport.publish(queue, [b"lost"]),
-            lambda: transport.depth(queue),
-            lambda: transport.declare(queue),
-            lambda: transport.receive(queue, 1.0),
+            lambda: transport.publish(classic, [b"lost"]),
+            lambda: transport.depth(classic),
+            lambda: transport.receive(classic, 1.0),
         ):
-            with pytest.raises(BrokerUnavailable, match="cannot reach a queue"):
+            with pytest.raises(BrokerUnavailable, match=r"cannot reach a queue|could not take"):
                 call()
         with pytest.raises(QueueMissing, match="declare it first"):
             transport.publish(updates_queue("other"), [b"lost"])
         home.start()
     with closing(RabbitTransport(other.url)) as transport:
-        delivery = transport.receive(queue, SOON)
-        assert delivery is not None
-        assert bytes(delivery.body) == b"update"
+        update = transport.receive(classic, SOON)
+        assert update is not None
+        assert bytes(update.body) == b"update"
         transport.retire("classic")
 
 

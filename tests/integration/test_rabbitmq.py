@@ -5,7 +5,9 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from types import FrameType
+from urllib.parse import urlsplit
 
 import numpy as np
 import pika
@@ -17,6 +19,7 @@ from broker_config.transports.interface import DELIVERY_LIMIT
 from broker_config.transports.rabbitmq.connection import Connection
 from broker_config.transports.rabbitmq.delivery import RabbitDelivery
 from broker_config.transports.rabbitmq.transport import RabbitTransport
+from broker_config.transports.rabbitmq.url import parse_url
 from tests.integration.fake_handshake import START, TUNE, broker_that_sends, encoded
 from tests.integration.rabbitmq_direct import (
     SOON,
@@ -104,6 +107,21 @@ def test_the_error_for_a_wrong_password_names_the_user_and_not_the_password(rabb
 def test_the_error_for_an_unknown_virtual_host_names_it(rabbitmq: Service) -> None:
     with pytest.raises(BrokerRefused, match="'nowhere'"):
         RabbitTransport(rabbitmq.url.replace("%2F", "nowhere"))
+
+
+def test_every_node_that_an_address_names_is_tried(rabbitmq: Service) -> None:
+    here = urlsplit(rabbitmq.url).netloc.rpartition("@")[2]
+    addresses = parse_url(f"amqp://guest:guest@127.0.0.1:1,{here}/")
+    for in_order in (addresses, addresses[::-1]):
+        with closing(Connection(in_order, "testing", reconnects=True)) as connection, connection.exclusive():
+            assert connection.address.endpoint == here
+    refused = parse_url(f"amqp://guest:wrong@127.0.0.1:1,{here}/")
+    with (
+        closing(Connection(refused, "testing", reconnects=True)) as connection,
+        pytest.raises(BrokerRefused, match="refused the user 'guest'"),
+        connection.exclusive(),
+    ):
+        pass
 
 
 def test_a_port_without_a_broker_is_unavailable() -> None:

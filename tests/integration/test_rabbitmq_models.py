@@ -14,9 +14,11 @@ from broker_config.brokers.topology import lead_queue, models_queue, updates_que
 from broker_config.process.retry import RetryPolicy
 from broker_config.protocol.chunks import Assembler
 from broker_config.protocol.errors import BrokerUnavailable, MessageRejected, ModelMissing, QueueMissing
+from broker_config.transports.rabbitmq import model_log
+from broker_config.transports.rabbitmq.model_log import ModelLog
 from broker_config.transports.rabbitmq.publisher import Headers, Publisher
 from broker_config.transports.rabbitmq.queue_admin import route
-from broker_config.transports.rabbitmq.stream_reader import StreamReader
+from broker_config.transports.rabbitmq.stream_reader import StreamMessage, StreamReader
 from broker_config.transports.rabbitmq.transport import RabbitTransport
 from broker_config.transports.reconnecting import ReconnectingTransport
 from ops.local.services.process import wait_until
@@ -96,6 +98,27 @@ def test_a_kept_version_that_the_stream_dropped_is_missing(
     with pytest.raises(ModelMissing):
         transport.read_model(addresses[0])
     assert transport.read_model(addresses[-1]) == weights(7)
+
+
+def test_a_reader_waits_for_a_replica_that_is_behind_but_not_for_ever(
+    transport: RabbitTransport, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport.append_model(run, 1, [weights(1)])
+    behind, last = transport._models._last(run), ModelLog._last
+    address = transport.append_model(run, 2, [weights(2)])
+    reads: list[str] = []
+
+    def lagging(log: ModelLog, run: str) -> StreamMessage | None:
+        reads.append(run)
+        return behind if len(reads) < 3 else last(log, run)
+
+    monkeypatch.setattr(ModelLog, "_last", lagging)
+    assert transport.read_model(address) == weights(2)
+    assert len(reads) == 3
+    monkeypatch.setattr(ModelLog, "_last", lambda *_: behind)
+    monkeypatch.setattr(model_log, "_BEHIND_SECONDS", 0.2)
+    with pytest.raises(ModelMissing):
+        transport.read_model(address)
 
 
 def test_a_failed_read_leaves_no_open_channel_and_affects_nothing_else(

@@ -108,7 +108,7 @@ class Publisher:
                 channel.close()
             except ChannelClosedByBroker as error:
                 translated = channel_error(self.connection.address, error, queue)
-                if not isinstance(translated, QueueMissing):
+                if isinstance(translated, BrokerUnavailable):
                     return translated
         return QueueMissing(f"the queue {queue!r} does not exist: declare it first")
 

@@ -1,4 +1,4 @@
-"""The consumer time-out of task queues where policies set it."""
+"""The consumer time-out of task queues where policies set it, and queues of a cluster."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 from broker_config.brokers.definitions import deadline_policies
 from broker_config.brokers.topology import tasks_queue
-from ops.broker.check import _check_consumer_timeout
+from ops.broker.check import _check_consumer_timeout, _lost_with_a_node
 
 HOUR_MS = 3_600_000
 
@@ -65,3 +65,32 @@ def test_a_time_out_that_a_policy_makes_too_short_is_reported_with_the_policy(
 ) -> None:
     finding = _check_consumer_timeout("here", "node", policies, [tasks_queue("north")], 3600.0)
     assert str(finding) == f"wrong: here: {text}"
+
+
+def queue(name: str, kind: str, members: int | None = None) -> dict[str, Any]:
+    return {"name": name, "type": kind} | ({} if members is None else {"members": ["node"] * members})
+
+
+@pytest.mark.parametrize(
+    ("found", "nodes", "problem"),
+    [
+        (queue("fedil.tasks.a", "quorum", 1), 3, "on 1 of 3 nodes: rabbitmq-queues grow NODE all"),
+        (
+            queue("fedil.models.r", "stream", 2),
+            5,
+            "on 2 of 5 nodes: rabbitmq-streams add_replica fedil.models.r",
+        ),
+        (queue("fedil.updates.r", "classic"), 3, "on 1 of 3 nodes: it was made before fedil broker init"),
+        (queue("fedil.tasks.a", "quorum", 3), 5, None),
+        (queue("fedil.tasks.a", "quorum", 2), 2, None),
+        (queue("fedil.models.r", "stream"), 3, None),
+        (queue("fedil.updates.r", "classic"), 1, None),
+        (queue("others", "classic"), 3, None),
+    ],
+)
+def test_queues_of_a_cluster_that_would_be_lost_with_a_node_are_reported(
+    found: dict[str, Any], nodes: int, problem: str | None
+) -> None:
+    problems = list(_lost_with_a_node([found], nodes))
+    assert len(problems) == (problem is not None)
+    assert problem is None or problem in problems[0]
