@@ -36,7 +36,6 @@ class ConnectionHandler:
             "retire": transport.retire,
             "disconnect": transport.close,
             "begin": store.begin,
-            "check_begun": store.check_begun,
             "count": store.count,
             "open_activation": store.open_activation,
             "clients": store.clients,

@@ -18,9 +18,6 @@ class SocketStore:
     def begin(self, run: str) -> None:
         self._client.call("begin", run=run)
 
-    def check_begun(self, run: str) -> None:
-        self._client.call("check_begun", run=run)
-
     def count(self, run: str, counted: int) -> int:
         return int(self._client.call("count", run=run, counted=counted))
 

@@ -139,6 +139,7 @@ class _Sentinels(Sentinel):
     def ask(self, service: str, question: Callable[[Any], Any]) -> Any:
         """The first answer of a Sentinel that knows the service."""
         failure: Exception | None = None
+        is_unknown = False
         for sentinel in self.sentinels:
             try:
                 answer = question(sentinel)
@@ -148,15 +149,18 @@ class _Sentinels(Sentinel):
                     "sentinel_password in the store's URL"
                 ) from error
             except (exceptions.RedisError, OSError) as error:
+                answer = None
                 if "No such master" not in str(error):
                     failure = error
-                continue
+                    continue
             if answer is not None:
                 return answer
+            is_unknown = True
+        unknown = f"know no service {service!r}: check the name after the hosts in the store's URL"
         if failure is None:
-            raise SentinelRefuses(
-                f"the Sentinels know no service {service!r}: check the name after the hosts in the store's URL"
-            )
+            raise SentinelRefuses(f"the Sentinels {unknown}")
+        if is_unknown:
+            raise MasterNotFoundError(f"the Sentinels that answer {unknown}")
         # With its cause: a wrong certificate is told from an outage by it.
         raise MasterNotFoundError(f"no Sentinel answers: {failure}") from failure.__context__
 
