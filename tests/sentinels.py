@@ -22,8 +22,9 @@ class Sentinel(PrivateService):
     name = "Sentinel"
     port_names = ("sentinel",)
 
-    def __init__(self, directory: Path, program: str, primary: Redis, lines: Sequence[str] = ()) -> None:
-        self._program, self._primary, self._lines = program, primary, lines
+    def __init__(self, directory: Path, primary: Redis, port: int, lines: Sequence[str] = ()) -> None:
+        """`port`: of `primary`, where this Sentinel finds it; `lines`: more of its configuration"""
+        self._program, self._primary_port, self._lines = primary._program, port, lines
         super().__init__(directory)
 
     @property
@@ -36,7 +37,7 @@ class Sentinel(PrivateService):
             f"port {self.ports['sentinel']}",
             f"bind {LOOPBACK}",
             f"dir {self.directory}",
-            f"sentinel monitor {SERVICE} {LOOPBACK} {self._primary.port} 1",
+            f"sentinel monitor {SERVICE} {LOOPBACK} {self._primary_port} 1",
             f"sentinel down-after-milliseconds {SERVICE} 1000",
             f"sentinel failover-timeout {SERVICE} 5000",
             *self._lines,
@@ -118,7 +119,7 @@ def redis_pair(
                     lambda: client.info("replication")["master_link_status"] == "up", _SETTLE_SECONDS
                 )
             assert is_up
-            with Sentinel(directory / "sentinel", primary._program, primary, lines) as sentinel:
+            with Sentinel(directory / "sentinel", primary, primary.port, lines) as sentinel:
                 with Client.from_url(sentinel.url) as client:
                     assert wait_until(lambda: bool(client.sentinel_slaves(SERVICE)), _SETTLE_SECONDS)
                 yield Pair(primary, replica, sentinel, login)

@@ -8,14 +8,17 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
+from redis import Redis as Client
 
 from broker_config.process.retry import RetriesExhausted, RetryPolicy
 from broker_config.protocol.errors import AddressWrong, BrokerRefused, FedILError, LedgerMissing
 from broker_config.stores import connect_store
-from ops.local.services.process import LOOPBACK
+from ops.local.services import Redis
+from ops.local.services.process import LOOPBACK, free_ports
 from server_worker.run.recipe import Recipe
 from tests.federation import SOON, Federation, Hands, OverBrokers, apart, at_work, blobs_recipe
-from tests.sentinels import SERVICE, Pair, redis_pair
+from tests.integration.test_redis import make_certificate
+from tests.sentinels import SERVICE, Pair, Sentinel, redis_pair
 from tests.services import Service, needed
 
 CLIENTS = 2
@@ -97,6 +100,10 @@ def test_a_write_is_done_when_a_replica_has_it(pair: Pair) -> None:
         assert not store.commit(RUN, 7, 2, b"second")
         pair.cut_replica_off()
         assert store.commit(RUN, 7, 4, b"no replica is left to wait for")
+        with Client.from_url(pair.primary.url) as admin:
+            admin.config_set("min-replicas-to-write", 1)
+        with pytest.raises(RetriesExhausted, match="fewer replicas than its min-replicas-to-write: start"):
+            store.commit(RUN, 7, 5, b"a primary that may be cut off")
 
 
 def test_a_replica_that_takes_over_has_all_that_was_confirmed(pair: Pair) -> None:
@@ -141,6 +148,28 @@ def test_an_address_that_is_wrong_is_named_without_its_password(
     assert "s3cret" not in str(raised.value)
     waits = "is away" in said or "that answer" in said
     assert isinstance(raised.value, RetriesExhausted if waits else AddressWrong | BrokerRefused)
+
+
+def test_tls_is_used_for_redis_and_for_the_sentinels(tmp_path: Path) -> None:
+    certificate, ports = make_certificate(tmp_path / "ours.pem"), free_ports(["redis", "sentinel"])
+    files = {f"tls-{kind}": str(certificate) for kind in ("cert-file", "key-file", "ca-cert-file")}
+    ours = files | {"tls-auth-clients": "optional", "tls-replication": "yes"}
+
+    def options(port: str) -> dict[str, str]:
+        return ours | {"tls-port": str(ports[port])}
+
+    words = [word for name, value in options("redis").items() for word in (f"--{name}", value)]
+    lines = [f"{name} {value}" for name, value in options("sentinel").items()]
+    with (
+        needed(lambda: Redis(tmp_path / "redis", options=words)) as redis,
+        Sentinel(tmp_path / "sentinel", redis, ports["redis"], lines),
+    ):
+        url = f"rediss+sentinel://{LOOPBACK}:{ports['sentinel']}/{SERVICE}/0"
+        patient, hasty = RetryPolicy(seconds=SOON), RetryPolicy(seconds=0.0)
+        with closing(connect_store(f"{url}?ssl_ca_certs={certificate}", retry=patient)) as store:
+            assert store.commit(RUN, 7, 1, b"ledger")
+        with pytest.raises(BrokerRefused, match=f"no TLS with Redis at {SERVICE}.*: check ssl_ca_certs"):
+            connect_store(url, retry=hasty)
 
 
 def test_a_run_that_loses_a_part_of_a_round_in_a_failover_says_so_and_goes_on_when_started_again(
