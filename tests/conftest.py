@@ -12,6 +12,7 @@ import torch
 
 from server_worker.run.recipe import Recipe
 from tests.federation import Over, OverBrokers, apart
+from tests.sentinels import Pair, redis_pair
 from tests.services import Service, needed, rabbitmq_service, redis_service
 
 torch.set_num_threads(1)
@@ -37,6 +38,12 @@ def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     with needed(lambda: redis_service(tmp_path_factory.mktemp("redis"))) as service:
         yield service
+
+
+@pytest.fixture(scope="session")
+def sentinel_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with ExitStack() as stack:
+        yield needed(lambda: stack.enter_context(redis_pair(tmp_path_factory.mktemp("pair"))))
 
 
 @pytest.fixture

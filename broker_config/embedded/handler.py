@@ -17,7 +17,6 @@ _Reply = tuple[object, Buffers]
 _PLAIN_STORE_CALLS = frozenset(
     (
         "begin",
-        "check_begun",
         "count",
         "open_activation",
         "clients",

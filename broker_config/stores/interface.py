@@ -32,14 +32,11 @@ class Store(Protocol):
     def begin(self, run: str) -> None:
         """Mark the run as begun in this store. Idempotent."""
 
-    def check_begun(self, run: str) -> None:
-        """Raises LedgerMissing if the run has no mark: it never began here, or the store lost its data."""
-
     def count(self, run: str, counted: int) -> int:
         """Advance the run's mark beyond `counted`, up to which this server has counted, and return the new count.
-        Raises LedgerMissing, like `check_begun`, and also if the store's own count is lower: it has gone back to an
-        earlier state, and ledgers may be missing. What was committed before the call is in every later state of the
-        store whose count is as high."""
+        Raises LedgerMissing if the run has no mark, because it never began here or the store lost its data, and if
+        the store's own count is lower: it has gone back to an earlier state. What was committed before the call is in
+        every later state of the store that has its count."""
 
     def open_activation(self, run: str, client: int, activation: int) -> None:
         """Called before the server asks `client` to train for the `activation`-th time. Idempotent. Raises

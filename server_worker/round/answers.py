@@ -43,8 +43,8 @@ class AnswerDesk:
         self._recipe, self._metrics, self._inbox = recipe, metrics, inbox
         self._dispatcher, self._context = dispatcher, context
         self._check_ledgers, self._on_idle = check_ledgers, on_idle
-        self._asked_again: set[tuple[int, int, str]] = set()
-        """Client, activation, and why it was asked again"""
+        self._asked_again: dict[tuple[int, str], int] = {}
+        """Client and why it was asked again → the activation"""
         self._ask_again: set[int] = set()
 
     # ---- what arrives ------------------------------------------------------------------------------------------
@@ -53,6 +53,7 @@ class AnswerDesk:
         """Answers to an earlier life of this server: those clients need not train again."""
         for arrival in self._inbox.leftovers():
             opened = self._take(arrival, opened, fold)
+        self._ask_again = set()  # all that are awaited are asked now
         return opened
 
     def receive(self, opened: OpenT, fold: Fold, timeout_seconds: float, stopwatch: Stopwatch) -> OpenT:
@@ -94,10 +95,9 @@ class AnswerDesk:
         else:
             self._ledgers.count()
             why = "" if self._ledgers.has(answer.client, answer.activation) else "ledger_missing"
-        asked = (answer.client, answer.activation, why)
-        if not why or asked in self._asked_again:
+        if not why or self._asked_again.get((answer.client, why)) == answer.activation:
             return ""
-        self._asked_again.add(asked)
+        self._asked_again[answer.client, why] = answer.activation
         self._ask_again.add(answer.client)
         return why
 

@@ -17,6 +17,7 @@ from broker_config.stores.interface import Store
 from broker_config.stores.memory.store import MemoryStore
 from broker_config.transports.memory.broker import EmbeddedBroker
 from tests.memory_store import new_store
+from tests.sentinels import Pair
 from tests.services import Service
 
 Connect = Callable[[], Store]
@@ -44,10 +45,17 @@ def redis(request: pytest.FixtureRequest) -> Iterator[Connect]:
     yield lambda: connect_store(service.url)
 
 
+@contextmanager
+def redis_behind_sentinels(request: pytest.FixtureRequest) -> Iterator[Connect]:
+    pair: Pair = request.getfixturevalue("sentinel_pair")
+    yield lambda: connect_store(pair.url())
+
+
 STORES: dict[str, Callable[[pytest.FixtureRequest], AbstractContextManager[Connect]]] = {
     "memory": memory,
     "memory-socket": memory_socket,
     "redis": redis,
+    "redis-sentinel": redis_behind_sentinels,
 }
 
 
@@ -86,16 +94,22 @@ def test_a_run_has_begun_only_after_begin_even_if_ledgers_are_committed(
     store.commit(run, 7, 1, b"ledger")
     store.begin(f"{run}-other")
     with pytest.raises(LedgerMissing, match=rf"lost all .* '{run}'.* start a new run"):
-        store.check_begun(run)
+        store.count(run, 0)
     for _ in range(2):
         connect().begin(run)
-        store.check_begun(run)
+        store.count(run, 0)
     assert store.clients(run) == [7]
     assert store.latest(run) == {7: (1, b"ledger")}
     with pytest.raises(MessageRejected, match="run"):
         store.begin("a/b")
     with pytest.raises(MessageRejected, match="run"):
-        store.check_begun("a/b")
+        store.count("a/b", 0)
+
+
+def test_the_count_of_a_run_only_grows(connect: Connect, store: Store, run: str) -> None:
+    store.begin(run)
+    first = connect().count(run, 0)
+    assert store.count(run, first) > first > 0
 
 
 def test_a_client_that_never_committed_has_no_ledger(store: Store, run: str) -> None:

@@ -49,7 +49,7 @@ def test_ledgers_survive_sigkill_with_the_default_user_off(tmp_path: Path, acl: 
         redis.kill()
         redis.start()
         with closing(connect_store(url_of(redis, "server"), site_of=lambda _: "north")) as server:
-            server.check_begun(RUN)
+            assert server.count(RUN, 0) == 1
             assert server.latest(RUN) == {7: (4, b"ledger 4")}
             assert server.read(RUN, 7, 4) == b"ledger 3"
             assert server.notices(workers_topic("north")) == {"worker": {"state": "idle"}}

@@ -74,7 +74,7 @@ def test_the_acl_permits_all_that_a_site_and_the_server_do(login: Login, admin: 
     north.withdraw(workers_topic("north"), "worker")
     server.withdraw(RUNS_TOPIC, RUN)
     server.begin(RUN)
-    server.check_begun(RUN)
+    server.count(RUN, 0)
     assert admin.acl_log() == []
 
 
@@ -97,7 +97,7 @@ def test_a_site_can_neither_write_nor_delete_the_mark_of_a_run(own_redis: Servic
         for command in ("DEL {}", "SET {} x PX 1", "HSET {} field value", "STRLEN {}"):
             with pytest.raises(NoPermissionError):
                 client.execute_command(*command.format(run_key(RUN)).split())
-    server.check_begun(RUN)
+    server.count(RUN, 0)
 
 
 def test_a_site_can_neither_read_nor_write_ledgers_of_another(own_redis: Service, login: Login) -> None:

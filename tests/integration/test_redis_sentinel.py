@@ -4,19 +4,25 @@ it took over is noticed."""
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
+from redis import Redis as Client
 
-from broker_config.protocol.errors import FedILError, LedgerMissing
-from server_worker.run.recipe import Recipe, load_recipe
-from tests.deployment import Deployed, write_recipe
+from broker_config.process.retry import RetriesExhausted, RetryPolicy
+from broker_config.protocol.errors import AddressWrong, BrokerRefused, FedILError, LedgerMissing
+from broker_config.stores import connect_store
+from ops.local.services import Redis
+from ops.local.services.process import LOOPBACK, free_ports
+from server_worker.run.recipe import Recipe
 from tests.federation import SOON, Federation, Hands, OverBrokers, apart, at_work, blobs_recipe
-from tests.sentinels import SERVICE, Pair, redis_pair
+from tests.integration.test_redis import make_certificate
+from tests.sentinels import SERVICE, Pair, Sentinel, redis_pair
 from tests.services import Service, needed
 
 CLIENTS = 2
+RUN = "run"
 
 
 @pytest.fixture
@@ -48,21 +54,122 @@ def play_a_round(hands: Hands) -> None:
 
 
 def test_a_primary_that_is_killed_for_ever_costs_seconds_and_no_bit(
-    rabbitmq: Service, pair: Pair, tmp_path: Path
+    recipe: Recipe, rabbitmq: Service, pair: Pair, tmp_path: Path
 ) -> None:
-    recipe = write_recipe(tmp_path, rounds=4)
-    expected = Federation(load_recipe(recipe), tmp_path / "undisturbed")
-    expected.play()
-    with Deployed(tmp_path / "run", recipe, rabbitmq.url, pair.url(), workers=2) as run:
-        run.wait_for_progress(2, SOON)
-        before, killed = run.progress(), time.monotonic()
+    recipe = recipe.model_copy(update={"rounds": 6})
+    with OverBrokers(recipe, tmp_path / "run", broker_url=rabbitmq.url, store_url=pair.url()) as federation:
+        killed, seconds = threading.Event(), list[float]()
+
+        def note(number: int, _: int) -> None:
+            """From the server's thread, in the middle of a round"""
+            if killed.is_set():
+                seconds.append(time.monotonic() - began)
+            elif number == 3:
+                pair.primary.kill()
+                killed.set()
+
+        federation.diary.on_update, began = note, time.monotonic()
+        server = federation.serve()
+        with at_work(federation.participant()):
+            assert killed.wait(SOON)
+            began = time.monotonic()
+            assert server.result(SOON).rounds_done == recipe.rounds
+        print(f"progress {seconds[0]:.1f} s after the primary was killed")
+        assert len(seconds) > CLIENTS
+        assert federation.fingerprint() == undisturbed(recipe, tmp_path / "undisturbed")
+
+
+def test_a_write_is_done_when_a_replica_has_it(pair: Pair) -> None:
+    hasty = RetryPolicy(seconds=0.0)
+    with (
+        closing(connect_store(pair.url(), retry=hasty)) as store,
+        closing(connect_store(pair.url(options="?replicas=0"), retry=hasty)) as careless,
+        closing(connect_store(pair.primary.url, retry=hasty)) as direct,
+    ):
+        store.begin(RUN)
+        assert store.commit(RUN, 7, 1, b"first")
+        with pair.frozen_replica():
+            for waiting in (store, direct):
+                with pytest.raises(RetriesExhausted, match="0 of 1 replicas of Redis have confirmed a write"):
+                    waiting.commit(RUN, 7, 2, b"second")
+            with pytest.raises(RetriesExhausted, match="0 of 1 replicas"):
+                store.open_activation(RUN, 8, 1)
+            with pytest.raises(RetriesExhausted, match="0 of 1 replicas"):
+                store.count(RUN, 0)
+            assert careless.commit(RUN, 7, 3, b"third")
+        assert not store.commit(RUN, 7, 2, b"second")
+        pair.cut_replica_off()
+        assert store.commit(RUN, 7, 4, b"no replica is left to wait for")
+        with Client.from_url(pair.primary.url) as admin:
+            admin.config_set("min-replicas-to-write", 1)
+        with pytest.raises(RetriesExhausted, match="fewer replicas than its min-replicas-to-write: start"):
+            store.commit(RUN, 7, 5, b"a primary that may be cut off")
+
+
+def test_a_replica_that_takes_over_has_all_that_was_confirmed(pair: Pair) -> None:
+    clients = range(50)
+    with closing(connect_store(pair.url(), retry=RetryPolicy(seconds=SOON))) as store:
+        store.begin(RUN)
+        for client in clients:
+            store.commit(RUN, client, 1, b"%d" % client)
+        count, before = store.count(RUN, 0), store.server_id
         pair.primary.kill()
-        run.wait_for_progress(before, SOON)
-        print(f"progress {time.monotonic() - killed:.1f} s after the primary was killed")
-        assert not run.server.finished.is_set()
-        assert run.wait(SOON) == expected.digests()
-        assert run.server.starts == 1
-        assert [worker.starts for worker in run.workers] == [1, 1]
+        assert store.count(RUN, count) == count + 1
+        assert store.server_id != before
+        assert store.latest(RUN) == {client: (1, b"%d" % client) for client in clients}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            ("/ledgers/", "/others/"),
+            "the Sentinels that answer know no service 'others': check the name after the hosts",
+        ),
+        (
+            ("/0", "/0?sentinel_password=s3cret"),
+            "a Sentinel does not let FedIL in .*: check sentinel_username",
+        ),
+        (("redis+", "rediss+"), "is away"),
+        (("/ledgers/", "//"), "the store's URL names no service of the Sentinels: write redis"),
+        ((f"//{LOOPBACK}:", "//:s3cret/"), "the store's URL has no list of hosts of Sentinels: write redis"),
+        (("/0", "/zero"), "the store's URL has a database that is no number: write redis"),
+        (("/0", "/0?replicas=some"), "the store's URL has a wrong option: write replicas=1"),
+        (("+sentinel", "+cluster"), "the scheme must be one of memory, redis, rediss, redis\\+sentinel"),
+    ],
+)
+def test_an_address_that_is_wrong_is_named_without_its_password(
+    sentinel_pair: Pair, change: tuple[str, str], said: str
+) -> None:
+    url = sentinel_pair.url()
+    assert change[0] in url
+    with pytest.raises(FedILError, match=said) as raised:
+        connect_store(url.replace(*change), retry=RetryPolicy(seconds=0.0))
+    assert "s3cret" not in str(raised.value)
+    waits = "is away" in said or "that answer" in said
+    assert isinstance(raised.value, RetriesExhausted if waits else AddressWrong | BrokerRefused)
+
+
+def test_tls_is_used_for_redis_and_for_the_sentinels(tmp_path: Path) -> None:
+    certificate, ports = make_certificate(tmp_path / "ours.pem"), free_ports(["redis", "sentinel"])
+    files = {f"tls-{kind}": str(certificate) for kind in ("cert-file", "key-file", "ca-cert-file")}
+    ours = files | {"tls-auth-clients": "optional", "tls-replication": "yes"}
+
+    def options(port: str) -> dict[str, str]:
+        return ours | {"tls-port": str(ports[port])}
+
+    words = [word for name, value in options("redis").items() for word in (f"--{name}", value)]
+    lines = [f"{name} {value}" for name, value in options("sentinel").items()]
+    with (
+        needed(lambda: Redis(tmp_path / "redis", options=words)) as redis,
+        Sentinel(tmp_path / "sentinel", redis, ports["redis"], lines),
+    ):
+        url = f"rediss+sentinel://{LOOPBACK}:{ports['sentinel']}/{SERVICE}/0"
+        patient, hasty = RetryPolicy(seconds=SOON), RetryPolicy(seconds=0.0)
+        with closing(connect_store(f"{url}?ssl_ca_certs={certificate}", retry=patient)) as store:
+            assert store.commit(RUN, 7, 1, b"ledger")
+        with pytest.raises(BrokerRefused, match=f"no TLS with Redis at {SERVICE}.*: check ssl_ca_certs"):
+            connect_store(url, retry=hasty)
 
 
 def test_a_run_that_loses_a_part_of_a_round_in_a_failover_says_so_and_goes_on_when_started_again(

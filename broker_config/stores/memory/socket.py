@@ -25,9 +25,6 @@ class SocketStore:
     def begin(self, run: str) -> None:
         self._call("begin", run=run)
 
-    def check_begun(self, run: str) -> None:
-        self._call("check_begun", run=run)
-
     def count(self, run: str, counted: int) -> int:
         return int(self._call("count", run=run, counted=counted)[0])
 

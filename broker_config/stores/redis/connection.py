@@ -84,7 +84,7 @@ class RedisConnection:
         address = self._sentinels
         if address is None:
             return sentinel.Replicas((), ())
-        return self.call(lambda _: sentinel.replicas(address, _COMMON))
+        return self.call(lambda _: sentinel.replicas(address, _common_options()))
 
     def close(self) -> None:
         self._retrier.close()
@@ -135,7 +135,7 @@ class RedisConnection:
         brief = f"{text.rstrip('.'):.200}"
         if "MISCONF " in text:
             return BrokerUnavailable(f"{where} cannot write to its disk: free space ({brief})")
-        if text.startswith("NOREPLICAS"):
+        if "NOREPLICAS " in text:
             return BrokerUnavailable(f"{where} has fewer replicas than its min-replicas-to-write: start them")
         if isinstance(error, _UNREACHABLE) or text.startswith("BUSY "):
             if isinstance(error, exceptions.ReadOnlyError):
@@ -163,9 +163,9 @@ def _take_replicas(url: str) -> tuple[str, int]:
 def _client_for(url: str, sentinels: SentinelAddress | None) -> Client:
     try:
         client: Client = (
-            redis.Redis.from_url(url, **_COMMON)
+            redis.Redis.from_url(url, **_common_options())
             if sentinels is None
-            else sentinel.sentinel_client(sentinels, _COMMON)
+            else sentinel.sentinel_client(sentinels, _common_options())
         )
         client.connection_pool.make_connection()
     except (ValueError, TypeError) as error:
@@ -186,16 +186,17 @@ def _no_client_info() -> dict[str, Any]:
     return dict.fromkeys(["driver_info"] if "driver_info" in known else ["lib_name", "lib_version"])
 
 
-_COMMON: dict[str, Any] = {
-    # Replies have the same shape in all versions of redis-py, and old servers understand it.
-    "protocol": 2,
-    "socket_timeout": 20.0,
-    "socket_connect_timeout": 5.0,
-    "socket_keepalive": True,
-    # Our retries have a deadline, report what they wait for and can be stopped.
-    "retry": Retry(NoBackoff(), 0),
-    **_no_client_info(),
-}
+def _common_options() -> dict[str, Any]:
+    return {
+        # Replies have the same shape in all versions of redis-py, and old servers understand it.
+        "protocol": 2,
+        "socket_timeout": 20.0,
+        "socket_connect_timeout": 5.0,
+        "socket_keepalive": True,
+        # Our retries have a deadline, report what they wait for and can be stopped.
+        "retry": Retry(NoBackoff(), 0),
+        **_no_client_info(),
+    }
 
 
 def _underlying(error: Exception) -> Exception:

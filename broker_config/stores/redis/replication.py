@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+from redis import exceptions
+
 from broker_config.protocol.errors import BrokerUnavailable
 from broker_config.stores.redis.connection import Client
 
@@ -16,7 +18,10 @@ def confirm(redis: Client, wanted: int, write: Callable[[Client], object]) -> No
     waits for may have been written through another one."""
     if not wanted:
         return
-    info = redis.info("replication")
+    try:
+        info = redis.info("replication")
+    except exceptions.NoPermissionError:
+        return  # taken away from this user since it connected: FedIL's own rules allow it
     if info["role"] != "master":
         raise BrokerUnavailable("Redis has just become a replica: what was written may not be kept")
     wanted = min(wanted, sum(_answers(value) for name, value in info.items() if name.startswith("slave")))

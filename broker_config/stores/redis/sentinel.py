@@ -127,38 +127,42 @@ def _sentinels(address: SentinelAddress, common: Mapping[str, Any]) -> tuple[Any
 
 
 class _Sentinels(Sentinel):
-    """Asks for the primary as Sentinel's guide for clients describes, and says why no Sentinel answers: redis-py's own
-    way reorders a list that threads share, and takes a wrong password or name for an outage."""
+    """Finds the primary, or says why not. redis-py's own way reorders a list that threads share, and takes a wrong
+    password or name for an outage."""
 
     def discover_master(self, service_name: str) -> tuple[str, int]:
-        host, port = self.ask(
-            service_name, lambda sentinel: sentinel.sentinel_get_master_addr_by_name(service_name)
-        )
-        return host.decode() if isinstance(host, bytes) else host, int(port)
+        def primary(sentinel: Any) -> tuple[str, int]:
+            state = sentinel.sentinel_master(service_name)
+            # A Sentinel that is cut off from the others goes on naming the old one.
+            if not state["is_master"] or state["is_sdown"] or state["is_odown"]:
+                raise exceptions.ConnectionError("the primary does not answer")
+            return state["ip"], state["port"]
+
+        found: tuple[str, int] = self.ask(service_name, primary)
+        return found
 
     def ask(self, service: str, question: Callable[[Any], Any]) -> Any:
-        """The first answer of a Sentinel that knows the service."""
-        failure: Exception | None = None
+        """The first answer"""
+        unknown = f"know no service {service!r}: check the name after the hosts in the store's URL"
+        failures: list[Exception] = []
         for sentinel in self.sentinels:
             try:
-                answer = question(sentinel)
-            except exceptions.AuthenticationError as error:
-                raise SentinelRefuses(
-                    f"a Sentinel does not let FedIL in ({str(error).rstrip('.')}): check sentinel_username and "
-                    "sentinel_password in the store's URL"
-                ) from error
+                return question(sentinel)
             except (exceptions.RedisError, OSError) as error:
                 if "No such master" not in str(error):
-                    failure = error
-                continue
-            if answer is not None:
-                return answer
-        if failure is None:
-            raise SentinelRefuses(
-                f"the Sentinels know no service {service!r}: check the name after the hosts in the store's URL"
-            )
+                    failures.append(error)
+        for refusal in failures:
+            if isinstance(refusal, exceptions.AuthenticationError | exceptions.NoPermissionError):
+                raise SentinelRefuses(
+                    f"a Sentinel does not let FedIL in ({str(refusal).rstrip('.')}): check sentinel_username and "
+                    "sentinel_password in the store's URL"
+                ) from refusal
+        if not failures:
+            raise SentinelRefuses(f"the Sentinels {unknown}")
+        if len(failures) < len(self.sentinels):
+            raise MasterNotFoundError(f"the Sentinels that answer {unknown}")
         # With its cause: a wrong certificate is told from an outage by it.
-        raise MasterNotFoundError(f"no Sentinel answers: {failure}") from failure.__context__
+        raise MasterNotFoundError(f"no Sentinel names one: {failures[-1]}") from failures[-1].__context__
 
     def close(self) -> None:
         for sentinel in self.sentinels:

@@ -70,11 +70,6 @@ class RedisStore:
 
         self._connection.call(write)
 
-    def check_begun(self, run: str) -> None:
-        key = run_key(check_run("run", run))
-        if not self._connection.call(lambda redis: redis.strlen(key)):
-            raise self._lost(run)
-
     def count(self, run: str, counted: int) -> int:
         key = run_key(check_run("run", run))
 
@@ -85,7 +80,11 @@ class RedisStore:
                 mark = transaction.getrange(key, 0, _MAX_RECORD_BYTES)
                 now = int(mark) if mark.isdigit() else 0
                 if not mark:
-                    raise self._lost(run)
+                    raise LedgerMissing(
+                        f"Redis at {self._connection.endpoint} has lost all that it kept of run {run!r}: it was "
+                        "emptied, runs without persistence or is another one. Restore its append-only file, or start "
+                        "a new run"
+                    )
                 if now < counted:
                     raise LedgerMissing(
                         f"Redis at {self._connection.endpoint} has gone back to an earlier state of run {run!r} (its "
@@ -101,12 +100,6 @@ class RedisStore:
             return now + 1
 
         return self._connection.call(transact)
-
-    def _lost(self, run: str) -> LedgerMissing:
-        return LedgerMissing(
-            f"Redis at {self._connection.endpoint} has lost all that it kept of run {run!r}: it was emptied, "
-            "runs without persistence or is another one. Restore its append-only file, or start a new run"
-        )
 
     def _confirm(self, redis: Client, write: Callable[[Client], object]) -> None:
         confirm(redis, self._connection.replicas, write)

@@ -1,4 +1,5 @@
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,23 @@ def test_a_task_that_comes_again_is_answered_again_without_training(tmp_path: Pa
     assert np.array_equal(first.tensors["delta.params"], second.tensors["delta.params"])
     assert len(trained) == 1
     assert bench.receive(TASKS) is None
+
+
+def test_a_task_that_comes_again_is_trained_again_if_the_store_has_lost_its_ledger(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    participant, task = bench.participant(), bench.task()
+    trained = counted_training(participant)
+    bench.put(task)
+    serve_one(bench, participant)
+    ledgers = bench.federation.store.latest(RUN)
+    shutil.rmtree(tmp_path / "ledgers" / RUN / str(task.client))
+    assert bench.federation.store.latest(RUN) == {}
+    bench.put(task)
+    serve_one(bench, participant)
+    assert bench.federation.store.latest(RUN) == ledgers
+    assert len(trained) == 2
+    first, second = bench.update(), bench.update()
+    assert np.array_equal(first.tensors["delta.params"], second.tensors["delta.params"])
 
 
 @pytest.mark.parametrize(
