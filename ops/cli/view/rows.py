@@ -94,12 +94,12 @@ def _of_series(series: Series) -> Column:
     )
 
 
-def series_value(series: Series, value: float | None) -> str:
+def series_value(series: Series, value: float | None, thousands: str = "") -> str:
     if value is None:
         return UNKNOWN
     if series.unit == "share":
         return percent(value, 1)
-    return f"{value:.0f}" if series.unit == "samples" else number(value)
+    return f"{value:{thousands}.0f}" if series.unit == "samples" else number(value)
 
 
 def exclusions(outcomes: Sequence[ClientOutcome]) -> list[str]:

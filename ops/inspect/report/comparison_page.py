@@ -128,5 +128,5 @@ def _runs(comparison: Comparison) -> Iterator[tuple[Cell, ...]]:
                 run.state,
                 percent(next(reversed(run.accuracy("global").values()), None)),
                 duration(sum(record.seconds.get("total", 0.0) for record in run.records)),
-                meaning_of(run).headline,
+                meaning_of(run)["headline"],
             )

@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 
 from fedil_model.methods.interface import Series
-from ops.cli.view.rows import excluded, number, percent
+from ops.cli.view.rows import excluded, number, percent, series_value
 from ops.inspect.report.reading import Run, num_rounds
 from ops.inspect.report.rendering import brief
 from server_worker.watch.events import RoundRecord
@@ -102,16 +102,10 @@ def _row(run: Run, record: RoundRecord) -> Row:
         *(percent(record.accuracy.get(model.name)) for model in run.display.models),
         number(record.delta_norm),
         f"{record.accepted}/{record.selected}",
-        *(_cell(series, record.series.get(series.name)) for series in _columns(run)),
+        *(series_value(series, record.series.get(series.name), ",") for series in _columns(run)),
         f"{record.seconds.get('total', 0.0):.1f}",
         "; ".join(_named(record)),
     )
-
-
-def _cell(series: Series, value: float | None) -> str:
-    if series.unit == "share":
-        return percent(value, 1)
-    return "–" if value is None else f"{value:,.0f}" if series.unit == "samples" else number(value)
 
 
 def _named(record: RoundRecord) -> Iterator[str]:
