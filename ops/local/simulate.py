@@ -7,7 +7,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from fedil_model.training.precision import choose_device, repeatable_on
 from ops.inspect.diagnostics import LabelSetTruth
 from ops.inspect.summary import Summary, summarise
 from ops.local.store_on_disk import StoreOnDisk
-from ops.local.workers import WorkerPool
+from ops.local.workers import start_workers
 from server_worker.coordinator import Coordinator, ServerContext, Stopped
 from server_worker.round.sites import OneSite
 from server_worker.run.checkpoint import CheckpointFolder
@@ -40,7 +40,7 @@ from server_worker.run.name import run_id, simulation_id
 from server_worker.run.progress import Progress
 from server_worker.run.recipe import Recipe
 from server_worker.watch.events import Watcher, Watchers
-from server_worker.watch.notices import PageServed
+from server_worker.watch.notices import PageServed, Remark
 from server_worker.watch.survey import Surveyor
 from server_worker.watch.tensorboard import TensorBoardWatcher
 from server_worker.watch.watching import Watching, watching
@@ -117,8 +117,12 @@ def _play_rounds(
         # A socket's path may have about 100 characters; a run's folder may have more.
         short = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedil-")))
         url = stack.enter_context(serve(broker, store, short / "broker")).url
-        arguments = _worker_arguments(recipe, url, where, inputs.device)
-        pool = stack.enter_context(WorkerPool(arguments, workers, where.logs, watcher, stop))
+        arguments = _worker_arguments(url, where, inputs.device)
+        plugins = plugins_named(recipe.model_dump())
+        pool = start_workers(
+            arguments, plugins, workers, where.logs, lambda text: watcher.note(Remark(text)), stop.set
+        )
+        stack.enter_context(pool)
         evaluator = inputs.evaluator(recipe)
         stack.callback(evaluator.close)
         transport = MemoryTransport(broker)
@@ -138,7 +142,9 @@ def _play_rounds(
         stack.enter_context(Surveyor(run, sites, lambda: (MemoryTransport(broker), store), watch.survey))
         watch.leading(inputs.dataset.class_names, lambda: (transport.bytes_sent, transport.bytes_received))
         method = make_method(recipe.learning(), inputs.dataset, inputs.device)
-        progress = _run(Coordinator(run, recipe, method, inputs.labelled, context))
+        progress: Progress | None = None
+        with suppress(Stopped):
+            progress = Coordinator(run, recipe, method, inputs.labelled, context).run()
         if failure := pool.failure or store.failure:
             raise failure
     return progress
@@ -154,19 +160,9 @@ def _write_missing_shards(where: RunDir, inputs: RunInputs) -> None:
     )
 
 
-def _worker_arguments(recipe: Recipe, url: str, where: RunDir, device: torch.device) -> list[str]:
-    arguments = ["--broker", url, "--store", url, "--site", _SITE, "--web", "off"]
-    arguments += ["--shards", str(where.shards), "--device", str(device)]
-    for name in plugins_named(recipe.model_dump()):
-        arguments += ["--plugin", name]
-    return arguments
-
-
-def _run(coordinator: Coordinator) -> Progress | None:
-    try:
-        return coordinator.run()
-    except Stopped:
-        return None
+def _worker_arguments(url: str, where: RunDir, device: torch.device) -> list[str]:
+    place = ["--broker", url, "--store", url, "--site", _SITE, "--web", "off"]
+    return [*place, "--shards", str(where.shards), "--device", str(device)]
 
 
 def _baseline(

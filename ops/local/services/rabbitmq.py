@@ -40,10 +40,6 @@ class RabbitMQ(PrivateService):
         super().__init__(directory)
 
     @property
-    def port(self) -> int:
-        return self.ports["amqp"]
-
-    @property
     def url(self) -> str:
         return f"amqp://guest:guest@{LOOPBACK}:{self.port}/%2F"
 
