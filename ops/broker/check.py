@@ -140,12 +140,10 @@ def _refusal(attempt: Callable[[], object]) -> str | None:
 def _accepts_guest(url: str) -> bool:
     parts = urlsplit(url)
     guest = parts._replace(netloc=f"guest:guest@{parts.netloc.rpartition('@')[2]}").geturl()
-    with closing(Connection(parse_url(guest), "checking", reconnects=True)) as connection:
-        try:
-            with connection.exclusive():
-                return True
-        except FedILError:
-            return False
+    connection = closing(Connection(parse_url(guest), "checking", reconnects=True))
+    with suppress(FedILError), connection as opened, opened.exclusive():
+        return True
+    return False
 
 
 # RabbitMQ, with the credentials of an administrator

@@ -51,16 +51,13 @@ def _write_report(folder: Path, runs: Sequence[tuple[str, Run]]) -> Iterator[Pat
     except FedILError as error:
         print(f"fedil: no report: {error}", file=sys.stderr)
         return
-    from ops.inspect.report.comparison import compare
-    from ops.inspect.report.comparison_page import comparison_page
-    from ops.inspect.report.comparison_plots import comparison_plots
+    from ops.inspect.report.comparison_page import comparison_report
     from ops.inspect.report.drawing import write_plots
 
-    comparison = compare([run for _, run in runs], [variant for variant, _ in runs])
-    page = folder / "report.html"
-    write_atomically(page, [comparison_page(comparison).encode("utf-8", "replace")])
-    yield page
-    written, _ = write_plots(comparison_plots(comparison)[:2], folder / "plots", "png")
+    page, plots = comparison_report([run for _, run in runs], [variant for variant, _ in runs])
+    write_atomically(folder / "report.html", [page.encode("utf-8", "replace")])
+    yield folder / "report.html"
+    written, _ = write_plots(plots[:2], folder / "plots", "png")
     yield from written
 
 
