@@ -38,6 +38,7 @@ _EVAL_TIMEOUT = "{ok, Timeout} = application:get_env(rabbit, consumer_timeout), 
 _CTL_SECONDS = 60.0
 _BLOCKED_SECONDS = 5.0
 """Servers and workers wait longer for the end of a broker's alarm; the check reports it."""
+Policies = Sequence[Mapping[str, Any]]
 _QUORUM_TARGETS = ("all", "queues", "quorum_queues")
 
 
@@ -171,11 +172,7 @@ def _check_management(
 
 
 def _check_consumer_timeout(
-    where: str,
-    node: str,
-    policies: Sequence[Mapping[str, Any]],
-    queues: Sequence[str],
-    deadline_seconds: float,
+    where: str, node: str, policies: Policies, queues: Sequence[str], deadline_seconds: float
 ) -> Finding:
     needed = round(1000 * consumer_timeout_seconds(deadline_seconds))
     limits = [_limit_by_policy(policies, queue) for queue in queues]
@@ -199,7 +196,7 @@ def _remedy(policy: str, needed: int) -> str:
     return f": set it to at least {needed} in its rabbitmq.conf"
 
 
-def _limit_by_policy(policies: Sequence[Mapping[str, Any]], queue: str) -> tuple[int, str] | None:
+def _limit_by_policy(policies: Policies, queue: str) -> tuple[int, str] | None:
     """A queue's consumer time-out and the policy that sets it: RabbitMQ applies only the matching policy of the highest
     priority."""
     matching = [policy for policy in policies if _applies(policy, queue)]

@@ -46,10 +46,6 @@ class Cluster:
     web: WebAddress | None = None
     tensorboard: bool = False
 
-    @property
-    def services(self) -> Path:
-        return services_of(self.run_dir)
-
 
 def services_of(run_dir: Path) -> Path:
     return run_dir / "services"
@@ -69,13 +65,14 @@ def redis_left_by(run_dir: Path) -> Iterator[str]:
 
 def run_cluster(cluster: Cluster, stop: threading.Event, say: Callable[[str], None]) -> int:
     """The server's exit code. Blocks until it has ended, by itself or because `stop` was set."""
+    services = services_of(cluster.run_dir)
     with ExitStack() as stack:
         # Two nodes on the same data would destroy it.
-        stack.enter_context(sole_use(cluster.services))
+        stack.enter_context(sole_use(services))
         say("starting RabbitMQ and Redis")
-        rabbitmq = RabbitMQ(cluster.services / "rabbitmq", plugins=["prometheus"])
+        rabbitmq = RabbitMQ(services / "rabbitmq", plugins=["prometheus"])
         stack.enter_context(gently(rabbitmq))
-        redis = stack.enter_context(gently(Redis(cluster.services / "redis")))
+        redis = stack.enter_context(gently(Redis(services / "redis")))
         broker, store = rabbitmq.url, redis.url
         say(f"broker {broker}  store {store}")
         for service in (rabbitmq, redis):
@@ -138,13 +135,10 @@ def watch_if_possible(
     if cluster.web is None:
         say("no metrics are kept: --web is off")
         return
-    folder = cluster.services / "prometheus"
+    folder = services_of(cluster.run_dir) / "prometheus"
     host = LOOPBACK if cluster.web.host in _ANY_INTERFACE else cluster.web.host
-    places = Places(
-        servers=(place_of(replace(cluster.web, host=host)),),
-        rabbitmq=(rabbitmq.metrics_place,),
-        every_seconds=_SCRAPE_SECONDS,
-    )
+    servers = (str(replace(cluster.web, host=host)),)
+    places = Places(servers, (rabbitmq.metrics_place,), every_seconds=_SCRAPE_SECONDS)
     files = prometheus_files(places)
     list(write_monitoring(folder, files, overwrite=True))
     try:
@@ -163,10 +157,6 @@ def with_a_port(address: WebAddress | None) -> WebAddress | None:
     if address is None or (address.port and address.fixed):
         return address
     return replace(address, port=free_ports(["web"])["web"])
-
-
-def place_of(address: WebAddress | None) -> str:
-    return str(address) if address else "off"
 
 
 def write_missing_shards(cluster: Cluster, say: Callable[[str], None]) -> None:
@@ -210,7 +200,7 @@ def start_server(cluster: Cluster, connection: Sequence[str]) -> GuardedProcess:
     """Its view is the cluster's."""
     command = [sys.executable, "-m", "ops.cli", "server", "--recipe", str(cluster.recipe_file)]
     command += [*connection, "--run-dir", str(cluster.run_dir), "--again", cluster.again]
-    command += ["--web", place_of(cluster.web), *(["--tensorboard"] if cluster.tensorboard else [])]
+    command += ["--web", str(cluster.web or "off"), *(["--tensorboard"] if cluster.tensorboard else [])]
     for override in cluster.overrides:
         command += ["--set", override]
     # All workers are on this machine, whichever interface the page is on.

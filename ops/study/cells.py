@@ -18,15 +18,12 @@ _BUDGET = ("rounds", "client.epochs", "federation.clients_per_round", "client.ba
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a study"""
-
     variant: str
     seed: int
     recipe: Recipe
 
     @property
     def name(self) -> str:
-        """Of its files"""
         return f"{re.sub(r'[^A-Za-z0-9_.=-]+', '-', self.variant)}-seed-{self.seed}"
 
 

@@ -37,7 +37,7 @@ def write_files(
     for name, text in texts.items():
         write_atomically(study.folder / name, [text.encode()])
     written = [study.folder / name for name in texts]
-    runs = runs_of(study, progress)
+    runs = [(one.cell.variant, _run(study, one.cell)) for one in progress if one.round]
     if len(runs) > 1:
         written += _write_report(study.folder, runs)
     return results, written
@@ -77,11 +77,6 @@ def gather(study: Study, progress: Sequence[Progress]) -> dict[str, Any]:
             (read_environment(_run(study, one.cell).where)[-1] for one in progress if one.round), {}
         ),
     }
-
-
-def runs_of(study: Study, progress: Sequence[Progress]) -> list[tuple[str, Run]]:
-    """Variant and run of every cell that has closed a round"""
-    return [(one.cell.variant, _run(study, one.cell)) for one in progress if one.round]
 
 
 def _run(study: Study, cell: Cell) -> Run:

@@ -26,8 +26,6 @@ _POLL_SECONDS = 0.5
 
 @dataclass
 class Progress:
-    """Of one cell, for a view"""
-
     cell: Cell
     state: State = "waiting"
     round: int = 0
@@ -109,7 +107,6 @@ class Study:
         return list(known.values())
 
     def _look(self, progress: Progress) -> None:
-        """Reads what a cell's history says by now."""
         file = self.file_of(progress.cell)
         kept = file.read() if file.path.exists() else {}
         progress.rounds = kept.get("rounds", progress.cell.recipe.rounds)
