@@ -28,8 +28,8 @@ class RabbitMQWithTls(RabbitMQ):
     def tls_url(self) -> str:
         return f"amqps://guest:guest@localhost:{self.ports['amqps']}/%2F"
 
-    def _listeners(self) -> dict[str, str]:
-        return super()._listeners() | {
+    def _all_settings(self) -> dict[str, str]:
+        return super()._all_settings() | {
             "listeners.ssl.1": f"{LOOPBACK}:{self.ports['amqps']}",
             "ssl_options.cacertfile": str(self._tls.authority),
             "ssl_options.certfile": str(self._tls.certificate),

@@ -9,12 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
-from broker_config.brokers.definitions import (
-    ADMIN_USER,
-    VHOST,
-    rabbitmq_password_hash,
-    redis_password_hash,
-)
+from broker_config.brokers.definitions import ADMIN_USER, VHOST, rabbitmq_password_hash, redis_password_hash
 from broker_config.process.addresses import BROKER_URL, STORE_URL
 from broker_config.process.durable import write_atomically
 from broker_config.protocol.errors import FedILError

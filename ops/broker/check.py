@@ -38,6 +38,7 @@ _EVAL_TIMEOUT = "{ok, Timeout} = application:get_env(rabbit, consumer_timeout), 
 _CTL_SECONDS = 60.0
 _BLOCKED_SECONDS = 5.0
 """Servers and workers wait longer for the end of a broker's alarm; the check reports it."""
+Policies = Sequence[Mapping[str, Any]]
 _MEMBERS = "columns=name,type,members"
 _ENOUGH_MEMBERS = 3
 _REMEDIES = {
@@ -146,12 +147,10 @@ def _refusal(attempt: Callable[[], object]) -> str | None:
 def _accepts_guest(url: str) -> bool:
     parts = urlsplit(url)
     guest = parts._replace(netloc=f"guest:guest@{parts.netloc.rpartition('@')[2]}").geturl()
-    with closing(Connection(parse_url(guest), "checking", reconnects=True)) as connection:
-        try:
-            with connection.exclusive():
-                return True
-        except FedILError:
-            return False
+    connection = closing(Connection(parse_url(guest), "checking", reconnects=True))
+    with suppress(FedILError), connection as opened, opened.exclusive():
+        return True
+    return False
 
 
 # RabbitMQ, with the credentials of an administrator
@@ -190,11 +189,7 @@ def _lost_with_a_node(queues: Sequence[Mapping[str, Any]], nodes: int) -> Iterat
 
 
 def _check_consumer_timeout(
-    where: str,
-    node: str,
-    policies: Sequence[Mapping[str, Any]],
-    queues: Sequence[str],
-    deadline_seconds: float,
+    where: str, node: str, policies: Policies, queues: Sequence[str], deadline_seconds: float
 ) -> Finding:
     needed = round(1000 * consumer_timeout_seconds(deadline_seconds))
     limits = [_limit_by_policy(policies, queue) for queue in queues]
@@ -218,7 +213,7 @@ def _remedy(policy: str, needed: int) -> str:
     return f": set it to at least {needed} in its rabbitmq.conf"
 
 
-def _limit_by_policy(policies: Sequence[Mapping[str, Any]], queue: str) -> tuple[int, str] | None:
+def _limit_by_policy(policies: Policies, queue: str) -> tuple[int, str] | None:
     """A queue's consumer time-out and the policy that sets it: RabbitMQ applies only the matching policy of the highest
     priority."""
     matching = [policy for policy in policies if _applies(policy, queue)]

@@ -20,7 +20,7 @@ from broker_config.brokers.definitions import (
     users_of,
 )
 from broker_config.process.durable import make_directory, write_atomically
-from broker_config.stores.redis.admin import AclUser, RedisAdmin, open_admin
+from broker_config.stores.redis.admin import AclUser, open_admin
 from broker_config.transports.rabbitmq.queue_admin import SETTLE_SECONDS
 from ops.broker.accounts import Account, Addresses, read_accounts, write_environment
 from ops.broker.differences import differences
@@ -84,42 +84,22 @@ def apply(options: SetupOptions, management: Management, store_url: str, output:
             )
         _write_accounts(accounts, addresses, options.out, output)
         version = tuple(int(part) for part in str(overview["rabbitmq_version"]).split("-")[0].split("."))
-        _apply_to_rabbitmq(options, management, accounts, addresses.vhost, version, nodes > 1, warn)
-        _apply_to_redis(redis, accounts, warn)
-
-
-def _apply_to_rabbitmq(
-    options: SetupOptions,
-    management: Management,
-    accounts: Mapping[str, Account],
-    vhost: str,
-    version: tuple[int, ...],
-    replicated: bool,
-    warn: Print,
-) -> None:
-    hashes = {user: account.broker_hash for user, account in accounts.items()}
-    definitions = rabbitmq_definitions(options.sites, hashes, vhost, replicated=replicated)
-    definitions["policies"] = deadline_policies(options.deadline_seconds, version, vhost)
-    first, then = import_steps(definitions)
-    management.post("definitions", first)
-    time.sleep(SETTLE_SECONDS)
-    management.post("definitions", then)
-    for text in differences(definitions, management.get("definitions")):
-        warn(f"RabbitMQ at {management.where}: {text}")
-
-
-def _apply_to_redis(redis: RedisAdmin, accounts: Mapping[str, Account], warn: Print) -> None:
-    redis.set_users(
-        {user: AclUser(redis_rules(user), account.store_hash) for user, account in accounts.items()}
-    )
-    for endpoint in redis.save_users():
-        warn(
-            f"Redis at {endpoint} forgets these users when it restarts: give it an aclfile, then run this again"
-        )
-    for endpoint in redis.missing:
-        warn(
-            f"Redis at {endpoint}, a replica, does not answer and lacks these users: start it, then run this again"
-        )
+        hashes = {user: account.broker_hash for user, account in accounts.items()}
+        definitions = rabbitmq_definitions(options.sites, hashes, addresses.vhost, replicated=nodes > 1)
+        definitions["policies"] = deadline_policies(options.deadline_seconds, version, addresses.vhost)
+        first, then = import_steps(definitions)
+        management.post("definitions", first)
+        time.sleep(SETTLE_SECONDS)
+        management.post("definitions", then)
+        for text in differences(definitions, management.get("definitions")):
+            warn(f"RabbitMQ at {management.where}: {text}")
+        redis.set_users({user: AclUser(redis_rules(user), accounts[user].store_hash) for user in accounts})
+        for endpoint in redis.save_users():
+            forgetful = f"Redis at {endpoint} forgets these users when it restarts"
+            warn(f"{forgetful}: give it an aclfile, then run this again")
+        for endpoint in redis.missing:
+            absent = f"Redis at {endpoint}, a replica, does not answer and lacks these users"
+            warn(f"{absent}: start it, then run this again")
 
 
 def _write_accounts(

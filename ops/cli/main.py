@@ -42,6 +42,9 @@ FAILED, MISUSED, INTERRUPTED = 1, 2, 128 + signal.SIGINT
 class Parser(argparse.ArgumentParser):
     """argparse, answering a mistake with one line instead of the whole usage, and with what was meant."""
 
+    def __init__(self, **how: Any) -> None:
+        super().__init__(allow_abbrev=False, **how)
+
     def error(self, message: str) -> NoReturn:
         self.exit(MISUSED, f"fedil: {message} (see: {self.prog} --help)\n")
 
@@ -72,15 +75,14 @@ def make_parser() -> Parser:
         prog="fedil",
         description="Federated semi-supervised learning: few labels in one place, unlabelled data in many.",
         epilog="Start with: fedil simulate",
-        allow_abbrev=False,
     )
     parser.add_argument("--version", action=Version, nargs=0, help="print the version and exit")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, text in COMMANDS.items():
         command = import_module(f"ops.cli.commands.{name}")
-        subparser = subparsers.add_parser(name, help=text, description=command.__doc__, allow_abbrev=False)
+        subparser = subparsers.add_parser(name, help=text, description=command.__doc__)
+        subparser.set_defaults(run=getattr(command, "run", None))  # else each of its actions has one
         command.add_arguments(subparser)
-        subparser.set_defaults(run=command.run)
     return parser
 
 

@@ -41,7 +41,6 @@ class LabelSetTruth:
         self._began = False
         self._counted: dict[int, tuple[int, np.ndarray]] = {}
         """Client → activation, and what its ledger held then"""
-        self._total = np.zeros((len(self._sets), 2), np.int64)
 
     def shares(self, answered: Mapping[int, int]) -> Mapping[str, float | None]:
         """By the name of the series; None where a set is empty or the store cannot be read. Reads the ledgers of
@@ -53,12 +52,16 @@ class LabelSetTruth:
         try:
             for batch in in_batches(clients, _A_ROUND if self._began else CLIENTS_AT_ONCE):
                 for client, (activation, body) in _readable(ask, batch).items():
-                    self._hold(client, activation, self._count(client, body))
+                    self._counted[client] = (activation, self._count(client, body))
         except FedILError:
             return dict.fromkeys(self._sets)
         self._began = True
-        counts = zip(self._sets, self._total.tolist(), strict=True)
-        return {name: right / held if held else None for name, (held, right) in counts}
+        # A float holds whole numbers of samples exactly.
+        total = sum((counts for _, counts in self._counted.values()), np.zeros((len(self._sets), 2)))
+        return {
+            name: right / held if held else None
+            for name, (held, right) in zip(self._sets, total.tolist(), strict=True)
+        }
 
     def _of_answers(self, answered: Mapping[int, int], clients: Sequence[int]) -> _Ledgers:
         """Of these activations: a client that trains again, or died in it, may have a later ledger."""
@@ -71,12 +74,6 @@ class LabelSetTruth:
         fresh = [client for client, last in answered.items() if known[client] < last]
         return sorted(fresh, key=lambda client: known[client] - answered[client])[:_A_ROUND]
 
-    def _hold(self, client: int, activation: int, counts: np.ndarray) -> None:
-        if client in self._counted:
-            self._total -= self._counted[client][1]
-        self._total += counts
-        self._counted[client] = (activation, counts)
-
     def _count(self, client: int, body: bytes) -> np.ndarray:
         """For each set: samples in it, and those with the right label"""
         truth_N = self._labels[self._clients[client]]
@@ -84,7 +81,7 @@ class LabelSetTruth:
             sets = self._view_state(decode_arrays(body, LEDGER_KIND)[1]).label_sets
             return np.array([_held_and_right(sets[name], truth_N) for name in self._sets.values()])
         except (FedILError, LearningError, KeyError):
-            return np.zeros_like(self._total)
+            return np.zeros((len(self._sets), 2))
 
 
 def _held_and_right(labels_N: np.ndarray, truth_N: np.ndarray) -> tuple[int, int]:

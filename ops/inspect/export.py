@@ -43,8 +43,6 @@ class WithPreprocessing(nn.Module):
 
 @dataclass(frozen=True)
 class Package:
-    """What every format is made from."""
-
     program: WithPreprocessing
     example: Tensor
     """Two raw samples: zeros, or of the data where the view refuses zeros"""
@@ -61,13 +59,11 @@ class Package:
 def make_package(network: nn.Module, dataset: Dataset, about: dict[str, Any]) -> Package:
     """`about`: where the weights come from; becomes part of the metadata."""
     example = raw_example(dataset)
+    dtype = str(example.dtype).removeprefix("torch.")
     metadata = {
         **about,
         "class_names": list(dataset.class_names),
-        "input": {
-            "shape": ["batch", *example.shape[1:]],
-            "dtype": str(example.dtype).removeprefix("torch."),
-        },
+        "input": {"shape": ["batch", *example.shape[1:]], "dtype": dtype},
         "preprocessing": describe(dataset.views, example),
         "outputs": ["logits", "probabilities"],
     }
@@ -110,13 +106,8 @@ def describe(views: Views, example: Tensor) -> dict[str, Any]:
     guess = probe.float() * per_channel[0].view(flat) + per_channel[1].view(flat)
     if not torch.allclose(guess, views.plain(probe), atol=TOLERANCE):
         return _NOT_AFFINE
-    scales, offsets = (tensor.tolist() for tensor in per_channel)
-    return {
-        "kind": "affine",
-        "formula": "x * scale + offset, per channel",
-        "scale": scales,
-        "offset": offsets,
-    }
+    numbers = dict(zip(("scale", "offset"), (tensor.tolist() for tensor in per_channel), strict=True))
+    return {"kind": "affine", "formula": "x * scale + offset, per channel", **numbers}
 
 
 def digest_of(network: nn.Module) -> str:
@@ -211,9 +202,7 @@ def prove(package: Package, run: Callable[[Tensor], Tensor]) -> None:
         with torch.no_grad():
             expected = package.program(raw)[0]
         found = run(raw)
-        if found.shape != expected.shape or not torch.allclose(
-            found, expected, atol=TOLERANCE, rtol=TOLERANCE
-        ):
+        if found.shape != expected.shape or not torch.allclose(found, expected, TOLERANCE, TOLERANCE):
             raise NetworkError(
                 f"the exported program and the network give different answers for {count} sample(s): does its "
                 "forward() depend on the batch size or on the values of its input?"

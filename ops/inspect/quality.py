@@ -13,6 +13,7 @@ from fedil_model.data.datasets.interface import Dataset
 from fedil_model.errors import DataError
 from fedil_model.training.evaluate import predict_logits
 from fedil_model.training.precision import Autocast
+from ops.cli.view.rows import percent
 from ops.cli.view.tables import plain_table
 
 MOST_CLASSES_IN_A_MATRIX = 12
@@ -36,6 +37,12 @@ class Quality:
     def per_class(self) -> list[float | None]:
         """None for a class without test samples"""
         return [row[index] / sum(row) if sum(row) else None for index, row in enumerate(self.confusion)]
+
+    def as_json(self, model: str) -> dict[str, object]:
+        """`model`: its name"""
+        facts = {"model": model, "samples": self.samples, "accuracy": self.accuracy}
+        by_class = dict(zip(self.class_names, self.per_class, strict=True))
+        return facts | {"per_class": by_class, "confusion": self.confusion}
 
     def mistakes(self) -> list[tuple[int, str, str]]:
         """Count, true class and predicted class of the most frequent ones"""
@@ -64,34 +71,22 @@ def print_quality(quality: Quality, title: str) -> None:
     console.print(
         f"{title}: {100 * quality.accuracy:.2f} % of {quality.samples} test samples\n", style="bold"
     )
-    if len(quality.class_names) <= MOST_CLASSES_IN_A_MATRIX and matrix_width(quality) <= console.width:
-        console.print(matrix(quality))
+    table, unlimited = matrix(quality), console.options.update(max_width=10_000)
+    width = console.measure(table, options=unlimited).maximum
+    if len(quality.class_names) <= MOST_CLASSES_IN_A_MATRIX and width <= console.width:
+        console.print(table)
         console.print("rows: the true class; columns: what the model says", style="dim")
     else:
         console.print(per_class(quality))
         console.print(confusions(quality))
 
 
-def percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.1f}"
-
-
 def matrix(quality: Quality) -> Table:
-    table = plain_table(())
-    table.add_column("", style="bold")
-    table.add_column("right %", justify="right")
-    for name in quality.class_names:
-        table.add_column(Text(name), justify="right", no_wrap=True)
-    for index, row in enumerate(quality.confusion):
+    table = plain_table(("", "right %", *quality.class_names), left=("",))
+    for index, (name, row) in enumerate(zip(quality.class_names, quality.confusion, strict=True)):
         cells = [mark(count, on_diagonal=column == index) for column, count in enumerate(row)]
-        table.add_row(Text(quality.class_names[index]), percent(quality.per_class[index]), *cells)
+        table.add_row(Text(name, "bold"), percent(quality.per_class[index], 1), *cells)
     return table
-
-
-def matrix_width(quality: Quality) -> int:
-    longest = max(map(len, quality.class_names))
-    largest = len(str(max(map(max, quality.confusion))))
-    return longest + 2 + 9 + sum(max(len(name), largest) + 2 for name in quality.class_names)
 
 
 def mark(count: int, on_diagonal: bool) -> Text:
@@ -103,7 +98,7 @@ def mark(count: int, on_diagonal: bool) -> Text:
 def per_class(quality: Quality) -> Table:
     table = plain_table(("class", "right %", "samples"), left=("class",))
     for name, share, row in zip(quality.class_names, quality.per_class, quality.confusion, strict=True):
-        table.add_row(Text(name), percent(share), str(sum(row)))
+        table.add_row(Text(name), percent(share, 1), str(sum(row)))
     return table
 
 

@@ -90,17 +90,16 @@ def load_weights(
     models = checkpoint.meta.get("models", {}) if checkpoint else {}
     if checkpoint is None or not models:
         raise FedILError(f"{run_dir} has no finished round yet: continue it with --resume")
+    declared = {model.name: model for model in find_method(recipe.method.name).display.models}
     if which not in models:
-        declared = find_method(recipe.method.name).display.models
-        known = "; ".join(f"{model.name} ({model.help})" for model in declared if model.name in models)
+        known = "; ".join(f"{name} ({declared[name].help})" for name in declared if name in models)
         raise SettingError(f"{run_dir} has no model {which!r}; it has {known}")
     dataset = dataset or open_dataset(with_data_root(recipe.data))
     model = FlatModel(network_of(recipe, dataset), torch.device("cpu"))
     tensors = from_arrays(checkpoint.arrays)
     params, buffers = (tensors[key] for key in models[which])
     weights = Weights(params, buffers)
-    (fit,) = (one.fit for one in find_method(recipe.method.name).display.models if one.name == which)
-    if fit:
+    if fit := declared[which].fit:
         labelled = labelled_samples(dataset.load_train(), Split.load(RunDir(run_dir).split), recipe)
         weights = make_fit(fit, labelled, dataset, recipe)(model, weights)
     model.load(weights)

@@ -3,11 +3,10 @@ the run's folder. Running it again goes on where it was."""
 
 import json
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +18,8 @@ from client_worker.pool import WorkerPool
 from fedil_model.methods import plugins_named
 from ops.cli.invocation import STARTED_AS
 from ops.local.services import Prometheus, RabbitMQ, Redis, ServiceMissing
-from ops.local.services.process import LOOPBACK, Guard, PrivateService, free_ports
+from ops.local.services.process import LOOPBACK, GuardedProcess, PrivateService, free_ports
+from ops.local.workers import start_workers
 from ops.monitoring.files import Places, prometheus_files, write_monitoring
 from server_worker.run.folder import RunDir
 from server_worker.run.lock import sole_use
@@ -46,10 +46,6 @@ class Cluster:
     web: WebAddress | None = None
     tensorboard: bool = False
 
-    @property
-    def services(self) -> Path:
-        return services_of(self.run_dir)
-
 
 def services_of(run_dir: Path) -> Path:
     return run_dir / "services"
@@ -69,13 +65,14 @@ def redis_left_by(run_dir: Path) -> Iterator[str]:
 
 def run_cluster(cluster: Cluster, stop: threading.Event, say: Callable[[str], None]) -> int:
     """The server's exit code. Blocks until it has ended, by itself or because `stop` was set."""
+    services = services_of(cluster.run_dir)
     with ExitStack() as stack:
         # Two nodes on the same data would destroy it.
-        stack.enter_context(sole_use(cluster.services))
+        stack.enter_context(sole_use(services))
         say("starting RabbitMQ and Redis")
-        rabbitmq = RabbitMQ(cluster.services / "rabbitmq", plugins=["prometheus"])
+        rabbitmq = RabbitMQ(services / "rabbitmq", plugins=["prometheus"])
         stack.enter_context(gently(rabbitmq))
-        redis = stack.enter_context(gently(Redis(cluster.services / "redis")))
+        redis = stack.enter_context(gently(Redis(services / "redis")))
         broker, store = rabbitmq.url, redis.url
         say(f"broker {broker}  store {store}")
         for service in (rabbitmq, redis):
@@ -84,14 +81,14 @@ def run_cluster(cluster: Cluster, stop: threading.Event, say: Callable[[str], No
         write_missing_shards(cluster, say)
         connection = ["--broker", broker, "--store", store, "--device", cluster.device]
         pools = [
-            stack.enter_context(start_workers(cluster, site, count, connection, stop, say))
+            stack.enter_context(workers_of(site, cluster, count, connection, stop, say))
             for site, count in shares(cluster.workers, list(cluster.recipe.sites)).items()
         ]
-        watched = ["--web", place_of(cluster.web)]
-        if cluster.tensorboard:
-            watched.append("--tensorboard")
-        server = stack.enter_context(start_server(cluster, [*connection, *watched]))
-        code = follow(server, stop)
+        server = stack.enter_context(start_server(cluster, connection))
+        while server.poll() is None and not stop.wait(_LOOK_SECONDS):
+            pass
+        server.terminate()  # it ends once what is under way is safe
+        code = server.wait()
         for pool in pools:
             if pool.failure:
                 raise pool.failure
@@ -138,13 +135,10 @@ def watch_if_possible(
     if cluster.web is None:
         say("no metrics are kept: --web is off")
         return
-    folder = cluster.services / "prometheus"
+    folder = services_of(cluster.run_dir) / "prometheus"
     host = LOOPBACK if cluster.web.host in _ANY_INTERFACE else cluster.web.host
-    places = Places(
-        servers=(place_of(replace(cluster.web, host=host)),),
-        rabbitmq=(rabbitmq.metrics_place,),
-        every_seconds=_SCRAPE_SECONDS,
-    )
+    servers = (str(replace(cluster.web, host=host)),)
+    places = Places(servers, (rabbitmq.metrics_place,), every_seconds=_SCRAPE_SECONDS)
     files = prometheus_files(places)
     list(write_monitoring(folder, files, overwrite=True))
     try:
@@ -163,10 +157,6 @@ def with_a_port(address: WebAddress | None) -> WebAddress | None:
     if address is None or (address.port and address.fixed):
         return address
     return replace(address, port=free_ports(["web"])["web"])
-
-
-def place_of(address: WebAddress | None) -> str:
-    return str(address) if address else "off"
 
 
 def write_missing_shards(cluster: Cluster, say: Callable[[str], None]) -> None:
@@ -191,34 +181,26 @@ def shares(workers: int, sites: Sequence[str]) -> dict[str, int]:
     return {site: max(1, each + (number < rest)) for number, site in enumerate(sites)}
 
 
-def start_workers(
-    cluster: Cluster,
+def workers_of(
     site: str,
+    cluster: Cluster,
     count: int,
     connection: Sequence[str],
     stop: threading.Event,
     say: Callable[[str], None],
 ) -> WorkerPool:
-    logs = RunDir(cluster.run_dir).logs
-    logs.mkdir(parents=True, exist_ok=True)
-    arguments = [*connection, "--site", site, "--shards", str(shards_of(cluster, site))]
-    for name in plugins_named(cluster.recipe.model_dump()):
-        arguments += ["--plugin", name]
-    return WorkerPool(
-        arguments,
-        count,
-        open_log=lambda number: (logs / f"worker-{site}-{number}.log").open("ab", buffering=0),
-        note=lambda text: say(f"site {site}: {text}"),
-        gave_up=stop.set,
-        see=f" (see {logs})",
+    words = [*connection, "--site", site, "--shards", str(shards_of(cluster, site))]
+    plugins, logs = plugins_named(cluster.recipe.model_dump()), RunDir(cluster.run_dir).logs
+    return start_workers(
+        words, plugins, count, logs, lambda text: say(f"site {site}: {text}"), stop.set, f"worker-{site}"
     )
 
 
-@contextmanager
-def start_server(cluster: Cluster, connection: Sequence[str]) -> Iterator["subprocess.Popen[bytes]"]:
-    """Its view is the cluster's. It has a session of its own, since Ctrl-C is ours to handle."""
+def start_server(cluster: Cluster, connection: Sequence[str]) -> GuardedProcess:
+    """Its view is the cluster's."""
     command = [sys.executable, "-m", "ops.cli", "server", "--recipe", str(cluster.recipe_file)]
     command += [*connection, "--run-dir", str(cluster.run_dir), "--again", cluster.again]
+    command += ["--web", str(cluster.web or "off"), *(["--tensorboard"] if cluster.tensorboard else [])]
     for override in cluster.overrides:
         command += ["--set", override]
     # All workers are on this machine, whichever interface the page is on.
@@ -226,21 +208,4 @@ def start_server(cluster: Cluster, connection: Sequence[str]) -> Iterator["subpr
     command += ["--set", f"federation.addresses={{{here}}}"]
     if cluster.recipe.data.root is not None:
         command += ["--set", f"data.root={json.dumps(str(cluster.recipe.data.root))}"]
-    environment = {**os.environ, STARTED_AS: sys.argv[0]}
-    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, env=environment)
-    guard = Guard(server.pid)
-    try:
-        yield server
-    finally:
-        server.kill()
-        server.wait()
-        guard.release()
-
-
-def follow(server: "subprocess.Popen[bytes]", stop: threading.Event) -> int:
-    while server.poll() is None and not stop.is_set():
-        with suppress(subprocess.TimeoutExpired):
-            server.wait(_LOOK_SECONDS)
-    if server.poll() is None:
-        server.terminate()  # it ends once what is under way is safe
-    return server.wait()
+    return GuardedProcess(command, env={**os.environ, STARTED_AS: sys.argv[0]})

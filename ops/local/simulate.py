@@ -6,8 +6,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -22,12 +21,12 @@ from client_worker.shards import ShardFolder, has_shards, write_shards
 from fedil_model.methods import find_method, make_method, plugins_named
 from fedil_model.training.evaluate import accuracy
 from fedil_model.training.flat_model import FlatModel
-from fedil_model.training.floor import Choice, Floor
+from fedil_model.training.floor import Floor
 from fedil_model.training.precision import choose_device, repeatable_on
 from ops.inspect.diagnostics import LabelSetTruth
 from ops.inspect.summary import Summary, summarise
 from ops.local.store_on_disk import StoreOnDisk
-from ops.local.workers import WorkerPool
+from ops.local.workers import start_workers
 from server_worker.coordinator import Coordinator, ServerContext, Stopped
 from server_worker.round.sites import OneSite
 from server_worker.run.checkpoint import CheckpointFolder
@@ -40,6 +39,7 @@ from server_worker.run.name import run_id, simulation_id
 from server_worker.run.progress import Progress
 from server_worker.run.recipe import Recipe
 from server_worker.watch.events import Watcher, Watchers
+from server_worker.watch.notices import Notice
 from server_worker.watch.survey import Surveyor
 from server_worker.watch.tensorboard import TensorBoardWatcher
 from server_worker.watch.watching import Watching, watching
@@ -71,10 +71,8 @@ def simulate(
         watch.tell_address(watcher.note)
         watcher = Watchers(watch.watcher, watcher)
         if tensorboard:
-            watcher = Watchers(
-                stack.enter_context(TensorBoardWatcher(where.tensorboard, spec.display, watcher.note)),
-                watcher,
-            )
+            written = TensorBoardWatcher(where.tensorboard, spec.display, watcher.note)
+            watcher = Watchers(stack.enter_context(written), watcher)
         watcher.phase(0, "load_data")
         inputs = read_inputs(where, recipe, chosen, resume=resume)
         run_id(where, recipe, run)
@@ -115,8 +113,12 @@ def _play_rounds(
         # A socket's path may have about 100 characters; a run's folder may have more.
         short = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedil-")))
         url = stack.enter_context(BrokerServer(broker, store, short / "broker")).url
-        arguments = _worker_arguments(recipe, url, where, inputs.device)
-        pool = stack.enter_context(WorkerPool(arguments, workers, where.logs, watcher, stop))
+        arguments = _worker_arguments(url, where, inputs.device)
+        plugins = plugins_named(recipe.model_dump())
+        pool = start_workers(
+            arguments, plugins, workers, where.logs, lambda text: watcher.note(Notice(text)), stop.set
+        )
+        stack.enter_context(pool)
         evaluator = inputs.evaluator(recipe)
         stack.callback(evaluator.close)
         transport = MemoryTransport(broker)
@@ -132,11 +134,13 @@ def _play_rounds(
             label_truth=LabelSetTruth(store, run, spec, inputs.train.labels.numpy(), split.clients).shares,
             shard_sizes=split.held,
         )
-        sites = {_SITE: range(recipe.split.clients)}
-        stack.enter_context(Surveyor(run, sites, lambda: (MemoryTransport(broker), store), watch.survey))
+        clients = {_SITE: range(recipe.split.clients)}
+        stack.enter_context(Surveyor(run, clients, lambda: (MemoryTransport(broker), store), watch.survey))
         watch.leading(inputs.dataset.class_names, lambda: (transport.bytes_sent, transport.bytes_received))
         method = make_method(recipe.learning(), inputs.dataset, inputs.device)
-        progress = _run(Coordinator(run, recipe, method, inputs.labelled, context))
+        progress: Progress | None = None
+        with suppress(Stopped):
+            progress = Coordinator(run, recipe, method, inputs.labelled, context).run()
         if failure := pool.failure or store.failure:
             raise failure
     return progress
@@ -146,25 +150,13 @@ def _write_missing_shards(where: RunDir, inputs: RunInputs) -> None:
     if has_shards(where.shards):
         ShardFolder(where.shards, remedy="delete that folder, and --resume makes it anew")
         return
-    samples, clients = inputs.train.inputs, inputs.split.clients
-    write_shards(
-        where.shards, {client: samples[torch.from_numpy(rows)] for client, rows in enumerate(clients)}
-    )
+    shards = (inputs.train.inputs[torch.from_numpy(rows)] for rows in inputs.split.clients)
+    write_shards(where.shards, dict(enumerate(shards)))
 
 
-def _worker_arguments(recipe: Recipe, url: str, where: RunDir, device: torch.device) -> list[str]:
-    arguments = ["--broker", url, "--store", url, "--site", _SITE, "--web", "off"]
-    arguments += ["--shards", str(where.shards), "--device", str(device)]
-    for name in plugins_named(recipe.model_dump()):
-        arguments += ["--plugin", name]
-    return arguments
-
-
-def _run(coordinator: Coordinator) -> Progress | None:
-    try:
-        return coordinator.run()
-    except Stopped:
-        return None
+def _worker_arguments(url: str, where: RunDir, device: torch.device) -> list[str]:
+    place = ["--broker", url, "--store", url, "--site", _SITE, "--web", "off"]
+    return [*place, "--shards", str(where.shards), "--device", str(device)]
 
 
 def _baseline(
@@ -172,40 +164,27 @@ def _baseline(
 ) -> float | None:
     """The floor: the same network trained on the same labels and nothing else. None if it was left out, or asked to
     stop before it was known: the next life measures it."""
-    epochs = recipe.floor_epochs
-    if epochs == 0:
-        return None
+    epochs, dataset = recipe.floor_epochs, inputs.dataset
     known = _known_baseline(where, epochs)
-    if known is not None:
-        return known
-    watcher.phase(0, "baseline")
-    try:
-        found, tried = _measure_baseline(recipe, inputs, epochs, stop)
-    except Stopped:
-        return None
-    fields = {
-        "accuracy": found,
-        "epochs": epochs,
-        "labels": len(inputs.labelled.labels),
-        "choice": asdict(tried[0]),
-        "tried": [asdict(choice) for choice in tried],
-    }
-    write_atomically(where.baseline, [json.dumps(fields).encode()])
-    return found
+    if epochs == 0 or known is not None:
+        return known if epochs else None
 
-
-def _measure_baseline(
-    recipe: Recipe, inputs: RunInputs, epochs: int, stop: threading.Event
-) -> tuple[float, Sequence[Choice]]:
     def check_stop() -> None:
         if stop.is_set():
             raise Stopped
 
-    dataset = inputs.dataset
+    watcher.phase(0, "baseline")
     model = FlatModel(network_of(recipe, dataset), inputs.device)
     floor = Floor(model, inputs.labelled, dataset.views, recipe, epochs=epochs, check_stop=check_stop)
-    tried = floor.train()
-    return accuracy(model.module, inputs.test, dataset.views, recipe.autocast), tried
+    try:
+        tried = [asdict(choice) for choice in floor.train()]
+    except Stopped:
+        return None
+    found = accuracy(model.module, inputs.test, dataset.views, recipe.autocast)
+    labels = len(inputs.labelled.labels)
+    fields = {"accuracy": found, "epochs": epochs, "labels": labels, "choice": tried[0], "tried": tried}
+    write_atomically(where.baseline, [json.dumps(fields).encode()])
+    return found
 
 
 def _known_baseline(where: RunDir, epochs: int) -> float | None:

@@ -1,24 +1,27 @@
-"""The workers of a run on this machine: output goes to the run's folder, deaths to its watchers."""
+"""The workers of a run on this machine: their output goes to the run's folder."""
 
-import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from client_worker import pool
-from server_worker.watch.events import Watcher
-from server_worker.watch.notices import Notice
+from client_worker.pool import WorkerPool
 
 
-class WorkerPool(pool.WorkerPool):
-    def __init__(
-        self, arguments: Sequence[str], count: int, logs: Path, watcher: Watcher, stop: threading.Event
-    ) -> None:
-        logs.mkdir(parents=True, exist_ok=True)
-        super().__init__(
-            arguments,
-            count,
-            open_log=lambda number: (logs / f"worker-{number}.log").open("ab", buffering=0),
-            note=lambda text: watcher.note(Notice(text)),
-            gave_up=stop.set,
-            see=f" (see {logs})",
-        )
+def start_workers(
+    arguments: Sequence[str],
+    plugins: Sequence[str],
+    count: int,
+    logs: Path,
+    note: Callable[[str], None],
+    gave_up: Callable[[], None],
+    name: str = "worker",
+) -> WorkerPool:
+    """`plugins`: code that tasks may name; `note` is told of deaths; `name` begins the names of their logs."""
+    logs.mkdir(parents=True, exist_ok=True)
+    return WorkerPool(
+        [*arguments, *(word for plugin in plugins for word in ("--plugin", plugin))],
+        count,
+        open_log=lambda number: (logs / f"{name}-{number}.log").open("ab", buffering=0),
+        note=note,
+        gave_up=gave_up,
+        see=f" (see {logs})",
+    )

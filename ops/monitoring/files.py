@@ -29,9 +29,8 @@ class Places:
 
 def monitoring_files(places: Places) -> dict[str, str]:
     """Path → text: folders to mount as /etc/prometheus and /etc/grafana/provisioning."""
-    prometheus = {f"prometheus/{path}": text for path, text in prometheus_files(places).items()}
-    grafana = {f"grafana/{path}": text for path, text in grafana_files(places).items()}
-    return prometheus | grafana
+    parts = {"prometheus": prometheus_files(places), "grafana": grafana_files(places)}
+    return {f"{part}/{path}": text for part, files in parts.items() for path, text in files.items()}
 
 
 def prometheus_files(places: Places) -> dict[str, str]:

@@ -11,14 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("ops", "server_worker", "client_worker", "broker_config", "fedil_model")
-_NO_CODE = (
-    tokenize.COMMENT,
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENDMARKER,
-)
+_NO_CODE = ("COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENDMARKER")
 _TYPING_ONLY = ("TYPE_CHECKING", "typing.TYPE_CHECKING")
 
 
@@ -43,7 +36,8 @@ def sources() -> list[tuple[str, str]]:
 def code_lines(source: str) -> int:
     """Without blank lines and comments"""
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    return len({n for t in tokens if t.type not in _NO_CODE for n in range(t.start[0], t.end[0] + 1)})
+    code = (token for token in tokens if tokenize.tok_name[token.type] not in _NO_CODE)
+    return len({line for token in code for line in range(token.start[0], token.end[0] + 1)})
 
 
 @cache

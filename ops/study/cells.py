@@ -4,13 +4,12 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 from fedil_model.errors import SettingError
 from fedil_model.methods.registry import find_method, method_named
 from ops.cli.recipe_files import find_recipe, flatten, with_data_root
-from server_worker.run.recipe import Recipe, load_recipe, make_recipe, read_values
+from server_worker.run.recipe import Recipe, make_recipe, read_values
 
 _OF_A_METHOD = re.compile(r"^(?P<variant>[A-Za-z0-9_./@-]+):(?P<override>[A-Za-z_][\w.]*=.*)$", re.DOTALL)
 """`semifl:method.threshold=0.9`"""
@@ -19,15 +18,12 @@ _BUDGET = ("rounds", "client.epochs", "federation.clients_per_round", "client.ba
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a study"""
-
     variant: str
     seed: int
     recipe: Recipe
 
     @property
     def name(self) -> str:
-        """Of its files"""
         return f"{re.sub(r'[^A-Za-z0-9_.=-]+', '-', self.variant)}-seed-{self.seed}"
 
 
@@ -118,22 +114,15 @@ def _cells(recipe: str, variant: str, seeds: Sequence[int], overrides: Sequence[
 def _recipe(name: str, overrides: Sequence[str]) -> Recipe:
     """What a recipe says of its own method does not count for another one."""
     path = find_recipe(name)
-    recipe = _for_another_method(path, overrides) or load_recipe(path, overrides)
+    values = read_values(path)
+    methods = [text.partition("=")[2] for text in overrides if text.startswith("method.name=")]
+    if methods and methods[-1] != method_named(values):
+        values = {key: value for key, value in values.items() if key not in {"method", "profile"}}
+    recipe = make_recipe(values, str(path), overrides)
     changes: dict[str, Any] = {"data": with_data_root(recipe.data)}
     if not any(override.startswith("baseline_epochs=") for override in overrides):
         changes["baseline_epochs"] = 0  # server_only is a method of its own
     return recipe.model_copy(update=changes)
-
-
-def _for_another_method(path: Path, overrides: Sequence[str]) -> Recipe | None:
-    chosen = [text.partition("=")[2] for text in overrides if text.startswith("method.name=")]
-    if not chosen:
-        return None
-    values = read_values(path)
-    if chosen[-1] == method_named(values):
-        return None
-    kept = {key: value for key, value in values.items() if key not in {"method", "profile"}}
-    return make_recipe(kept, str(path), overrides)
 
 
 def _by_variant(overrides: Iterable[str], methods: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:

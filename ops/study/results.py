@@ -37,7 +37,7 @@ def write_files(
     for name, text in texts.items():
         write_atomically(study.folder / name, [text.encode()])
     written = [study.folder / name for name in texts]
-    runs = runs_of(study, progress)
+    runs = [(one.cell.variant, _run(study, one.cell)) for one in progress if one.round]
     if len(runs) > 1:
         written += _write_report(study.folder, runs)
     return results, written
@@ -51,16 +51,13 @@ def _write_report(folder: Path, runs: Sequence[tuple[str, Run]]) -> Iterator[Pat
     except FedILError as error:
         print(f"fedil: no report: {error}", file=sys.stderr)
         return
-    from ops.inspect.report.comparison import compare
-    from ops.inspect.report.comparison_page import comparison_page
-    from ops.inspect.report.comparison_plots import comparison_plots
+    from ops.inspect.report.comparison_page import comparison_report
     from ops.inspect.report.drawing import write_plots
 
-    comparison = compare([run for _, run in runs], [variant for variant, _ in runs])
-    page = folder / "report.html"
-    write_atomically(page, [comparison_page(comparison).encode("utf-8", "replace")])
-    yield page
-    written, _ = write_plots(comparison_plots(comparison)[:2], folder / "plots", "png")
+    page, plots = comparison_report([run for _, run in runs], [variant for variant, _ in runs])
+    write_atomically(folder / "report.html", [page.encode("utf-8", "replace")])
+    yield folder / "report.html"
+    written, _ = write_plots(plots[:2], folder / "plots", "png")
     yield from written
 
 
@@ -80,11 +77,6 @@ def gather(study: Study, progress: Sequence[Progress]) -> dict[str, Any]:
             (read_environment(_run(study, one.cell).where)[-1] for one in progress if one.round), {}
         ),
     }
-
-
-def runs_of(study: Study, progress: Sequence[Progress]) -> list[tuple[str, Run]]:
-    """Variant and run of every cell that has closed a round"""
-    return [(one.cell.variant, _run(study, one.cell)) for one in progress if one.round]
 
 
 def _run(study: Study, cell: Cell) -> Run:

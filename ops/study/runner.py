@@ -1,7 +1,6 @@
 """Runs the cells of a study, several at a time. What is done stays done: the same study goes on where it was."""
 
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -14,7 +13,7 @@ from typing import Any, Literal
 from fedil_model.errors import SettingError
 from ops.inspect.run_place import is_run
 from ops.inspect.run_reading import recipe_values, refuse_differences
-from ops.local.services.process import Guard
+from ops.local.services.process import GuardedProcess
 from ops.study.cell import CellFile
 from ops.study.cells import Cell
 from server_worker.run.folder import RunDir
@@ -27,8 +26,6 @@ _POLL_SECONDS = 0.5
 
 @dataclass
 class Progress:
-    """Of one cell, for a view"""
-
     cell: Cell
     state: State = "waiting"
     round: int = 0
@@ -80,35 +77,36 @@ class Study:
         for cell in self.cells:
             self._look(known[cell.name])
         waiting = [cell for cell in self.cells if known[cell.name].state != "done"]
-        running: dict[str, _Process] = {}
+        running: dict[str, GuardedProcess] = {}
+        asked_to_stop: set[str] = set()
         try:
             while (waiting and not stop.is_set()) or running:
                 while waiting and len(running) < jobs and not stop.is_set():
                     cell = waiting.pop(0)
-                    running[cell.name] = _Process(self.file_of(cell))
+                    running[cell.name] = _started(self.file_of(cell))
                     known[cell.name].state = "running"
-                if stop.is_set():
-                    for process in running.values():
-                        process.terminate()
+                # Once: a second signal would end them at once.
+                for name in running.keys() - asked_to_stop if stop.is_set() else ():
+                    asked_to_stop.add(name)
+                    running[name].terminate()
                 for name, process in list(running.items()):
-                    code = process.poll()
-                    self._look(known[name])
+                    code, progress = process.poll(), known[name]
+                    self._look(progress)
                     if code is None:
                         continue
-                    del running[name]
-                    if code == 1 or code < 0 or known[name].state != "done":
+                    running.pop(name).end()
+                    if code == 1 or code < 0 or progress.state != "done":
                         stopped = code == 3 or stop.is_set()
-                        known[name].state = "waiting" if stopped else "failed"
-                        known[name].reason = "" if stopped else process.last_words(code)
+                        progress.state = "waiting" if stopped else "failed"
+                        progress.reason = "" if stopped else _last_words(self.file_of(progress.cell), code)
                 show(list(known.values()))
                 time.sleep(_POLL_SECONDS)
         finally:
             for process in running.values():
-                process.kill()
+                process.end()
         return list(known.values())
 
     def _look(self, progress: Progress) -> None:
-        """Reads what a cell's history says by now."""
         file = self.file_of(progress.cell)
         kept = file.read() if file.path.exists() else {}
         progress.rounds = kept.get("rounds", progress.cell.recipe.rounds)
@@ -122,38 +120,17 @@ class Study:
             progress.state = "done"
 
 
-class _Process:
-    def __init__(self, file: CellFile) -> None:
-        self._log = file.path.with_suffix(".log")
-        words = [sys.executable, "-m", "ops.study.cell", str(file.path)]
+def _started(file: CellFile) -> GuardedProcess:
+    words = [sys.executable, "-m", "ops.study.cell", str(file.path)]
+    with _log(file).open("wb") as log:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        with self._log.open("wb") as log:
-            # A group of its own: Ctrl-C reaches it through `terminate`, once.
-            self._process = subprocess.Popen(
-                words, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
-            )
-        self._guard = Guard(self._process.pid)
-        self._asked = False
+        return GuardedProcess(words, stdout=log, stderr=subprocess.STDOUT, env=environment)
 
-    def poll(self) -> int | None:
-        code = self._process.poll()
-        if code is not None:
-            self._guard.release()
-        return code
 
-    def terminate(self) -> None:
-        if not self._asked:
-            self._asked = True
-            self._process.terminate()
+def _log(file: CellFile) -> Path:
+    return file.path.with_suffix(".log")
 
-    def kill(self) -> None:
-        try:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return
-        self._process.wait()
-        self._guard.release()
 
-    def last_words(self, code: int) -> str:
-        lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return lines[-1].strip() if lines else f"its process ended with code {code}"
+def _last_words(file: CellFile, code: int) -> str:
+    lines = _log(file).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1].strip() if lines else f"its process ended with code {code}"

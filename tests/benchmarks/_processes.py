@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ops.local.services.process import Guard
+from ops.local.services.process import GuardedProcess
 from tests.processes import family
 
 ROOT = Path(__file__).parents[2]
@@ -23,26 +23,17 @@ def started(
 ) -> Iterator["subprocess.Popen[bytes]"]:
     """Killed at the end, with all that it has started itself."""
     with log.open("wb") as file:
-        process = subprocess.Popen(
-            command,
-            env={**os.environ, **environment},
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            start_new_session=True,
+        process = GuardedProcess(
+            command, env={**os.environ, **environment}, cwd=ROOT, stdout=file, stderr=file
         )
-    guard = Guard(process.pid)
     try:
         yield process
     finally:
         descendants = family(process.pid)
-        process.kill()
-        process.wait()
+        process.end()
         for pid in descendants:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        guard.release()
 
 
 def memory_bytes(what: str, pid: int | str = "self") -> int:

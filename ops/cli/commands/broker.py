@@ -22,59 +22,41 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    init = actions.add_parser("init", help="apply to running brokers; may be repeated", allow_abbrev=False)
-    files = actions.add_parser("files", help="write configuration files for new brokers", allow_abbrev=False)
-    check = actions.add_parser("check", help="report what is wrong with running brokers", allow_abbrev=False)
+    init = actions.add_parser("init", help="apply to running brokers; may be repeated")
+    files = actions.add_parser("files", help="write configuration files for new brokers")
+    check = actions.add_parser("check", help="report what is wrong with running brokers")
+    runs = actions.add_parser("runs", help="list the runs that the brokers hold data of")
+    retire = actions.add_parser("retire", help="remove an abandoned run from the brokers")
+    for action, act in (
+        (init, run_init),
+        (files, run_files),
+        (check, run_check),
+        (runs, run_runs),
+        (retire, run_retire),
+    ):
+        action.set_defaults(run=act)
     for action in (init, files, check):
-        action.add_argument("--sites", metavar="A,B", help="names of the sites")
-        action.add_argument(
-            "--recipe",
-            metavar="R",
-            help="take sites and deadline from this recipe: a built-in name or a .toml file",
-        )
-        action.add_argument(
-            "--deadline",
-            type=_seconds,
-            metavar="SECONDS",
-            help="deadline of a round; default: the recipe's",
-        )
-        add_override_argument(action)
+        _add_site_arguments(action)
     for action in (init, files):
         _add_account_arguments(action)
+    administrator = "of an administrator"
     add_url_argument(
-        init, "--management", MANAGEMENT_URL, "http(s)://user:password@host:15672 of an administrator"
+        init, "--management", MANAGEMENT_URL, f"http(s)://user:password@host:15672 {administrator}"
     )
-    add_url_argument(
-        init, "--store", ADMIN_STORE_URL, "redis(s)://user:password@host:port of an administrator"
-    )
-    init.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="write the addresses with passwords to this folder instead of printing them",
-    )
+    add_url_argument(init, "--store", ADMIN_STORE_URL, f"redis(s)://user:password@host:port {administrator}")
+    where = "write the addresses with passwords to this folder instead of printing them"
+    init.add_argument("--out", type=Path, metavar="DIR", help=where)
     files.add_argument("--out", type=Path, metavar="DIR", required=True, help="folder to write to")
-    files.add_argument(
-        "--tls",
-        metavar="DIR",
-        help="TLS only, with ca.pem, server.pem and server.key from this folder in the brokers' file system",
-    )
-    add_url_argument(check, "--broker", BROKER_URL, "amqp(s):// with the credentials of a server or a site")
-    add_url_argument(check, "--store", STORE_URL, "redis(s):// with the credentials of a server or a site")
-    add_url_argument(
-        check, "--management", MANAGEMENT_URL, "http(s):// of an administrator, to check permissions too"
-    )
-    _add_run_actions(actions)
-
-
-def _add_run_actions(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    runs = actions.add_parser("runs", help="list the runs that the brokers hold data of", allow_abbrev=False)
-    add_url_argument(
-        runs, "--management", MANAGEMENT_URL, "http(s):// of an administrator, to see queues and leaders"
-    )
+    tls = "TLS only, with ca.pem, server.pem and server.key from this folder in the brokers' file system"
+    files.add_argument("--tls", metavar="DIR", help=tls)
+    own = "with the credentials of a server or a site"
+    add_url_argument(check, "--broker", BROKER_URL, f"amqp(s):// {own}")
+    add_url_argument(check, "--store", STORE_URL, f"redis(s):// {own}")
+    management = f"http(s):// {administrator}"
+    add_url_argument(check, "--management", MANAGEMENT_URL, f"{management}, to check permissions too")
+    add_url_argument(runs, "--management", MANAGEMENT_URL, f"{management}, to see queues and leaders")
     add_url_argument(runs, "--broker", BROKER_URL, "only its path is used, the virtual host")
     runs.add_argument("--json", action="store_true", help="JSON instead of a table")
-    retire = actions.add_parser("retire", help="remove an abandoned run from the brokers", allow_abbrev=False)
     retire.add_argument("run_id", metavar="RUN", help="id of the run (see: fedil broker runs)")
     add_url_argument(retire, "--broker", BROKER_URL, "amqp(s):// with the server's credentials")
     retire.add_argument("--ledgers", action="store_true", help="also remove its clients' ledgers from Redis")
@@ -83,36 +65,29 @@ def _add_run_actions(actions: "argparse._SubParsersAction[argparse.ArgumentParse
         add_url_argument(action, "--store", STORE_URL, "redis(s):// with the server's credentials")
 
 
+def _add_site_arguments(parser: argparse.ArgumentParser) -> None:
+    recipe = "take sites and deadline from this recipe: a built-in name or a .toml file"
+    deadline = "deadline of a round; default: the recipe's"
+    parser.add_argument("--sites", metavar="A,B", help="names of the sites")
+    parser.add_argument("--recipe", metavar="R", help=recipe)
+    parser.add_argument("--deadline", type=_seconds, metavar="SECONDS", help=deadline)
+    add_override_argument(parser)
+
+
 def _add_account_arguments(parser: argparse.ArgumentParser) -> None:
+    broker = (
+        "address of RabbitMQ for sites, without credentials; its path is the virtual host (default: fedil)"
+    )
+    store = "address of Redis for sites, without credentials"
     parser.add_argument("--rotate", action="store_true", help="replace the passwords of existing users too")
-    parser.add_argument(
-        "--broker-address",
-        metavar="URL",
-        help="address of RabbitMQ for sites, without credentials; its path is the virtual host (default: fedil)",
-    )
-    parser.add_argument(
-        "--store-address", metavar="URL", help="address of Redis for sites, without credentials"
-    )
+    parser.add_argument("--broker-address", metavar="URL", help=broker)
+    parser.add_argument("--store-address", metavar="URL", help=store)
 
 
 def add_url_argument(parser: argparse.ArgumentParser, option: str, variable: str, meaning: str) -> None:
-    parser.add_argument(
-        option,
-        metavar="URL",
-        default=os.environ.get(variable) or None,
-        help=f"{meaning}; default: {variable} from the environment",
-    )
-
-
-def run(args: argparse.Namespace) -> int:
-    actions = {
-        "init": run_init,
-        "files": run_files,
-        "check": run_check,
-        "runs": run_runs,
-        "retire": run_retire,
-    }
-    return actions[args.action](args)
+    default = os.environ.get(variable) or None
+    meaning = f"{meaning}; default: {variable} from the environment"
+    parser.add_argument(option, metavar="URL", default=default, help=meaning)
 
 
 def run_init(args: argparse.Namespace) -> int:

@@ -18,12 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_default_recipe_argument(parser)
     parser.set_defaults(recipe=DEFAULT_RECIPE)
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="default: runs/<recipe name>-cluster")
-    parser.add_argument(
-        "--workers",
-        type=at_least_one,
-        metavar="N",
-        help="processes, dealt out over the sites; default: one per core",
-    )
+    workers = "processes, dealt out over the sites; default: one per core"
+    parser.add_argument("--workers", type=at_least_one, metavar="N", help=workers)
     add_device_argument(parser)
     add_watching_arguments(parser)
 

@@ -27,31 +27,24 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("recipe", metavar="RECIPE", help=RECIPE_HELP)
-    parser.add_argument(
-        "--methods",
-        required=True,
-        metavar="A,B,…",
-        help="names, or name/profile such as fedil/paper; @label after it: the same again, with settings of its own",
-    )
+    methods = "names, or name/profile such as fedil/paper; @label after it: the same again, with settings of its own"
+    parser.add_argument("--methods", required=True, metavar="A,B,…", help=methods)
     add_override_argument(parser)
     add_study_arguments(parser, "compare")
 
 
 def add_study_arguments(parser: argparse.ArgumentParser, command: str) -> None:
-    parser.add_argument("--seeds", default="1", metavar="N|A-B|A,B", help="default: 1, the seed 0")
-    parser.add_argument(
-        "--cpu-seconds",
-        type=float,
-        metavar="S",
-        help="budget of each run: a short run first finds out how many rounds fit; default: the recipe's rounds",
+    budget = (
+        "budget of each run: a short run first finds out how many rounds fit; default: the recipe's rounds"
     )
-    parser.add_argument(
-        "--jobs", type=at_least_one, metavar="N", help="runs at a time; default: one per core"
-    )
-    parser.add_argument("--out", type=Path, metavar="DIR", help=f"default: runs/{command}-<recipe name>")
+    add = parser.add_argument
+    add("--seeds", default="1", metavar="N|A-B|A,B", help="default: 1, the seed 0")
+    add("--cpu-seconds", type=float, metavar="S", help=budget)
+    add("--jobs", type=at_least_one, metavar="N", help="runs at a time; default: one per core")
+    add("--out", type=Path, metavar="DIR", help=f"default: runs/{command}-<recipe name>")
     add_device_argument(parser)
-    parser.add_argument("--json", action="store_true", help="print the results as JSON instead of a table")
-    parser.add_argument("--quiet", action="store_true", help="no progress")
+    add("--json", action="store_true", help="print the results as JSON instead of a table")
+    add("--quiet", action="store_true", help="no progress")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -2,12 +2,8 @@
 
 import argparse
 import json
-from typing import TYPE_CHECKING
 
 from ops.cli.commands.model_choice import add_model_arguments, load_trained
-
-if TYPE_CHECKING:
-    from ops.inspect.quality import Quality
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,17 +17,7 @@ def run(args: argparse.Namespace) -> int:
 
     quality = measure(network, dataset, recipe.autocast)
     if args.json:
-        print(json.dumps(as_json(quality, args.model), ensure_ascii=False))
+        print(json.dumps(quality.as_json(args.model), ensure_ascii=False))
     else:
         print_quality(quality, f"{recipe.name}, {args.model} model")
     return 0
-
-
-def as_json(quality: "Quality", which: str) -> dict[str, object]:
-    return {
-        "model": which,
-        "samples": quality.samples,
-        "accuracy": quality.accuracy,
-        "per_class": dict(zip(quality.class_names, quality.per_class, strict=True)),
-        "confusion": quality.confusion,
-    }

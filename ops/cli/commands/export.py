@@ -11,12 +11,8 @@ ENDINGS = {"safetensors": ".safetensors", "torchscript": ".pt", "onnx": ".onnx"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
-    parser.add_argument(
-        "--format",
-        choices=sorted(ENDINGS),
-        required=True,
-        help="safetensors: the weights alone; torchscript and onnx: a program that runs without FedIL",
-    )
+    formats = "safetensors: the weights alone; torchscript and onnx: a program that runs without FedIL"
+    parser.add_argument("--format", choices=sorted(ENDINGS), required=True, help=formats)
     parser.add_argument("--output", type=Path, metavar="FILE", help="default: RUN_DIR/<model>.<ending>")
 
 

@@ -20,30 +20,20 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    show = actions.add_parser("show", help="one client's ledger, with histograms", allow_abbrev=False)
+    show = actions.add_parser("show", help="one client's ledger, with histograms")
     show.add_argument("client", type=_client, metavar="CLIENT", help="the client's number")
-    every = actions.add_parser("list", help="a line for each client", allow_abbrev=False)
+    every = actions.add_parser("list", help="a line for each client")
+    run = "the run's name at the brokers (see: fedil status)"
+    store = f"redis(s)://user:password@host:port; default: {STORE_URL} from the environment"
+    method = "the run's method; default: that of the folder's recipe, or fedil"
     for action in (show, every):
-        action.add_argument(
-            "--run", dest="run_id", metavar="ID", help="the run's name at the brokers (see: fedil status)"
-        )
-        action.add_argument(
-            "--store",
-            metavar="URL",
-            help=f"redis(s)://user:password@host:port; default: {STORE_URL} from the environment",
-        )
-        action.add_argument(
-            "--site", metavar="S", help="the site that owns the clients; default: all of them"
-        )
-        action.add_argument(
-            "--run-dir", type=Path, metavar="DIR", help="a simulation's folder instead of a store"
-        )
-        action.add_argument(
-            "--method",
-            metavar="NAME",
-            help="the run's method; default: that of the folder's recipe, or fedil",
-        )
-        action.add_argument("--json", action="store_true", help="JSON instead of tables")
+        add = action.add_argument
+        add("--run", dest="run_id", metavar="ID", help=run)
+        add("--store", metavar="URL", help=store)
+        add("--site", metavar="S", help="the site that owns the clients; default: all of them")
+        add("--run-dir", type=Path, metavar="DIR", help="a simulation's folder instead of a store")
+        add("--method", metavar="NAME", help=method)
+        add("--json", action="store_true", help="JSON instead of tables")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -15,23 +15,14 @@ if TYPE_CHECKING:
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="a run's folder")
-    parser.add_argument(
-        "--model",
-        metavar="NAME",
-        default="global",
-        help="one of the models that the run's method evaluates; default: global, the one that ships",
-    )
+    model = "one of the models that the run's method evaluates; default: global, the one that ships"
+    parser.add_argument("--model", metavar="NAME", default="global", help=model)
     add_plugin_argument(parser)
 
 
 def add_plugin_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--plugin",
-        action="append",
-        default=[],
-        metavar="MODULE:CALLABLE",
-        help="code that the run's recipe may name; repeatable",
-    )
+    code = "code that the run's recipe may name; repeatable"
+    parser.add_argument("--plugin", action="append", default=[], metavar="MODULE:CALLABLE", help=code)
 
 
 def load_trained(args: argparse.Namespace) -> "tuple[Recipe, Dataset, nn.Module]":

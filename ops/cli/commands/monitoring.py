@@ -5,6 +5,7 @@ import argparse
 import re
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):(?P<port>\d{1,5})")
 
@@ -15,27 +16,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_places(parser, "--rabbitmq", "rabbitmq", "of RabbitMQ's own metrics; default: 127.0.0.1:15692")
     _add_places(parser, "--redis-exporter", "redis_exporters", "where there is one")
     _add_places(parser, "--alertmanager", "alertmanagers", "where there is one")
-    parser.add_argument(
-        "--prometheus",
-        type=_url,
-        metavar="URL",
-        help="where Grafana finds Prometheus; default: http://127.0.0.1:9090",
-    )
-    parser.add_argument(
-        "--every",
-        dest="every_seconds",
-        type=_seconds,
-        metavar="SECONDS",
-        help="how often to look; default: 15",
-    )
-    parser.add_argument("--overwrite", action="store_true", help="also files that were changed")
+    add, grafana = parser.add_argument, "where Grafana finds Prometheus; default: http://127.0.0.1:9090"
+    add("--prometheus", type=_url, metavar="URL", help=grafana)
+    every = "how often to look; default: 15"
+    add("--every", dest="every_seconds", type=_seconds, metavar="SECONDS", help=every)
+    add("--overwrite", action="store_true", help="also files that were changed")
 
 
 def _add_places(parser: argparse.ArgumentParser, option: str, dest: str, what: str) -> None:
     """`dest`: the field of Places"""
-    parser.add_argument(
-        option, dest=dest, type=_place, action="append", metavar="HOST:PORT", help=f"{what}; repeatable"
-    )
+    how: dict[str, Any] = {"type": _place, "action": "append", "metavar": "HOST:PORT"}
+    parser.add_argument(option, dest=dest, help=f"{what}; repeatable", **how)
 
 
 def run(args: argparse.Namespace) -> int:

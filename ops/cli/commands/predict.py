@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,7 +36,8 @@ def run(args: argparse.Namespace) -> int:
             print(f"fedil: skipped {answer.file}: {answer.reason}", file=sys.stderr)
         else:
             predictions.append(answer)
-            print(json_line(answer) if args.json else text_line(answer, label_width))
+            line = json.dumps(asdict(answer), default=str) if args.json else text_line(answer, label_width)
+            print(line)
     if args.csv is not None:
         write_csv(args.csv, predictions)
     return 1 if unreadable else 0
@@ -44,8 +46,3 @@ def run(args: argparse.Namespace) -> int:
 def text_line(prediction: "Prediction", label_width: int) -> str:
     """The path last: it may have any length."""
     return f"{prediction.label:{label_width}}  {100 * prediction.confidence:5.1f} %  {prediction.file}"
-
-
-def json_line(prediction: "Prediction") -> str:
-    values = {"file": str(prediction.file), "label": prediction.label, "confidence": prediction.confidence}
-    return json.dumps(values)

@@ -13,10 +13,8 @@ from ops.cli.recipe_files import RECIPES, built_in_names, find_recipe, flatten
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(show=None)
     actions = parser.add_subparsers(metavar="ACTION")
-    actions.add_parser(
-        "list", help="what is built in, one a line; the same without ACTION", allow_abbrev=False
-    )
-    show = actions.add_parser("show", help="print one recipe as TOML", allow_abbrev=False)
+    actions.add_parser("list", help="what is built in, one a line; the same without ACTION")
+    show = actions.add_parser("show", help="print one recipe as TOML")
     show.add_argument("show", metavar="NAME", help="a built-in recipe, or a .toml file")
     show.add_argument("--resolved", action="store_true", help="every setting, after the profile is applied")
     # argparse would show the action as if it had to be given. Last, since the action's own usage begins with ours.

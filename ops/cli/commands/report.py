@@ -23,29 +23,17 @@ BESIDE_THE_REPORT = Path()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE",
-        help="default: report.html in the run's folder, or here for several runs",
-    )
-    parser.add_argument(
-        "--png",
-        nargs="?",
-        type=Path,
-        const=BESIDE_THE_REPORT,
-        metavar="DIR",
-        help="also write every plot into a file of its own; default: plots, beside the report",
-    )
-    parser.add_argument("--format", choices=FORMATS, help="of those files; default: png")
-    parser.add_argument(
-        "--store", metavar="URL", help="redis://… of a deployment, where the ledgers of its clients are"
-    )
+    add, default = parser.add_argument, "default: report.html in the run's folder, or here for several runs"
+    plots = "also write every plot into a file of its own; default: plots, beside the report"
+    store = "redis://… of a deployment, where the ledgers of its clients are"
+    tensorboard = "also write the history for TensorBoard, into DIR/RUN"
+    add("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder")
+    add("--out", type=Path, metavar="FILE", help=default)
+    add("--png", nargs="?", type=Path, const=BESIDE_THE_REPORT, metavar="DIR", help=plots)
+    add("--format", choices=FORMATS, help="of those files; default: png")
+    add("--store", metavar="URL", help=store)
     add_plugin_argument(parser)
-    parser.add_argument(
-        "--tensorboard", type=Path, metavar="DIR", help="also write the history for TensorBoard, into DIR/RUN"
-    )
+    add("--tensorboard", type=Path, metavar="DIR", help=tensorboard)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -97,12 +85,9 @@ def place_for(asked: Path | None, folders: list[Path]) -> Path:
 
 def built(runs: "list[Run]", store: str | None) -> "tuple[str, list[Plot]]":
     if len(runs) > 1:
-        from ops.inspect.report.comparison import compare
-        from ops.inspect.report.comparison_page import comparison_page
-        from ops.inspect.report.comparison_plots import comparison_plots
+        from ops.inspect.report.comparison_page import comparison_report
 
-        comparison = compare(runs)
-        return comparison_page(comparison), comparison_plots(comparison)
+        return comparison_report(runs)
     from ops.inspect.report.evidence import Missing, gather
     from ops.inspect.report.page import run_page, run_plots
 

@@ -33,12 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_override_argument(parser)
     options.add_arguments(parser)
     add_view_arguments(parser)
-    parser.add_argument(
-        "--log-file",
-        type=Path,
-        metavar="FILE",
-        help="besides the view, append every event to FILE, one line each, as --log-format and --log-level say",
-    )
+    log = "besides the view, append every event to FILE, one line each, as --log-format and --log-level say"
+    parser.add_argument("--log-file", type=Path, metavar="FILE", help=log)
     # For a cluster, which is gone on with as a whole.
     parser.add_argument("--again", help=argparse.SUPPRESS)
 

@@ -25,17 +25,12 @@ _TELL_SECONDS = 5.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", metavar="RECIPE", help=RECIPE_HELP)
-    parser.add_argument("--site", required=True, metavar="S", help="one of federation.sites in the recipe")
-    parser.add_argument(
-        "--out", required=True, type=Path, metavar="DIR", help="where to write them; must hold none yet"
-    )
-    parser.add_argument(
-        "--images",
-        type=Path,
-        metavar="FOLDER",
-        help="the site's own pictures: a folder for each client, named by its number, or all side by side",
-    )
+    images = "the site's own pictures: a folder for each client, named by its number, or all side by side"
+    add = parser.add_argument
+    add("recipe", metavar="RECIPE", help=RECIPE_HELP)
+    add("--site", required=True, metavar="S", help="one of federation.sites in the recipe")
+    add("--out", required=True, type=Path, metavar="DIR", help="where to write them; must hold none yet")
+    add("--images", type=Path, metavar="FOLDER", help=images)
     add_override_argument(parser)
 
 

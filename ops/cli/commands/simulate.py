@@ -44,9 +44,8 @@ def add_default_recipe_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_view_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--json", action="store_true", help="one JSON line per round, and one for the summary"
-    )
+    lines = "one JSON line per round, and one for the summary"
+    parser.add_argument("--json", action="store_true", help=lines)
     parser.add_argument("--quiet", action="store_true", help="only the summary at the end")
 
 

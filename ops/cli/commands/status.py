@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
 from broker_config.process.addresses import STORE_URL, check_scheme
@@ -37,16 +37,8 @@ def run(args: argparse.Namespace) -> int:
     with set_up_logs(level="warning"), closing(connect_store(args.store, retry=patience)) as store:
         if args.json:
             print(json.dumps(gather(store, args.site)))
-        elif args.once or not sys.stdout.isatty():
-            from rich.console import Console
-
-            from ops.cli.view.board import render
-
-            width = None if sys.stdout.isatty() else _WIDTH_OF_FILES
-            console = Console(highlight=False, width=width)
-            console.print(render(gather(store, args.site), time.time()))
         else:
-            watch(store, args.site)
+            show(store, args.site, args.once)
     return 0
 
 
@@ -69,17 +61,18 @@ def workers_at(store: "Store", site: str) -> dict[str, dict[str, Any]]:
         return {}
 
 
-def watch(store: "Store", more_sites: list[str]) -> None:
+def show(store: "Store", more_sites: list[str], once: bool) -> None:
     from rich.console import Console
     from rich.live import Live
 
     from ops.cli.view.board import render
 
-    console = Console(highlight=False)
-    with Live(console=console, auto_refresh=False, screen=False, vertical_overflow="visible") as live:
-        try:
-            while True:
-                live.update(render(gather(store, more_sites), time.time()), refresh=True)
-                time.sleep(EVERY_SECONDS)
-        except KeyboardInterrupt:
-            pass  # the last picture stays
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH_OF_FILES)
+    if once or not sys.stdout.isatty():
+        console.print(render(gather(store, more_sites), time.time()))
+        return
+    live = Live(console=console, auto_refresh=False, screen=False, vertical_overflow="visible")
+    with live, suppress(KeyboardInterrupt):  # the last picture stays
+        while True:
+            live.update(render(gather(store, more_sites), time.time()), refresh=True)
+            time.sleep(EVERY_SECONDS)

@@ -15,11 +15,10 @@ from server_worker.options import add_override_argument
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_arguments(parser)
-    parser.add_argument(
-        "--recipe",
-        metavar="R",
-        help="make the shards from this recipe's dataset if --shards has none, and allow the code that it names",
+    recipe = (
+        "make the shards from this recipe's dataset if --shards has none, and allow the code that it names"
     )
+    parser.add_argument("--recipe", metavar="R", help=recipe)
     add_override_argument(parser)
 
 

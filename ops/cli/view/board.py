@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ops.cli.view.ending import duration
+from ops.cli.view.tables import plain_table
 
 _LARGEST, _LONGEST_TEXT, _MOST_MODELS = 1e15, 300, 8
 
@@ -47,9 +48,8 @@ def rounds_table(facts: dict[str, Any]) -> list[Table]:
         return []
     rounds = [table(told) for told in recent]
     titles = model_titles(facts, rounds)
-    grid = Table(box=None, pad_edge=False, padding=(0, 2))
-    for title in ("round", *titles.values(), "‖Δθ‖", "accepted", "seconds"):
-        grid.add_column(Text(title), justify="right", header_style="dim")
+    headings = ("round", *titles.values(), "‖Δθ‖", "accepted", "seconds")
+    grid = plain_table(headings, padding=(0, 2), header_style="dim")
     for told in rounds:
         accuracy = table(told.get("accuracy"))
         cells = (
@@ -79,10 +79,8 @@ def site_part(
     if not workers:
         title.stylize("red")
         return [title]
-    grid = Table(box=None, pad_edge=False, padding=(0, 2))
-    for heading in ("worker", "device", "doing", "for", "tasks", "images/s"):
-        right = heading in ("tasks", "images/s")
-        grid.add_column(heading, header_style="dim", justify="right" if right else "left", no_wrap=True)
+    words, numbers = ("worker", "device", "doing", "for"), ("tasks", "images/s")
+    grid = plain_table((*words, *numbers), left=words, padding=(0, 2), header_style="dim")
     for name, facts in ((name, table(facts)) for name, facts in workers.items()):
         cells = (
             plain(name),
@@ -92,7 +90,7 @@ def site_part(
             plain(facts.get("tasks_done", 0)),
             formatted("{:.0f}", facts.get("images_per_second")),
         )
-        grid.add_row(*map(Text, cells))
+        grid.add_row(*(Text(cell, no_wrap=True) for cell in cells))
     return [title, grid]
 
 

@@ -55,13 +55,8 @@ class LiveView(QuietView):
         self._notes: deque[str] = deque(maxlen=2)
         self._stopping = False
         self._ended = False
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
-            TailColumn(),
-            console=self._console,
-            expand=True,
-        )
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TailColumn())
+        self._progress = Progress(*columns, console=self._console, expand=True)
         self._run = self._progress.add_task("rounds", total=None, unit="")
         self._round = self._new_bar("starting", None)
         self._live = Live(get_renderable=self.frame, console=self._console, refresh_per_second=4)

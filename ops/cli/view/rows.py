@@ -35,19 +35,21 @@ SECONDS = Column("seconds", 7, lambda record: f"{record.seconds.get('total', 0.0
 class Columns:
     """The columns that every run has, and those that its method declares."""
 
-    def __init__(self, display: Display) -> None:
+    def __init__(self, display: Display, thousands: str = "") -> None:
+        """`thousands`: what separates them in numbers of samples"""
         models = {model: _of_model(model) for model in display.models}
         self._optional = {models[model]: model.name for model in models if model.optional}
         always = [column for column in models.values() if column not in self._optional]
         self.shipped, *others = always
         """`shipped`: accuracy of the model that ships"""
         charts = [
-            [_of_series(series) for series in chart.series if series.column] for chart in display.charts
+            [_of_series(series, thousands) for series in chart.series if series.column]
+            for chart in display.charts
         ]
         first = [columns[0] for columns in charts if columns]
         more = [column for columns in charts for column in columns[1:]]
         self._in_line = (*always, STEP, ACCEPTED, *first)
-        self._in_order = (ROUND, *models.values(), STEP, ACCEPTED, *first, *more, SECONDS)
+        self.in_order = (ROUND, *models.values(), STEP, ACCEPTED, *first, *more, SECONDS)
         self._by_importance = (
             *(ROUND, self.shipped, ACCEPTED, *others, SECONDS),
             *(*first, STEP, *self._optional, *more),
@@ -65,7 +67,7 @@ class Columns:
             if left < 0:
                 break
             chosen.append(column)
-        return [column for column in self._in_order if column in chosen]
+        return [column for column in self.in_order if column in chosen]
 
     def log_line(self, record: RoundRecord) -> str:
         """The same fields in the same order and at the same place, each with its name: the models that every run has,
@@ -85,25 +87,24 @@ def _of_model(model: Model) -> Column:
     return Column(title, max(6, len(title)), lambda record: percent(record.accuracy.get(model.name)))
 
 
-def _of_series(series: Series) -> Column:
+def _of_series(series: Series, thousands: str) -> Column:
     return Column(
         series.column,
         width=max(6 if series.unit == "share" else 7, len(series.column)),
-        cell=lambda record: series_value(series, record.series.get(series.name)),
+        cell=lambda record: _series_value(series, record.series.get(series.name), thousands),
         width_in_line=5 if series.unit in ("share", "samples") else 7,
     )
 
 
-def series_value(series: Series, value: float | None) -> str:
+def _series_value(series: Series, value: float | None, thousands: str) -> str:
     if value is None:
         return UNKNOWN
     if series.unit == "share":
         return percent(value, 1)
-    return f"{value:.0f}" if series.unit == "samples" else number(value)
+    return f"{value:{thousands}.0f}" if series.unit == "samples" else number(value)
 
 
 def exclusions(outcomes: Sequence[ClientOutcome]) -> list[str]:
-    """Which clients did not count, and why, for people."""
     return [excluded(outcome) for outcome in outcomes if not outcome.counts]
 
 

@@ -50,7 +50,6 @@ class Comparison:
         return [run for group in self.groups for run in group.runs]
 
     def last_common_round(self) -> int | None:
-        """The last round that every run has evaluated."""
         evaluated = [known for run in self.runs if (known := run.accuracy("global"))]
         return max(at_common_rounds(evaluated)[0], default=None)
 

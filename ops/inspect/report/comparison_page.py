@@ -1,7 +1,7 @@
 """The page that compares several runs."""
 
 import statistics
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 
 from fedil_model.methods.interface import Model
@@ -11,12 +11,14 @@ from ops.inspect.report.comparison import (
     Comparison,
     Group,
     accuracy_at,
+    compare,
     difference,
     differing_settings,
     final_accuracy,
 )
 from ops.inspect.report.comparison_plots import comparison_plots
-from ops.inspect.report.drawing import SERIES, panel
+from ops.inspect.report.drawing import SERIES, Plot, panel
+from ops.inspect.report.reading import Run
 from ops.inspect.report.rendering import render
 from ops.inspect.report.sections.setup import written
 from ops.inspect.report.verdicts import meaning_of
@@ -24,6 +26,12 @@ from ops.inspect.report.verdicts import meaning_of
 FEW = 3
 Cell = str | int
 Column = tuple[str, Callable[[Group], Cell]]
+
+
+def comparison_report(runs: Sequence[Run], variants: Sequence[str] | None = None) -> tuple[str, list[Plot]]:
+    """The page and its plots. `variants` as for `compare`"""
+    comparison = compare(runs, variants)
+    return comparison_page(comparison), comparison_plots(comparison)
 
 
 def comparison_page(comparison: Comparison) -> str:
@@ -128,5 +136,5 @@ def _runs(comparison: Comparison) -> Iterator[tuple[Cell, ...]]:
                 run.state,
                 percent(next(reversed(run.accuracy("global").values()), None)),
                 duration(sum(record.seconds.get("total", 0.0) for record in run.records)),
-                meaning_of(run).headline,
+                meaning_of(run)["headline"],
             )

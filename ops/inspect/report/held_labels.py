@@ -71,16 +71,8 @@ def find_held_labels(
             if not not_pictures
         )
 
-    return HeldLabels(
-        said_N=said,
-        truth_N=truth,
-        right=pictures(right),
-        wrong=pictures(~right),
-        name=name,
-        others=others,
-        unreadable=unreadable,
-        not_pictures=not_pictures,
-    )
+    shown = pictures(right), pictures(~right)
+    return HeldLabels(said, truth, *shown, name, others, unreadable, not_pictures)
 
 
 def _read(

@@ -38,9 +38,4 @@ def run_page(run: Run, evidence: Evidence) -> str:
 
 def run_plots(run: Run, evidence: Evidence) -> list[Plot]:
     """The plots of the page, and the galleries, as files."""
-    return [
-        *curves(run),
-        *quality_plots(run, evidence),
-        split_plot(run, evidence),
-        *sample_plots(evidence),
-    ]
+    return [*curves(run), *quality_plots(run, evidence), split_plot(run, evidence), *sample_plots(evidence)]

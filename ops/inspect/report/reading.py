@@ -49,7 +49,6 @@ class Run:
 
     @property
     def display(self) -> Display:
-        """What the run's method declares"""
         return find_method(self.recipe.method.name).display
 
     @property

@@ -1,8 +1,7 @@
 """Explanations of a run's convergence verdict, which claim no more than its numbers show."""
 
 import tomllib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -10,28 +9,19 @@ from fedil_model.training.convergence import MIN_ROUNDS, judge
 from ops.inspect.report.reading import Run
 
 
-@dataclass(frozen=True)
-class Meaning:
-    headline: str
-    text: str
-    mood: str
-    """good, fair, bad or unknown: selects the colour in the page"""
-
-
 @cache
-def meanings() -> dict[str, Meaning]:
-    """By verdict"""
+def meanings() -> dict[str, Mapping[str, str]]:
+    """By verdict: headline, text and mood (good, fair, bad or unknown: selects the colour in the page)"""
     text = (Path(__file__).parent / "templates" / "verdicts.toml").read_text(encoding="utf-8")
-    known = tomllib.loads(text.replace("{min_rounds}", str(MIN_ROUNDS)))
-    return {name: Meaning(**fields) for name, fields in known.items()}
+    return tomllib.loads(text.replace("{min_rounds}", str(MIN_ROUNDS)))
 
 
-def meaning_of(run: Run) -> Meaning:
+def meaning_of(run: Run) -> Mapping[str, str]:
     if run.rounds_lost:
         return meanings()["not known"]
     said = run.records[-1].verdict if run.records else "too early to say"
-    unknown = Meaning(str(said), "This version does not know that verdict.", "unknown")
-    return meanings().get(said, unknown)
+    text = "This version does not know that verdict."
+    return meanings().get(said, {"headline": said, "text": text, "mood": "unknown"})
 
 
 def figures(run: Run) -> Iterator[tuple[str, str]]:

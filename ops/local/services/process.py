@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn, Self
+from typing import Any, NoReturn, Self
 
 from broker_config.protocol.errors import FedILError
 
@@ -47,18 +47,20 @@ class PrivateService(ABC):
         self.directory = directory.resolve()
         self.directory.mkdir(parents=True, exist_ok=True)
         self.log = self.directory / "output.log"
-        self._process: subprocess.Popen[bytes] | None = None
-        self._guard: Guard | None = None
-        self._first_start(_ATTEMPTS)
+        self._process: GuardedProcess | None = None
+        for left in reversed(range(_ATTEMPTS)):
+            self.ports = free_ports(self.port_names)
+            try:
+                self.start()
+                break
+            except PortTaken:
+                if not left:
+                    raise
 
-    def _first_start(self, attempts: int) -> None:
-        self.ports = free_ports(self.port_names)
-        try:
-            self.start()
-        except PortTaken:
-            if attempts == 1:
-                raise
-            self._first_start(attempts - 1)
+    @property
+    def port(self) -> int:
+        """Of clients, the first of its ports"""
+        return self.ports[self.port_names[0]]
 
     @property
     @abstractmethod
@@ -85,16 +87,10 @@ class PrivateService(ABC):
         self.kill()  # the rest of its process group, if it died by itself
         with self.log.open("ab") as log:
             since = log.tell()
-            self._process = subprocess.Popen(
-                self._command(),
-                env=self._environment(),
-                cwd=self.directory,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
+            output = {"stdout": log, "stderr": log}
+            self._process = GuardedProcess(
+                self._command(), env=self._environment(), cwd=self.directory, **output
             )
-        self._guard = Guard(self._process.pid)
         try:
             if wait_until(self._answers, ANSWER_SECONDS, while_=lambda: self.running):
                 return
@@ -118,13 +114,8 @@ class PrivateService(ABC):
     def kill(self) -> None:
         if self._process is None:
             return
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        self._process.end()
         self._process = None
-        if self._guard:
-            self._guard.release()
-            self._guard = None
         # Only a child process can be waited for; that the ports are free shows that the others have ended too.
         wait_until(lambda: all(map(is_free, self.ports.values())), _EXIT_SECONDS)
 
@@ -146,21 +137,25 @@ class PortTaken(ServiceFailed):
     """Another program took a port after `free_ports` chose it."""
 
 
-class Guard:
-    """A shell that kills a process group when this process ends in any way: its standard input then ends without a
-    line. (PR_SET_PDEATHSIG would tie the service to the thread that started it, and to Linux.)"""
+class GuardedProcess(subprocess.Popen[bytes]):
+    """A process in a session of its own, which keeps Ctrl-C from it. Its group is killed by `end`, at the end of a
+    context, or by a shell when this process ends in any way: the shell's standard input then ends without a line.
+    (PR_SET_PDEATHSIG would tie it to the thread that started it, and to Linux.)"""
 
-    def __init__(self, group: int) -> None:
-        self._shell = subprocess.Popen(
-            ["sh", "-c", 'read -r _ || kill -s KILL -- "-$1"', "guard", str(group)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # keeps Ctrl-C from it
-        )
+    def __init__(self, command: Sequence[str], **how: Any) -> None:
+        super().__init__(command, stdin=subprocess.DEVNULL, start_new_session=True, **how)
+        null, pipe = subprocess.DEVNULL, subprocess.PIPE
+        guard = ["sh", "-c", 'read -r _ || kill -s KILL -- "-$1"', "guard", str(self.pid)]
+        self._guard = subprocess.Popen(guard, stdin=pipe, stdout=null, stderr=null, start_new_session=True)
 
-    def release(self) -> None:
-        self._shell.communicate(b"\n")
+    def end(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.wait()
+        self._guard.communicate(b"\n")
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
 
 def wait_until(
@@ -212,12 +207,9 @@ def listens(port: int) -> bool:
 
 def find_program(name: str, *places: str, missing: str) -> str:
     """Full path of a program. `places` come first: the PATH may have a wrapper for the system's own instance."""
-    for place in (*places, name):
-        found = shutil.which(place)
-        if found:
-            return found
     # Services are often in folders that are not on a user's PATH.
-    found = shutil.which(name, path="/usr/sbin:/usr/local/sbin:/sbin:/opt/homebrew/sbin:/opt/homebrew/bin")
-    if found:
-        return found
+    elsewhere = "/usr/sbin:/usr/local/sbin:/sbin:/opt/homebrew/sbin:/opt/homebrew/bin"
+    found = (*map(shutil.which, (*places, name)), shutil.which(name, path=elsewhere))
+    if program := next(filter(None, found), None):
+        return program
     raise ServiceMissing(missing)

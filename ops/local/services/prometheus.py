@@ -19,10 +19,6 @@ class Prometheus(PrivateService):
         super().__init__(directory)
 
     @property
-    def port(self) -> int:
-        return self.ports["prometheus"]
-
-    @property
     def url(self) -> str:
         return f"http://{LOOPBACK}:{self.port}"
 

@@ -40,10 +40,6 @@ class RabbitMQ(PrivateService):
         super().__init__(directory)
 
     @property
-    def port(self) -> int:
-        return self.ports["amqp"]
-
-    @property
     def url(self) -> str:
         return f"amqp://guest:guest@{LOOPBACK}:{self.port}/%2F"
 
@@ -59,20 +55,17 @@ class RabbitMQ(PrivateService):
             cookie.touch(mode=0o600)
             cookie.write_text(secrets.token_hex(16))
             cookie.chmod(0o400)
-        settings = self._listeners() | self._settings
-        (self.directory / "rabbitmq.conf").write_text(write_settings(settings))
-        (self.directory / "enabled_plugins").write_text(
-            f"[{','.join(f'rabbitmq_{plugin}' for plugin in self._plugins)}].\n"
-        )
+        (self.directory / "rabbitmq.conf").write_text(write_settings(self._all_settings()))
+        plugins = ",".join(f"rabbitmq_{plugin}" for plugin in self._plugins)
+        (self.directory / "enabled_plugins").write_text(f"[{plugins}].\n")
         # One process group for both, so that they are killed together.
         script = f'"$1" -port {self.ports["epmd"]} -address {LOOPBACK} & exec "$2"'
         return broker_command("sh", "-c", script, "rabbitmq", self._epmd, self._program)
 
-    def _listeners(self) -> dict[str, str]:
-        settings: dict[str, str] = {}
-        for plugin in self._plugins:
-            settings |= {f"{plugin}.tcp.ip": LOOPBACK, f"{plugin}.tcp.port": str(self.ports[plugin])}
-        return settings
+    def _all_settings(self) -> dict[str, str]:
+        addresses = {f"{plugin}.tcp.ip": LOOPBACK for plugin in self._plugins}
+        ports = {f"{plugin}.tcp.port": str(self.ports[plugin]) for plugin in self._plugins}
+        return addresses | ports | self._settings
 
     def _environment(self) -> Mapping[str, str]:
         replaced = ("RABBITMQ_", "ERL_", "NOTIFY_SOCKET")
@@ -101,12 +94,9 @@ class RabbitMQ(PrivateService):
         }
 
     def _answers(self) -> bool:
-        settings = self._listeners() | self._settings
         # TLS listeners start after the plain one.
-        tls = [
-            value.rpartition(":")[2] for key, value in settings.items() if key.startswith("listeners.ssl.")
-        ]
-        return rabbitmq_answers(self.port) and all(listens(int(port)) for port in tls)
+        tls = [place for key, place in self._settings.items() if key.startswith("listeners.ssl.")]
+        return rabbitmq_answers(self.port) and all(listens(int(place.rpartition(":")[2])) for place in tls)
 
 
 def find_script(name: str) -> str:

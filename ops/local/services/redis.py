@@ -25,10 +25,6 @@ class Redis(PrivateService):
         super().__init__(directory)
 
     @property
-    def port(self) -> int:
-        return self.ports["redis"]
-
-    @property
     def url(self) -> str:
         return f"redis://{LOOPBACK}:{self.port}/0"
 

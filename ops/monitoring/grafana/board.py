@@ -13,7 +13,7 @@ from grafana_foundation_sdk.models import dashboard
 from ops.monitoring.grafana import panels as kinds
 from ops.monitoring.grafana.methods import accuracy, method_rows, outcomes, worker_row
 from ops.monitoring.grafana.panels import PROMETHEUS, Panel
-from ops.monitoring.grafana.runbook import runbook
+from ops.monitoring.prometheus import RULES
 
 TAG = "fedil"
 KINDS: dict[str, Callable[..., Panel]] = {
@@ -25,10 +25,18 @@ KINDS: dict[str, Callable[..., Panel]] = {
     "rows": kinds.rows,
     "accuracy": accuracy,
     "outcomes": outcomes,
-    "runbook": lambda: kinds.words("Runbook", runbook()),
+    "runbook": lambda: kinds.words(
+        "Runbook", "\n".join(f"- **{a}**: {line}" for a, line in runbook().items())
+    ),
 }
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]
 """Title → settings of panels"""
+
+
+def runbook() -> dict[str, str]:
+    """Alert → what to do"""
+    groups = yaml.safe_load((RULES / "alerts.yml").read_text(encoding="utf-8"))["groups"]
+    return {rule["alert"]: rule["annotations"]["runbook"] for group in groups for rule in group["rules"]}
 
 
 def board(name: str) -> dashboard.Dashboard:

@@ -58,7 +58,9 @@ def worker_row() -> list[Panel]:
     panels: list[MakePanel] = []
     for chart in (chart for spec in registered() for chart in spec.display.charts):
         means = {_at_worker(series): series for series in chart.series if series.source == "client_mean"}
-        new = dict(_query_by_site(metric, series) for metric, series in means.items() if metric not in drawn)
+        # Of each worker's last task, by site: one that stands apart has other data, or bad data.
+        fresh = {metric: series for metric, series in means.items() if metric not in drawn}
+        new = dict(_query(metric, series, SITE, "avg") for metric, series in fresh.items())
         panels += [partial(_chart, chart, new)] if new else []
         drawn |= means.keys()
     return _spread(panels)
@@ -90,23 +92,16 @@ def _queries(chart: Chart, metrics: Collection[str]) -> dict[str, str]:
     return dict(_query(metric, series) for metric, series in by_metric.items() if metric in metrics)
 
 
-def _query(metric: str, series: Series) -> tuple[str, str]:
-    if series.metric_label is not None:
-        label, _ = series.metric_label
-        return f"{{{{{label}}}}} {{{{run}}}}", f"max by (run, {label}) ({metric}{{{RUN}}})"
-    legend = f"{series.title} {{{{run}}}}"
-    if series.source == "client_gain":
-        return legend, f"sum by (run) (increase({metric}{{{RUN}}}[$__rate_interval]))"
-    # One value for a run, also while a standby server shows the same run.
-    return legend, f"max by (run) ({metric}{{{RUN}}})"
-
-
-def _query_by_site(metric: str, series: Series) -> tuple[str, str]:
-    """Of each worker's last task: a site that stands apart has other data, or bad data."""
-    if series.metric_label is None:
-        return f"{series.title} {{{{site}}}}", f"avg by (site) ({metric}{{{SITE}}})"
-    label, _ = series.metric_label
-    return f"{{{{{label}}}}} {{{{site}}}}", f"avg by (site, {label}) ({metric}{{{SITE}}})"
+def _query(metric: str, series: Series, by: str = RUN, how: str = "max") -> tuple[str, str]:
+    """Legend and expression. max: one value for a run, also while a standby server shows the same run."""
+    name = by.partition("=")[0]
+    label = None if series.metric_label is None else series.metric_label[0]
+    legend = series.title if label is None else f"{{{{{label}}}}}"
+    names = name if label is None else f"{name}, {label}"
+    expr = f"{how} by ({names}) ({metric}{{{by}}})"
+    if series.source == "client_gain" and label is None:
+        expr = f"sum by (run) (increase({metric}{{{by}}}[$__rate_interval]))"
+    return f"{legend} {{{{{name}}}}}", expr
 
 
 def _chart(chart: Chart, queries: Queries, width: int) -> Panel:

@@ -13,7 +13,7 @@ import pytest
 from ops.local.services import Prometheus
 from ops.local.services.process import find_program
 from ops.monitoring.files import Places, prometheus_files, write_monitoring
-from ops.monitoring.grafana.runbook import runbook_lines
+from ops.monitoring.grafana.board import runbook
 from ops.monitoring.prometheus import PROMETHEUS, RULES
 from tests.services import needed
 
@@ -111,4 +111,4 @@ def test_every_alert_says_what_is_wrong_what_it_means_and_what_to_do(rules: list
 
 def test_the_runbook_of_the_dashboards_is_what_prometheus_reads(rules: list[dict[str, Any]]) -> None:
     read = {rule["name"]: rule["annotations"]["runbook"] for rule in rules if rule["type"] == "alerting"}
-    assert runbook_lines() == read
+    assert runbook() == read

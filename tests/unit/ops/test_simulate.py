@@ -21,7 +21,6 @@ from ops.cli.view import QuietView
 from ops.inspect.run_place import replacing
 from ops.inspect.summary import Summary
 from ops.local.simulate import simulate
-from ops.local.workers import WorkerPool
 from server_worker.run.folder import RunDir
 from server_worker.run.name import known_run
 from server_worker.run.recipe import Recipe, make_recipe
@@ -107,8 +106,8 @@ def test_workers_that_keep_dying_are_the_error_of_the_run(tmp_path: Path) -> Non
 def test_every_answer_counts_as_progress_of_the_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers: list[WorkerPool] = []
-    monkeypatch.setattr(WorkerPool, "progress", lambda pool: answers.append(pool))
+    answers: list[client_worker.pool.WorkerPool] = []
+    monkeypatch.setattr(client_worker.pool.WorkerPool, "progress", lambda pool: answers.append(pool))
     run(tiny(rounds=1, federation={"clients_per_round": 2}), tmp_path / "run")
     assert len(answers) == 2
 

@@ -13,7 +13,7 @@ import pytest
 import client_worker.pool
 from broker_config.protocol.errors import UsageError
 from ops.cli.view import QuietView
-from ops.local.workers import WorkerPool
+from ops.local.workers import start_workers
 from server_worker.watch.notices import Notice
 
 PATIENCE = 60.0
@@ -47,10 +47,16 @@ class Listener(QuietView):
         self._on_note(self.notes)
 
 
+def pool_of(
+    arguments: list[str], count: int, logs: Path, listener: QuietView, stop: threading.Event
+) -> client_worker.pool.WorkerPool:
+    return start_workers(arguments, [], count, logs, lambda text: listener.note(Notice(text)), stop.set)
+
+
 @pytest.mark.usefixtures("_dying")
 def test_workers_that_keep_dying_end_the_run_with_their_last_words(tmp_path: Path) -> None:
     listener, stop = Listener(), threading.Event()
-    with WorkerPool([], 2, tmp_path, listener, stop) as pool:
+    with pool_of([], 2, tmp_path, listener, stop) as pool:
         assert stop.wait(PATIENCE)
     assert str(pool.failure) == f"workers keep dying (exit code 3): no more memory (see {tmp_path})"
     assert listener.notes == 5
@@ -58,7 +64,7 @@ def test_workers_that_keep_dying_end_the_run_with_their_last_words(tmp_path: Pat
 
 def test_a_worker_that_was_started_wrongly_is_not_started_again(tmp_path: Path) -> None:
     listener, stop = Listener(), threading.Event()
-    with WorkerPool(["--nonsense"], 2, tmp_path, listener, stop) as pool:
+    with pool_of(["--nonsense"], 2, tmp_path, listener, stop) as pool:
         assert stop.wait(PATIENCE)
     assert isinstance(pool.failure, UsageError)
     assert "--site" in str(pool.failure)
@@ -72,7 +78,7 @@ def test_what_has_worked_before_is_tried_again_whatever_the_exit_code(
     monkeypatch.setenv("FEDIL_TEST_CODE", "2")
     listener, stop = Listener(), threading.Event()
     monkeypatch.setattr(client_worker.pool, "_CHECK_SECONDS", 0.5)
-    with WorkerPool([], 1, tmp_path, listener, stop) as pool:
+    with pool_of([], 1, tmp_path, listener, stop) as pool:
         pool.progress()
         assert stop.wait(PATIENCE)
     assert "workers keep dying (exit code 2)" in str(pool.failure)
@@ -88,7 +94,7 @@ def test_deaths_with_work_done_between_them_do_not_add_up(tmp_path: Path) -> Non
             pool.progress()
 
     listener = Listener(work_was_done)
-    with WorkerPool([], 1, tmp_path, listener, stop) as pool:
+    with pool_of([], 1, tmp_path, listener, stop) as pool:
         assert stop.wait(PATIENCE)
     assert listener.notes == 7 + 5
 
@@ -100,7 +106,7 @@ def test_a_watch_over_the_workers_that_fails_ends_the_run_with_the_reason(tmp_pa
     def closed(notes: int) -> None:
         raise reason
 
-    with WorkerPool([], 1, tmp_path, Listener(closed), stop) as pool:
+    with pool_of([], 1, tmp_path, Listener(closed), stop) as pool:
         assert stop.wait(PATIENCE)
     assert pool.failure is reason
 
@@ -113,7 +119,7 @@ def test_a_worker_that_cannot_be_replaced_ends_the_run_with_the_reason(tmp_path:
         (logs / "worker-0.log").unlink()
         logs.rmdir()
 
-    with WorkerPool([], 1, logs, Listener(logs_are_gone), stop) as pool:
+    with pool_of([], 1, logs, Listener(logs_are_gone), stop) as pool:
         assert stop.wait(PATIENCE)
     assert isinstance(pool.failure, FileNotFoundError)
 
@@ -143,7 +149,7 @@ def test_an_interruption_while_workers_are_asked_to_end_leaves_none_behind(
     script.write_text(DEAF)
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
-    pool = WorkerPool([], 2, tmp_path, QuietView(), threading.Event())
+    pool = pool_of([], 2, tmp_path, QuietView(), threading.Event())
     pids = pids_in(tmp_path)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # others may have left their own
     try:

@@ -3,8 +3,8 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 
-from fedil_model.methods.interface import Series
-from ops.cli.view.rows import excluded, number, percent
+from ops.cli.view.rows import Columns, excluded, percent
+from ops.cli.view.rows import exclusions as excluded_in
 from ops.inspect.report.reading import Run, num_rounds
 from ops.inspect.report.rendering import brief
 from server_worker.watch.events import RoundRecord
@@ -36,20 +36,17 @@ def exclusions(run: Run) -> dict[str, object]:
     for _, one in out:
         by_client[one.client][one.outcome] += 1
     some = f" (the first {MOST_CLIENTS} of {len(by_client)})" if len(by_client) > MOST_CLIENTS else ""
+    none = "Not known: the history is missing." if run.rounds_lost else "No client has been asked yet."
+    if asked:
+        none = f"None: all {asked.total():,} updates of {num_rounds(len(run.records))} counted."
     return {
-        "none": _none(run, asked.total()),
+        "none": none,
         "asked": asked.total(),
         "by_reason": list(_by_reason(run, reasons, last, asked.total())),
         "by_client": list(_by_client(by_client, asked)),
         "clients_shown": some,
         "messages": _messages(run),
     }
-
-
-def _none(run: Run, asked: int) -> str:
-    if asked:
-        return f"None: all {asked:,} updates of {num_rounds(len(run.records))} counted."
-    return "Not known: the history is missing." if run.rounds_lost else "No client has been asked yet."
 
 
 def _by_reason(run: Run, reasons: "Counter[str]", last: Mapping[str, str], asked: int) -> Iterator[Row]:
@@ -79,45 +76,16 @@ def rounds_table(run: Run) -> dict[str, object]:
     shown = run.records[-MOST_ROUNDS:]
     left_out = len(run.records) - len(shown)
     which = "The last" if left_out else "All"
+    columns = Columns(run.display, thousands=",").in_order
     return {
         "left_out": f"{left_out:,}" if left_out else "",
         "summary": f"{which} {num_rounds(len(shown))}" if len(shown) > 1 else "1 round",
-        "headings": (
-            "round",
-            *(f"{model.title} %" for model in run.display.models),
-            *("‖Δθ‖", "accepted"),
-            *(series.column for series in _columns(run)),
-            *("seconds", "excluded, and why"),
-        ),
-        "rows": [_row(run, record) for record in shown],
+        "headings": [*(column.title for column in columns), "excluded, and why"],
+        "rows": [[*(column.cell(record) for column in columns), _excluded(record)] for record in shown],
     }
 
 
-def _columns(run: Run) -> list[Series]:
-    return [series for series in run.display.series() if series.column]
-
-
-def _row(run: Run, record: RoundRecord) -> Row:
-    return (
-        record.round,
-        *(percent(record.accuracy.get(model.name)) for model in run.display.models),
-        number(record.delta_norm),
-        f"{record.accepted}/{record.selected}",
-        *(_cell(series, record.series.get(series.name)) for series in _columns(run)),
-        f"{record.seconds.get('total', 0.0):.1f}",
-        "; ".join(_named(record)),
-    )
-
-
-def _cell(series: Series, value: float | None) -> str:
-    if series.unit == "share":
-        return percent(value, 1)
-    return "–" if value is None else f"{value:,.0f}" if series.unit == "samples" else number(value)
-
-
-def _named(record: RoundRecord) -> Iterator[str]:
-    out = [outcome for outcome in record.outcomes if not outcome.counts]
-    for outcome in out[:MOST_NAMED]:
-        yield brief(excluded(outcome), 100)
-    if len(out) > MOST_NAMED:
-        yield f"and {len(out) - MOST_NAMED} more"
+def _excluded(record: RoundRecord) -> str:
+    out = [brief(text, 100) for text in excluded_in(record.outcomes)]
+    more = [f"and {len(out) - MOST_NAMED} more"] if len(out) > MOST_NAMED else []
+    return "; ".join(out[:MOST_NAMED] + more)

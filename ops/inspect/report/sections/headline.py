@@ -40,29 +40,23 @@ def cards(run: Run) -> Iterator[tuple[str, str, str]]:
     if run.baseline is not None:
         below = "the same network on the same labels"
         if evaluated:
-            gain = points(evaluated[-1].accuracy["global"] - run.baseline)
-            below += f"; {run.display.models[0].title} {gain}"
+            gain = f"{100 * (evaluated[-1].accuracy['global'] - run.baseline):+.2f}".replace("-", "−")
+            below += f"; {run.display.models[0].title} {gain} points"
         yield "server-only baseline", _percent(run.baseline), below
     done = run.rounds_done or run.rounds_lost
-    yield "rounds", f"{done:,} of {run.recipe.rounds:,}", _updates(run)
+    asked, accepted = (
+        sum(getattr(record, key) for record in run.records) for key in ("selected", "accepted")
+    )
+    updates = f"{accepted:,} of {asked:,} updates counted" if asked else ""
+    yield "rounds", f"{done:,} of {run.recipe.rounds:,}", updates
     seconds = [record.seconds.get("total", 0.0) for record in run.records]
     if seconds:
         yield "time in rounds", duration(sum(seconds)), f"{statistics.median(seconds):.2f} s a round (median)"
     yield from _label_cards(run)
 
 
-def points(difference: float) -> str:
-    return f"{100 * difference:+.2f} points".replace("-", "−")
-
-
 def _percent(share: float) -> str:
     return f"{percent(share)} %"
-
-
-def _updates(run: Run) -> str:
-    asked = sum(record.selected for record in run.records)
-    accepted = sum(record.accepted for record in run.records)
-    return f"{accepted:,} of {asked:,} updates counted" if asked else ""
 
 
 def _label_cards(run: Run) -> Iterator[tuple[str, str, str]]:
