@@ -4,7 +4,7 @@ clients are asked and when a round closes is the mode's business (round/loop.py,
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 import torch
@@ -14,7 +14,7 @@ from broker_config.process.retry import RetriesExhausted
 from broker_config.protocol.buffers import digest
 from broker_config.protocol.errors import FedILError
 from broker_config.stores.batches import newest_ledgers
-from broker_config.transports.interface import MAX_BODY_BYTES, Transport
+from broker_config.transports.interface import MAX_BODY_BYTES
 from fedil_model.data.datasets.interface import Samples
 from fedil_model.methods import find_method
 from fedil_model.methods.interface import Fold, Folded, Method, ServerStep, Tensors
@@ -31,8 +31,7 @@ from server_worker.round.reporting import Reporter
 from server_worker.round.series import add_to_totals, no_totals, round_series
 from server_worker.round.state import Open, OpenT
 from server_worker.round.stopwatch import Stopwatch
-from server_worker.round.validation import MetricsFilter
-from server_worker.run.ledger_checks import LedgerChecks
+from server_worker.run.ledger_checks import check_ledgers
 from server_worker.run.progress import Progress, from_checkpoint, latest, to_checkpoint
 from server_worker.run.recipe import Recipe, numbers_depend_on
 from server_worker.watch.events import NOT_LEARNED, ClientOutcome, ClosedRound
@@ -66,20 +65,6 @@ class Mode(Protocol[OpenT]):
         """With what this mode remembers for the next round"""
 
 
-@dataclass(frozen=True)
-class _Used:
-    """Since this process began"""
-
-    cpu_seconds: float
-    bytes_sent: int
-    bytes_received: int
-
-    @staticmethod
-    def now(transport: Transport) -> "_Used":
-        sent, received = sum(transport.bytes_sent.values()), sum(transport.bytes_received.values())
-        return _Used(time.process_time(), sent, received)
-
-
 class Coordinator:
     def __init__(
         self, run: str, recipe: Recipe, method: Method, labelled: Samples, context: ServerContext
@@ -91,20 +76,20 @@ class Coordinator:
         self._reporter = Reporter(recipe, context)
         self._dispatcher = TaskDispatcher(run, recipe, method, context)
         self._inbox = Inbox(run, context)
-        self._ledgers = LedgerChecks(run, context.store)
         self._answered: tuple[int, ...] = ()
         self._desk = AnswerDesk(
+            run,
             recipe,
-            MetricsFilter(self._display),
             self._inbox,
             self._dispatcher,
             context,
-            check_ledgers=lambda: self._ledgers.check(self._answered),
+            check_ledgers=lambda: check_ledgers(context.store, run, self._answered),
             on_idle=lambda: self._reporter.flush(wait=False),
         )
         self._restarted = True
         """This process has not finished a round yet: answers to an earlier life may be in the queue."""
-        self._used = _Used.now(context.transport)
+        self._used = self._use()
+        self._recipe_digest = digest([json.dumps(numbers_depend_on(recipe), sort_keys=True).encode()])
         self._mode = self._make_mode()
 
     def _make_mode(self) -> Mode[Any]:
@@ -161,11 +146,16 @@ class Coordinator:
         stopwatch.lap("broadcast")
 
         self._reporter.enter(number, "wait")
-        closed = self._mode.collect(opened, fold, lambda: self._rewrite_models(bases, opened), stopwatch)
+        versions = self._mode.versions(opened)
+        closed = self._mode.collect(
+            opened, fold, lambda: self._dispatcher.broadcast(bases, versions, again=True), stopwatch
+        )
         stopwatch.lap("wait")
 
         self._reporter.enter(number, "close")
-        folded = self._fold(number, fold)
+        folded = fold.close()
+        for words in folded.notes:
+            self._context.watcher.note(Notice(words, number))
         stopwatch.lap("fold")
         after = self._close(progress, step, folded, closed, stopwatch)
         after = self._mode.next_progress(closed, after, bases)
@@ -182,15 +172,6 @@ class Coordinator:
         most = _MOST_MODELS * num_bytes(step.broadcast) + _SPARE_BYTES
         self._context.transport.max_body_bytes = min(most, MAX_BODY_BYTES)
         return step
-
-    def _rewrite_models(self, bases: Mapping[int, Tensors], opened: Open) -> None:
-        self._dispatcher.broadcast(bases, self._mode.versions(opened), again=True)
-
-    def _fold(self, number: int, fold: Fold) -> Folded:
-        folded = fold.close()
-        for words in folded.notes:
-            self._context.watcher.note(Notice(words, number))
-        return folded
 
     def _close(
         self, progress: Progress, step: ServerStep, folded: Folded, closed: Open, stopwatch: Stopwatch
@@ -235,12 +216,18 @@ class Coordinator:
 
     def _take_used(self, outcomes: Sequence[ClientOutcome]) -> dict[str, Any]:
         """What the round took, as fields of its record"""
-        before, self._used = self._used, _Used.now(self._context.transport)
+        before, self._used = self._used, self._use()
         clients = sum(max(outcome.metrics.get("seconds_cpu", 0.0), 0.0) for outcome in outcomes)
+        taken = {name: now - before[name] for name, now in self._used.items()}
+        return taken | {"cpu_seconds": taken["cpu_seconds"] + clients}
+
+    def _use(self) -> dict[str, Any]:
+        """Since this process began"""
+        transport = self._context.transport
         return {
-            "cpu_seconds": self._used.cpu_seconds - before.cpu_seconds + clients,
-            "bytes_sent": self._used.bytes_sent - before.bytes_sent,
-            "bytes_received": self._used.bytes_received - before.bytes_received,
+            "cpu_seconds": time.process_time(),
+            "bytes_sent": sum(transport.bytes_sent.values()),
+            "bytes_received": sum(transport.bytes_received.values()),
         }
 
     def _checkpoint(self, progress: Progress) -> float:
@@ -261,9 +248,9 @@ class Coordinator:
         checkpoint = self._context.checkpoints.latest()
         if checkpoint is None:
             return None
-        progress = from_checkpoint(checkpoint, self._recipe_digest())
+        progress = from_checkpoint(checkpoint, self._recipe_digest)
         # A store that was emptied meanwhile is noticed here and not after a wasted round.
-        self._ledgers.check(progress.answered)
+        check_ledgers(self._context.store, self._run, progress.answered)
         return progress
 
     def _begin(self) -> Progress:
@@ -288,7 +275,4 @@ class Coordinator:
         return progress
 
     def _save(self, progress: Progress) -> None:
-        self._context.checkpoints.save(to_checkpoint(progress, self._recipe_digest()))
-
-    def _recipe_digest(self) -> str:
-        return digest([json.dumps(numbers_depend_on(self._recipe), sort_keys=True).encode()])
+        self._context.checkpoints.save(to_checkpoint(progress, self._recipe_digest))

@@ -140,7 +140,6 @@ class Federation:
     sites: Sites = field(default_factory=lambda: OneSite(SITE))
     site: str = SITE
     away: Callable[[], float] = lambda: 0.0
-    connect_for_inspection: Callable[[], Transport] | None = None
     wrap: Callable[[Method], Method] = lambda method: method
     """What the server's method is replaced by"""
 
@@ -153,6 +152,9 @@ class Federation:
 
     def connect(self) -> Transport:
         return MemoryTransport(self.broker)
+
+    def connect_for_inspection(self) -> Transport:
+        return self.connect()
 
     @property
     def ledgers(self) -> Store:
@@ -177,9 +179,9 @@ class Federation:
             clock=self.clock,
             stop=self.stop,
             sites=self.sites,
+            connect_for_inspection=self.connect_for_inspection,
             shard_sizes=self.split.held,
             away=self.away,
-            connect_for_inspection=self.connect_for_inspection,
         )
         labelled = labelled_samples(self.train, self.split, self.recipe)
         method = make_method(self.recipe.learning(), self.dataset, torch.device("cpu"))
@@ -223,7 +225,9 @@ class OverBrokers(Federation):
         self._stack = ExitStack()
         self._patience = RetryPolicy(stop=self.stop.is_set)
         self._ledgers: Store | None = None
-        self.connect_for_inspection = lambda: connect_transport(self.broker_url)
+
+    def connect_for_inspection(self) -> Transport:
+        return connect_transport(self.broker_url)
 
     def connect(self) -> Transport:
         transport = ReconnectingTransport(lambda: connect_transport(self.broker_url), self._patience)

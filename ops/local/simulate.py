@@ -129,6 +129,7 @@ def _play_rounds(
             clock=time.monotonic,
             stop=stop,
             sites=OneSite(_SITE),
+            connect_for_inspection=lambda: MemoryTransport(broker),
             label_truth=LabelSetTruth(store, run, spec, inputs.train.labels.numpy(), split.clients).shares,
             shard_sizes=split.held,
         )

@@ -5,9 +5,11 @@ from dataclasses import replace
 
 from broker_config.protocol.errors import LedgerMissing, ModelMissing
 from broker_config.protocol.messages import Refusal, TrainTask, Update
+from fedil_model.methods import find_method
 from fedil_model.methods.interface import INVALID, Answer, Fold
 from fedil_model.training.flat_model import from_arrays
 from server_worker.round.context import ServerContext
+from server_worker.round.dead_letters import DeadTasks
 from server_worker.round.dispatch import TaskDispatcher
 from server_worker.round.inbox import Arrival, Inbox
 from server_worker.round.state import Open, OpenT
@@ -28,8 +30,8 @@ _MANY = 3
 class AnswerDesk:
     def __init__(
         self,
+        run: str,
         recipe: Recipe,
-        metrics: MetricsFilter,
         inbox: Inbox,
         dispatcher: TaskDispatcher,
         context: ServerContext,
@@ -37,9 +39,11 @@ class AnswerDesk:
         on_idle: Callable[[], None],
     ) -> None:
         """`check_ledgers` raises if the store has lost the run; `on_idle` is called after each wait for an answer."""
-        self._recipe, self._metrics, self._inbox = recipe, metrics, inbox
+        self._recipe, self._inbox = recipe, inbox
         self._dispatcher, self._context = dispatcher, context
         self._check_ledgers, self._on_idle = check_ledgers, on_idle
+        self._dead_tasks = DeadTasks(run, context)
+        self._metrics = MetricsFilter(find_method(recipe.method.name).display)
         self._found_no_model: dict[int, int] = {}
         """Client → the activation in which it did not find its model"""
         self._ask_again: set[int] = set()
@@ -156,7 +160,7 @@ class AnswerDesk:
             if asked.get(task.client) == task.activation and self._dispatcher.has_sent(task):
                 dead[task.client] = reason
 
-        self._inbox.dead_tasks(note)
+        self._dead_tasks.look(note)
         return self.give_up(
             opened, [self._dead(client, dead[client]) for client in sorted(dead.keys() & set(opened.awaited))]
         )

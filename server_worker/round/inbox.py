@@ -1,7 +1,7 @@
 """Messages that arrive for a run's server: decoded, checked, and held until a checkpoint has their effect."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from broker_config.brokers.topology import updates_queue
@@ -10,7 +10,7 @@ from broker_config.protocol.messages import Refusal, TrainTask, Update
 from broker_config.protocol.wire import decode_message
 from broker_config.transports.interface import Delivery
 from server_worker.round.context import ServerContext
-from server_worker.round.dead_letters import MISPLACED, DeadTasks
+from server_worker.round.dead_letters import MISPLACED
 from server_worker.round.refusals import RefusalSampler
 from server_worker.round.validation import one_line
 from server_worker.watch.notices import Notice
@@ -36,7 +36,6 @@ class Inbox:
         """By client and activation"""
         self._refused: Counter[str] = Counter()
         self._sampler = RefusalSampler(context.sites.names(), context.clock, context.watcher.note)
-        self._dead_tasks = DeadTasks(run, context)
         self.is_empty = False
         """The last look into the queue found no message at all."""
 
@@ -126,9 +125,6 @@ class Inbox:
         self._sampler.tell_rest()
         refused, self._refused = dict(self._refused), Counter()
         return refused
-
-    def dead_tasks(self, on_task: Callable[[TrainTask, str], None]) -> None:
-        self._dead_tasks.look(on_task)
 
     def _note(self, arrival: Arrival, reason: str) -> None:
         self._context.watcher.note(Notice(reason, arrival.answer.round, arrival.answer.client))

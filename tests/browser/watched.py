@@ -100,6 +100,7 @@ class WatchedFederation(Federation):
             clock=self.clock,
             stop=self.stop,
             sites=self.sites,
+            connect_for_inspection=self.connect,
         )
         labelled = Samples(self.train.inputs[chosen], self.train.labels[chosen])
         method = make_method(self.recipe.learning(), self.dataset, cpu)
