@@ -34,7 +34,7 @@ from server_worker.round.stopwatch import Stopwatch
 from server_worker.run.ledger_checks import check_ledgers
 from server_worker.run.progress import Progress, from_checkpoint, latest, to_checkpoint
 from server_worker.run.recipe import Recipe, numbers_depend_on
-from server_worker.watch.events import NOT_LEARNED, ClientOutcome, ClosedRound
+from server_worker.watch.events import NOT_LEARNED, ClientOutcome, RoundRecord
 from server_worker.watch.notices import Notice
 
 __all__ = ["Coordinator", "ServerContext", "Stopped"]
@@ -197,7 +197,7 @@ class Coordinator:
             totals=totals,
             increments=increments,
             models=end.models,
-            closed=ClosedRound(
+            closed=RoundRecord(
                 round=number,
                 rounds=self._recipe.rounds,
                 selected=len(outcomes),

@@ -14,7 +14,7 @@ from server_worker.round.dispatch import TaskDispatcher
 from server_worker.round.inbox import Arrival, Inbox
 from server_worker.round.state import Open, OpenT
 from server_worker.round.stopwatch import Stopwatch
-from server_worker.round.validation import MetricsFilter, impossible, one_line
+from server_worker.round.validation import impossible, kept_metrics, one_line
 from server_worker.run.recipe import Recipe
 from server_worker.watch.events import MISSING, NOT_LEARNED, REFUSED, ClientOutcome
 
@@ -43,7 +43,7 @@ class AnswerDesk:
         self._dispatcher, self._context = dispatcher, context
         self._check_ledgers, self._on_idle = check_ledgers, on_idle
         self._dead_tasks = DeadTasks(run, context)
-        self._metrics = MetricsFilter(find_method(recipe.method.name).display)
+        self._display = find_method(recipe.method.name).display
         self._found_no_model: dict[int, int] = {}
         """Client → the activation in which it did not find its model"""
         self._ask_again: set[int] = set()
@@ -102,7 +102,7 @@ class AnswerDesk:
             return ClientOutcome(answer.client, REFUSED, one_line(f"{answer.reason}: {answer.detail}"))
         if wrong := impossible(answer, self._recipe.client, self._context.shard_sizes):
             return ClientOutcome(answer.client, INVALID, wrong)
-        metrics = self._metrics.kept(answer)
+        metrics = kept_metrics(answer, self._display)
         verdict = fold.add(
             Answer(
                 client=answer.client,

@@ -9,8 +9,14 @@ from typing import Any
 
 from broker_config.process.durable import append_line, write_atomically
 from broker_config.protocol.errors import FedILError
-from server_worker.watch.events import ClientOutcome, RoundRecord, Watcher, record_from_fields, record_to_json
-from server_worker.watch.notices import Notice
+from server_worker.watch.events import (
+    ClientOutcome,
+    RoundRecord,
+    Watcher,
+    Watchers,
+    record_from_fields,
+    record_to_json,
+)
 
 _NUMBERS = ("rounds", "delta_norm", "selected", "accepted")
 _TABLES = ("convergence", "accuracy", "series", "seconds", "refused")
@@ -87,18 +93,19 @@ class HistoryTail:
                 yield line
 
 
-class HistoryWriter:
+class HistoryWriter(Watchers):
     """Hands every event on to another watcher, and keeps each round once. `on_answer` is called for every
     answer of a client."""
 
     def __init__(self, path: Path, watcher: Watcher, on_answer: Callable[[], None] = lambda: None) -> None:
-        self._path, self._watcher, self._on_answer = path, watcher, on_answer
+        super().__init__(watcher)
+        self._path, self._on_answer = path, on_answer
         self._written = 0
 
     def run_started(self, first_round: int, rounds: int) -> None:
         """Rounds after the checkpoint that the run resumes from will be played again."""
         write_atomically(self._path, self._before(first_round))
-        self._watcher.run_started(first_round, rounds)
+        super().run_started(first_round, rounds)
 
     def _before(self, first_round: int) -> Iterator[bytes]:
         self._written = 0
@@ -107,18 +114,12 @@ class HistoryWriter:
                 self._written = fields["round"]
                 yield json.dumps(fields).encode() + b"\n"
 
-    def phase(self, round_number: int, name: str) -> None:
-        self._watcher.phase(round_number, name)
-
     def update_arrived(self, round_number: int, outcome: ClientOutcome, answered: int, selected: int) -> None:
         self._on_answer()
-        self._watcher.update_arrived(round_number, outcome, answered, selected)
+        super().update_arrived(round_number, outcome, answered, selected)
 
     def round_closed(self, record: RoundRecord) -> None:
         if record.round > self._written:
             append_line(self._path, record_to_json(record).encode())
             self._written = record.round
-            self._watcher.round_closed(record)
-
-    def note(self, notice: Notice) -> None:
-        self._watcher.note(notice)
+            super().round_closed(record)

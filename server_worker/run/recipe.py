@@ -136,7 +136,7 @@ class Recipe(Learning):
         return merge(values, {"federation": {"clients_per_round": 0, "over_select": 0}})
 
     @model_validator(mode="after")
-    def _no_more_asked_than_there_are(self) -> "Recipe":
+    def _federation_fits_method_and_split(self) -> "Recipe":
         federation = self.federation
         if federation.clients_per_round == 0 and find_method(self.method.name).asks_clients:
             raise ValueError(f"federation.clients_per_round is 0, but method {self.method.name} asks clients")
@@ -146,22 +146,14 @@ class Recipe(Learning):
             keys, asked = "clients_per_round + over_select", federation.asked_per_round
         if asked > self.split.clients:
             raise ValueError(f"federation.{keys} is {asked}, but split.clients is {self.split.clients}")
-        return self
-
-    @model_validator(mode="after")
-    def _mode_fits_the_method(self) -> "Recipe":
-        if self.federation.mode == "buffered" and not find_method(self.method.name).buffered:
+        if federation.mode == "buffered" and not find_method(self.method.name).buffered:
             raise ValueError(f'federation.mode: "buffered" is not supported by method {self.method.name}')
-        return self
-
-    @model_validator(mode="after")
-    def _every_client_has_a_site(self) -> "Recipe":
-        owned = sum(self.federation.sites.values())
-        if self.federation.sites and owned != self.split.clients:
+        owned = sum(federation.sites.values())
+        if federation.sites and owned != self.split.clients:
             raise ValueError(
                 f"federation.sites own {owned} clients, but split.clients is {self.split.clients}"
             )
-        if unknown := self.federation.addresses.keys() - self.sites.keys():
+        if unknown := federation.addresses.keys() - self.sites.keys():
             raise ValueError(f"federation.addresses names {min(unknown)}, which is not a site of the recipe")
         return self
 

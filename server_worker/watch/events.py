@@ -33,8 +33,8 @@ class ClientOutcome:
 
 
 @dataclass(frozen=True)
-class ClosedRound:
-    """A round whose updates are folded. A checkpoint holds it until it is evaluated."""
+class RoundRecord:
+    """A round whose updates are folded. A checkpoint holds it until it is evaluated; then history.jsonl keeps it."""
 
     round: int
     rounds: int
@@ -57,19 +57,13 @@ class ClosedRound:
     bytes_sent: int = 0
     bytes_received: int = 0
     """Bodies of messages, at the server, since the round before"""
-
-
-@dataclass(frozen=True)
-class RoundRecord(ClosedRound):
-    """A closed and evaluated round, as history.jsonl keeps it."""
-
     accuracy: Mapping[str, float] = field(default_factory=dict)
     """By the name of the method's models; empty when not evaluated"""
     per_class: tuple[float | None, ...] = ()
     """Accuracy of "global" on each class; None for one without test samples, empty when not evaluated"""
 
 
-def record_to_json(record: ClosedRound) -> str:
+def record_to_json(record: RoundRecord) -> str:
     """Not by dataclasses.asdict: it copies every number of every client, and takes four times as long."""
     return json.dumps(vars(record), default=vars)
 

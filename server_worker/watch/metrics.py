@@ -11,7 +11,7 @@ from prometheus_client import Counter, Histogram, Info, Metric, Summary
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from broker_config.process.metrics import SECONDS, Bytes, Registry, Traffic, gauges, is_known
+from broker_config.process.metrics import SECONDS, Registry, Traffic, gauges, is_known
 from broker_config.process.version import software_version
 from fedil_model.methods import find_method
 from fedil_model.methods.interface import ACCEPTED, ClientValue, Display
@@ -61,15 +61,12 @@ class ServerMetrics:
         self._refused_by_site = Counter("fedil_site_messages_refused", text, ["site"], registry=registry)
         self._refused_by_site.labels(UNKNOWN_SITE)
         self._fleet = _Fleet(recipe.split.clients, _over_selected(recipe))
-        self._traffic = Traffic()
-        for collector in (self._last, self._fleet, self._traffic):
+        self.traffic = Traffic()
+        for collector in (self._last, self._fleet, self.traffic):
             registry.register(collector)
 
     def render(self) -> bytes:
         return self._registry.render()
-
-    def watch_traffic(self, traffic: Bytes) -> None:
-        self._traffic.source = traffic
 
     def survey(self, survey: Survey) -> None:
         with self._registry.at_once:

@@ -72,7 +72,7 @@ class Watching:
     def leading(self, class_names: tuple[str, ...], traffic: Bytes) -> None:
         self._led, self._unready = True, ""
         self.live.tell(state="running", class_names=list(class_names))
-        self.metrics.watch_traffic(traffic)
+        self.metrics.traffic.source = traffic
         self._show_again()
 
     def leading_again(self) -> None:

@@ -152,7 +152,7 @@ def test_promtool_finds_no_fault(tmp_path: Path, played: bool) -> None:
     if played:
         federation.play()
         metrics.survey(Survey(1.0, ({},), 6, {"tasks": 1}, {"used_memory_bytes": 5, "evicted_keys": 1}))
-        metrics.watch_traffic(lambda: ({"model": 5}, {"update": 7}))
+        metrics.traffic.source = lambda: ({"model": 5}, {"update": 7})
     assert promtool_complaints(metrics.render()) == ""
 
 
