@@ -100,7 +100,7 @@ def from_checkpoint(checkpoint: Checkpoint, recipe_digest: str) -> Progress:
             buffer=meta["buffer"],
             bases=_bases(tensors),
         )
-    except (KeyError, TypeError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError) as error:
         raise CheckpointDamaged(
             f"the checkpoint of round {checkpoint.round} lacks {error}: it was written by another version"
         ) from error
