@@ -3,9 +3,10 @@ clients are asked and when a round closes is the mode's business (round/loop.py,
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -17,7 +18,7 @@ from broker_config.stores.batches import newest_ledgers
 from broker_config.transports.interface import MAX_BODY_BYTES
 from fedil_model.data.datasets.interface import Samples
 from fedil_model.methods import find_method
-from fedil_model.methods.interface import Fold, Folded, Method, ServerStep, Tensors
+from fedil_model.methods.interface import Folded, Method, ServerStep
 from fedil_model.training.convergence import Increment, assess
 from fedil_model.training.flat_model import num_bytes
 from server_worker.buffered.loop import BufferedMode
@@ -26,10 +27,10 @@ from server_worker.round.answers import AnswerDesk
 from server_worker.round.context import ServerContext, Stopped
 from server_worker.round.dispatch import TaskDispatcher
 from server_worker.round.inbox import Inbox
-from server_worker.round.loop import RoundsMode
+from server_worker.round.loop import Mode, RoundsMode
 from server_worker.round.reporting import Reporter
 from server_worker.round.series import add_to_totals, no_totals, round_series
-from server_worker.round.state import Open, OpenT
+from server_worker.round.state import Open
 from server_worker.round.stopwatch import Stopwatch
 from server_worker.run.ledger_checks import check_ledgers
 from server_worker.run.progress import Progress, from_checkpoint, latest, to_checkpoint
@@ -41,28 +42,6 @@ __all__ = ["Coordinator", "ServerContext", "Stopped"]
 
 _MOST_MODELS, _SPARE_BYTES = 4, 16 << 20
 """An update may hold several sets of tensors, and text beside them."""
-
-
-class Mode(Protocol[OpenT]):
-    """Which clients are asked, and when a round closes."""
-
-    def first_progress(self, progress: Progress) -> Progress:
-        """Before the first round of a run"""
-
-    def open(self, progress: Progress) -> OpenT:
-        """The round that is played now; after a restart, with the clients that were asked before it"""
-
-    def versions(self, opened: OpenT) -> tuple[int, ...]:
-        """Model versions that clients may start from"""
-
-    def ask(self, opened: OpenT, restarted: bool) -> OpenT: ...
-
-    def collect(
-        self, opened: OpenT, fold: Fold, rewrite_models: Callable[[], None], stopwatch: Stopwatch
-    ) -> OpenT: ...
-
-    def next_progress(self, closed: OpenT, after: Progress, bases: Mapping[int, Tensors]) -> Progress:
-        """With what this mode remembers for the next round"""
 
 
 class Coordinator:
@@ -90,13 +69,8 @@ class Coordinator:
         """This process has not finished a round yet: answers to an earlier life may be in the queue."""
         self._used = self._use()
         self._recipe_digest = digest([json.dumps(numbers_depend_on(recipe), sort_keys=True).encode()])
-        self._mode = self._make_mode()
-
-    def _make_mode(self) -> Mode[Any]:
-        parts = (self._desk, self._dispatcher, self._context)
-        if self._recipe.federation.mode == "buffered":
-            return BufferedMode(self._run, self._recipe, *parts)
-        return RoundsMode(self._run, self._recipe, self._inbox, *parts)
+        mode: type[Mode[Any]] = BufferedMode if recipe.federation.mode == "buffered" else RoundsMode
+        self._mode = mode(run, recipe, self._inbox, self._desk, self._dispatcher, context)
 
     def run(self) -> Progress:
         try:
@@ -139,17 +113,15 @@ class Coordinator:
         opened = self._mode.open(progress)
         if self._restarted:
             opened = self._desk.take_leftovers(opened, fold)
-        self._dispatcher.broadcast(bases, self._mode.versions(opened))
+        self._dispatcher.broadcast(bases, opened.versions)
 
         opened = self._mode.ask(opened, self._restarted)
         self._restarted = False
         stopwatch.lap("broadcast")
 
         self._reporter.enter(number, "wait")
-        versions = self._mode.versions(opened)
-        closed = self._mode.collect(
-            opened, fold, lambda: self._dispatcher.broadcast(bases, versions, again=True), stopwatch
-        )
+        rewrite_models = partial(self._dispatcher.broadcast, bases, opened.versions, again=True)
+        closed = self._mode.collect(opened, fold, rewrite_models, stopwatch)
         stopwatch.lap("wait")
 
         self._reporter.enter(number, "close")

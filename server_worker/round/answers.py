@@ -18,8 +18,8 @@ from server_worker.round.validation import impossible, kept_metrics, one_line
 from server_worker.run.recipe import Recipe
 from server_worker.watch.events import MISSING, NOT_LEARNED, REFUSED, ClientOutcome
 
-_OF_NO_USE = ("late", "stale")
-"""Objections to answers that are good and came too late"""
+_OF_NO_USE = ("late", "stale", "duplicate")
+"""Objections to answers that are good"""
 _GIVEN_UP_BY_BROKER = ("delivery_limit", "expired")
 """The broker's own reasons for dead-lettering a task"""
 _BAD = frozenset({REFUSED, INVALID})
@@ -78,8 +78,6 @@ class AnswerDesk:
             outcome = self._judge(answer, fold, opened.weight(answer.client))
             self._inbox.hold(arrival)
             return self._record(opened, outcome)
-        elif objection == "duplicate":
-            self._inbox.hold_repeat(arrival)
         elif objection in _OF_NO_USE:
             self._inbox.drop(arrival, objection)
         else:

@@ -96,13 +96,13 @@ class Inbox:
         delivery.reject(reason)
 
     def drop(self, arrival: Arrival, reason: str) -> None:
-        """A good answer that is of no use any more"""
-        self._note(arrival, reason)
-        arrival.delivery.acknowledge()
-
-    def hold_repeat(self, arrival: Arrival) -> None:
-        self._note(arrival, "duplicate")
-        self.hold(arrival)
+        """A good answer that is of no use any more. A repeat is held: the first may be lost with its connection."""
+        self._context.watcher.note(Notice(reason, arrival.answer.round, arrival.answer.client))
+        self._refused[reason] += 1
+        if reason == "duplicate":
+            self.hold(arrival)
+        else:
+            arrival.delivery.acknowledge()
 
     def hold(self, arrival: Arrival) -> None:
         """It counts: acknowledged only when a checkpoint has it, since it must come back after a crash. Of several
@@ -125,7 +125,3 @@ class Inbox:
         self._sampler.tell_rest()
         refused, self._refused = dict(self._refused), Counter()
         return refused
-
-    def _note(self, arrival: Arrival, reason: str) -> None:
-        self._context.watcher.note(Notice(reason, arrival.answer.round, arrival.answer.client))
-        self._refused[reason] += 1
