@@ -147,7 +147,7 @@ def _serve(
             transport=transport,
             store=store,
             checkpoints=checkpoints,
-            evaluator=evaluator,
+            evaluate=evaluator.submit,
             watcher=HistoryWriter(where.history, watcher),
             clock=time.monotonic,
             stop=stop,

@@ -82,17 +82,12 @@ def blobs_recipe(**changes: Any) -> Recipe:
     return make_recipe(merge(base, changes))
 
 
-class InlineEvaluator:
-    """Counts parameters instead of measuring accuracy: fast, and decides nothing either."""
-
-    def submit(self, models: Mapping[str, Weights]) -> "Future[Evaluation]":
-        future: Future[Evaluation] = Future()
-        found = {name: float(weights.params.numel()) for name, weights in models.items()}
-        future.set_result(Evaluation(found))
-        return future
-
-    def close(self) -> None:
-        pass
+def count_parameters(models: Mapping[str, Weights]) -> "Future[Evaluation]":
+    """Instead of measuring accuracy: fast, and decides nothing either."""
+    future: Future[Evaluation] = Future()
+    found = {name: float(weights.params.numel()) for name, weights in models.items()}
+    future.set_result(Evaluation(found))
+    return future
 
 
 @dataclass
@@ -174,7 +169,7 @@ class Federation:
             transport=transport or self.connect(),
             store=self.ledgers,
             checkpoints=CheckpointFolder(self.directory / "checkpoints"),
-            evaluator=InlineEvaluator(),
+            evaluate=count_parameters,
             watcher=self.diary,
             clock=self.clock,
             stop=self.stop,

@@ -124,7 +124,7 @@ def _play_rounds(
             transport=transport,
             store=store,
             checkpoints=CheckpointFolder(where.checkpoints),
-            evaluator=evaluator,
+            evaluate=evaluator.submit,
             watcher=HistoryWriter(where.history, watcher, on_answer=pool.progress),
             clock=time.monotonic,
             stop=stop,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from broker_config.stores.interface import Store
 from broker_config.transports.interface import Transport
-from server_worker.round.evaluation import Evaluator
+from server_worker.round.evaluation import Evaluate
 from server_worker.round.sites import Sites
 from server_worker.run.checkpoint import CheckpointFolder
 from server_worker.watch.events import Watcher
@@ -25,7 +25,7 @@ class ServerContext:
     transport: Transport
     store: Store
     checkpoints: CheckpointFolder
-    evaluator: Evaluator
+    evaluate: Evaluate
     watcher: Watcher
     clock: Callable[[], float]
     stop: threading.Event

@@ -21,9 +21,10 @@ class TaskDispatcher:
     def __init__(self, run: str, recipe: Recipe, method: Method, context: ServerContext) -> None:
         self._run, self._recipe, self._method, self._context = run, recipe, method, context
         self._learning = recipe.learning().model_dump_json()
-        asked_at_once = recipe.federation.most_asked
-        self._entries_per_version = 1 + asked_at_once * find_method(recipe.method.name).extras_per_client
-        self._kept = recipe.federation.versions_kept
+        federation, extras_per_client = recipe.federation, find_method(recipe.method.name).extras_per_client
+        # More clients are asked where some fail.
+        self._entries_per_version = 1 + 2 * federation.asked_at_once * extras_per_client
+        self._kept = federation.max_staleness + 1 if federation.mode == "buffered" else 1
         self._models: dict[int, ModelEntry] = {}
         """Versions that this process has written, the last `kept`"""
         self._extras: dict[tuple[int, str], ModelEntry] = {}

@@ -33,7 +33,7 @@ class Reporter:
         if record.round % self._recipe.evaluate_every and record.round != self._recipe.rounds:
             self._context.watcher.round_closed(record)
             return
-        self._pending = (record, self._context.evaluator.submit(progress.models))
+        self._pending = (record, self._context.evaluate(progress.models))
         self.flush(wait=False)
 
     def flush(self, wait: bool) -> None:

@@ -54,15 +54,15 @@ class ServerMetrics:
                 "version": software_version(),
             }
         )
-        self._last = _LastRound(display, recipe.rounds)
+        self.last = _LastRound(display, recipe.rounds)
         self._rounds = _Rounds(registry, display)
         self._answers = _Answers(registry, display, federation.mode == "buffered", recipe.client.epochs)
         text = "Bad messages by the site whose user sent them."
         self._refused_by_site = Counter("fedil_site_messages_refused", text, ["site"], registry=registry)
         self._refused_by_site.labels(UNKNOWN_SITE)
-        self._fleet = _Fleet(recipe.split.clients, _over_selected(recipe))
+        self.fleet = _Fleet(recipe.split.clients, _over_selected(recipe))
         self.traffic = Traffic()
-        for collector in (self._last, self._fleet, self.traffic):
+        for collector in (self.last, self.fleet, self.traffic):
             registry.register(collector)
 
     def render(self) -> bytes:
@@ -70,24 +70,16 @@ class ServerMetrics:
 
     def survey(self, survey: Survey) -> None:
         with self._registry.at_once:
-            self._fleet.show(survey)
+            self.fleet.show(survey)
 
     def restore(self, record: RoundRecord) -> None:
         """A round that was closed before this process started: shown, and not counted again."""
         with self._registry.at_once:
-            self._last.show(record)
-
-    def working(self, is_working: bool) -> None:
-        """Events set it to true as well."""
-        self._last.running = is_working
-
-    def reached_brokers(self, are_there: bool | None) -> None:
-        """Until a survey says it"""
-        self._fleet.reachable = are_there
+            self.last.show(record)
 
     def run_started(self, first_round: int, rounds: int) -> None:
         with self._registry.at_once:
-            self._last.round, self._last.planned = first_round - 1, rounds
+            self.last.round, self.last.planned = first_round - 1, rounds
             self._progress()
 
     def phase(self, _round_number: int, _name: str) -> None:
@@ -102,7 +94,7 @@ class ServerMetrics:
 
     def round_closed(self, record: RoundRecord) -> None:
         with self._registry.at_once:
-            self._last.show(record)
+            self.last.show(record)
             self._rounds.count(record)
             self._answers.close(record)
             self._progress()
@@ -113,7 +105,7 @@ class ServerMetrics:
                 self._refused_by_site.labels(notice.site).inc(notice.num_refused)
 
     def _progress(self) -> None:
-        self._last.running, self._last.progress = True, self._clock()
+        self.last.running, self.last.progress = True, self._clock()
 
 
 class _LastRound(Collector):
@@ -122,6 +114,7 @@ class _LastRound(Collector):
     def __init__(self, display: Display, planned: int) -> None:
         self._display = display
         self.running = True
+        """Events set it to true as well."""
         self.progress: float | None = None
         self.round: int | None = None
         self.planned = planned
@@ -251,6 +244,7 @@ class _Fleet(Collector):
         self._survey = Survey()
         self._evicted: float | None = None
         self.reachable: bool | None = None
+        """Of brokers; set by hand until a survey says it"""
 
     def show(self, survey: Survey) -> None:
         self._survey, self.reachable = survey, not survey.trouble

@@ -28,7 +28,7 @@ from server_worker.round.dead_letters import DeadTasks
 from server_worker.round.inbox import Inbox
 from server_worker.round.sites import WatchedSites
 from server_worker.run.checkpoint import CheckpointFolder
-from tests.federation import ArrayShards, Diary, Federation, InlineEvaluator, blobs_recipe
+from tests.federation import ArrayShards, Diary, Federation, blobs_recipe, count_parameters
 from tests.integration.configured_brokers import Brokers, configured_brokers
 from tests.memory_store import new_store
 
@@ -78,7 +78,7 @@ def context_of(
         transport=transport,
         store=federation.store,
         checkpoints=CheckpointFolder(federation.directory / "checkpoints"),
-        evaluator=InlineEvaluator(),
+        evaluate=count_parameters,
         watcher=federation.diary,
         clock=federation.clock,
         stop=federation.stop,

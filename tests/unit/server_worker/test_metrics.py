@@ -379,7 +379,7 @@ def test_every_event_updates_the_time_of_progress() -> None:
         assert at() == (now[0], 1)
     now[0] += 1.0
     metrics.note(Notice("nothing new"))
-    metrics.working(False)
+    metrics.last.running = False
     assert at() == (104.0, 0)
 
 
