@@ -3,9 +3,10 @@ clients are asked and when a round closes is the mode's business (round/loop.py,
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -14,10 +15,10 @@ from broker_config.process.retry import RetriesExhausted
 from broker_config.protocol.buffers import digest
 from broker_config.protocol.errors import FedILError
 from broker_config.stores.batches import newest_ledgers
-from broker_config.transports.interface import MAX_BODY_BYTES, Transport
+from broker_config.transports.interface import MAX_BODY_BYTES
 from fedil_model.data.datasets.interface import Samples
 from fedil_model.methods import find_method
-from fedil_model.methods.interface import Fold, Folded, Method, ServerStep, Tensors
+from fedil_model.methods.interface import Folded, Method, ServerStep
 from fedil_model.training.convergence import Increment, assess
 from fedil_model.training.flat_model import num_bytes
 from server_worker.buffered.loop import BufferedMode
@@ -26,58 +27,21 @@ from server_worker.round.answers import AnswerDesk
 from server_worker.round.context import ServerContext, Stopped
 from server_worker.round.dispatch import TaskDispatcher
 from server_worker.round.inbox import Inbox
-from server_worker.round.loop import RoundsMode
+from server_worker.round.loop import Mode, RoundsMode
 from server_worker.round.reporting import Reporter
 from server_worker.round.series import add_to_totals, no_totals, round_series
-from server_worker.round.state import Open, OpenT
+from server_worker.round.state import Open
 from server_worker.round.stopwatch import Stopwatch
-from server_worker.round.validation import MetricsFilter
 from server_worker.run.ledger_checks import LedgerChecks
 from server_worker.run.progress import Progress, from_checkpoint, latest, to_checkpoint
 from server_worker.run.recipe import Recipe, numbers_depend_on
-from server_worker.watch.events import NOT_LEARNED, ClientOutcome, ClosedRound
+from server_worker.watch.events import NOT_LEARNED, ClientOutcome, RoundRecord
 from server_worker.watch.notices import Notice
 
 __all__ = ["Coordinator", "ServerContext", "Stopped"]
 
 _MOST_MODELS, _SPARE_BYTES = 4, 16 << 20
 """An update may hold several sets of tensors, and text beside them."""
-
-
-class Mode(Protocol[OpenT]):
-    """Which clients are asked, and when a round closes."""
-
-    def first_progress(self, progress: Progress) -> Progress:
-        """Before the first round of a run"""
-
-    def open(self, progress: Progress) -> OpenT:
-        """The round that is played now; after a restart, with the clients that were asked before it"""
-
-    def versions(self, opened: OpenT) -> tuple[int, ...]:
-        """Model versions that clients may start from"""
-
-    def ask(self, opened: OpenT, restarted: bool) -> OpenT: ...
-
-    def collect(
-        self, opened: OpenT, fold: Fold, rewrite_models: Callable[[], None], stopwatch: Stopwatch
-    ) -> OpenT: ...
-
-    def next_progress(self, closed: OpenT, after: Progress, bases: Mapping[int, Tensors]) -> Progress:
-        """With what this mode remembers for the next round"""
-
-
-@dataclass(frozen=True)
-class _Used:
-    """Since this process began"""
-
-    cpu_seconds: float
-    bytes_sent: int
-    bytes_received: int
-
-    @staticmethod
-    def now(transport: Transport) -> "_Used":
-        sent, received = sum(transport.bytes_sent.values()), sum(transport.bytes_received.values())
-        return _Used(time.process_time(), sent, received)
 
 
 class Coordinator:
@@ -94,8 +58,8 @@ class Coordinator:
         self._ledgers = LedgerChecks(run, context.store)
         self._answered: tuple[int, ...] = ()
         self._desk = AnswerDesk(
+            run,
             recipe,
-            MetricsFilter(self._display),
             self._inbox,
             self._dispatcher,
             context,
@@ -105,14 +69,10 @@ class Coordinator:
         )
         self._restarted = True
         """This process has not finished a round yet: answers to an earlier life may be in the queue."""
-        self._used = _Used.now(context.transport)
-        self._mode = self._make_mode()
-
-    def _make_mode(self) -> Mode[Any]:
-        parts = (self._desk, self._dispatcher, self._context)
-        if self._recipe.federation.mode == "buffered":
-            return BufferedMode(self._run, self._recipe, *parts)
-        return RoundsMode(self._run, self._recipe, self._inbox, *parts)
+        self._used = self._use()
+        self._recipe_digest = digest([json.dumps(numbers_depend_on(recipe), sort_keys=True).encode()])
+        mode: type[Mode[Any]] = BufferedMode if recipe.federation.mode == "buffered" else RoundsMode
+        self._mode = mode(run, recipe, self._inbox, self._desk, self._dispatcher, context)
 
     def run(self) -> Progress:
         try:
@@ -155,18 +115,21 @@ class Coordinator:
         opened = self._mode.open(progress)
         if self._restarted:
             opened = self._desk.take_leftovers(opened, fold)
-        self._dispatcher.broadcast(bases, self._mode.versions(opened))
+        self._dispatcher.broadcast(bases, opened.versions)
 
         opened = self._mode.ask(opened, self._restarted)
         self._restarted = False
         stopwatch.lap("broadcast")
 
         self._reporter.enter(number, "wait")
-        closed = self._mode.collect(opened, fold, lambda: self._rewrite_models(bases, opened), stopwatch)
+        rewrite_models = partial(self._dispatcher.broadcast, bases, opened.versions, again=True)
+        closed = self._mode.collect(opened, fold, rewrite_models, stopwatch)
         stopwatch.lap("wait")
 
         self._reporter.enter(number, "close")
-        folded = self._fold(number, fold)
+        folded = fold.close()
+        for words in folded.notes:
+            self._context.watcher.note(Notice(words, number))
         stopwatch.lap("fold")
         after = self._close(progress, step, folded, closed, stopwatch)
         after = self._mode.next_progress(closed, after, bases)
@@ -183,15 +146,6 @@ class Coordinator:
         most = _MOST_MODELS * num_bytes(step.broadcast) + _SPARE_BYTES
         self._context.transport.max_body_bytes = min(most, MAX_BODY_BYTES)
         return step
-
-    def _rewrite_models(self, bases: Mapping[int, Tensors], opened: Open) -> None:
-        self._dispatcher.broadcast(bases, self._mode.versions(opened), again=True)
-
-    def _fold(self, number: int, fold: Fold) -> Folded:
-        folded = fold.close()
-        for words in folded.notes:
-            self._context.watcher.note(Notice(words, number))
-        return folded
 
     def _close(
         self, progress: Progress, step: ServerStep, folded: Folded, closed: Open, stopwatch: Stopwatch
@@ -217,7 +171,7 @@ class Coordinator:
             totals=totals,
             increments=increments,
             models=end.models,
-            closed=ClosedRound(
+            closed=RoundRecord(
                 round=number,
                 rounds=self._recipe.rounds,
                 selected=len(outcomes),
@@ -236,12 +190,18 @@ class Coordinator:
 
     def _take_used(self, outcomes: Sequence[ClientOutcome]) -> dict[str, Any]:
         """What the round took, as fields of its record"""
-        before, self._used = self._used, _Used.now(self._context.transport)
+        before, self._used = self._used, self._use()
         clients = sum(max(outcome.metrics.get("seconds_cpu", 0.0), 0.0) for outcome in outcomes)
+        taken = {name: now - before[name] for name, now in self._used.items()}
+        return taken | {"cpu_seconds": taken["cpu_seconds"] + clients}
+
+    def _use(self) -> dict[str, Any]:
+        """Since this process began"""
+        transport = self._context.transport
         return {
-            "cpu_seconds": self._used.cpu_seconds - before.cpu_seconds + clients,
-            "bytes_sent": self._used.bytes_sent - before.bytes_sent,
-            "bytes_received": self._used.bytes_received - before.bytes_received,
+            "cpu_seconds": time.process_time(),
+            "bytes_sent": sum(transport.bytes_sent.values()),
+            "bytes_received": sum(transport.bytes_received.values()),
         }
 
     def _checkpoint(self, progress: Progress) -> float:
@@ -263,7 +223,7 @@ class Coordinator:
         checkpoint = self._context.checkpoints.latest()
         if checkpoint is None:
             return None
-        progress = from_checkpoint(checkpoint, self._recipe_digest())
+        progress = from_checkpoint(checkpoint, self._recipe_digest)
         # A store that was emptied or went back meanwhile is noticed here and not after a wasted round.
         self._ledgers.resume(progress.counted)
         self._ledgers.check(progress.answered)
@@ -291,7 +251,4 @@ class Coordinator:
         return progress
 
     def _save(self, progress: Progress) -> None:
-        self._context.checkpoints.save(to_checkpoint(progress, self._recipe_digest()))
-
-    def _recipe_digest(self) -> str:
-        return digest([json.dumps(numbers_depend_on(self._recipe), sort_keys=True).encode()])
+        self._context.checkpoints.save(to_checkpoint(progress, self._recipe_digest))

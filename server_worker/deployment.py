@@ -48,6 +48,7 @@ from server_worker.watch.watching import Watching, watching
 LEAD_SECONDS = 90.0
 """A server that was cut off is noticed after three heartbeats; until then its successor waits."""
 _STANDBY_SECONDS = 1.0
+_BRIEF = RetryPolicy(seconds=1.0)
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Of mallopt(3)"""
 
@@ -63,6 +64,9 @@ class Deployment:
     standby: bool = False
     web: WebAddress | None = None
     tensorboard: bool = False
+
+    def connect_store(self, retry: RetryPolicy) -> Store:
+        return connect_store(self.store, site_of=self.recipe.site_of, retry=retry)
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,7 @@ def serve(
     deployment: Deployment,
     watcher: Watcher,
     stop: threading.Event,
-    label_truth: MakeLabelTruth | None = None,
+    label_truth: MakeLabelTruth = lambda *_: lambda _: {},
 ) -> Outcome:
     """Blocks until the run is done or `stop` is set. The same call goes on where a killed one was."""
     where = RunDir(deployment.run_dir)
@@ -108,7 +112,7 @@ def _serve(
     run: str,
     watcher: Watcher,
     stop: threading.Event,
-    label_truth: MakeLabelTruth | None,
+    label_truth: MakeLabelTruth,
     watch: Watching,
 ) -> Outcome:
     recipe = deployment.recipe
@@ -120,7 +124,7 @@ def _serve(
     repeatable_on(device)
     with ExitStack() as stack:
         patience = RetryPolicy(stop=stop.is_set, on_wait=watch.waiting_for)
-        store = connect_store(deployment.store, site_of=recipe.site_of, retry=patience)
+        store = deployment.connect_store(patience)
         stack.callback(store.close)
         transport = _take_charge(deployment, run, patience, watch, watcher.note, stack)
         presence = stack.enter_context(_presence(deployment, run, watch.url))
@@ -143,7 +147,7 @@ def _serve(
             transport=transport,
             store=store,
             checkpoints=checkpoints,
-            evaluator=evaluator,
+            evaluate=evaluator.submit,
             watcher=HistoryWriter(where.history, watcher),
             clock=time.monotonic,
             stop=stop,
@@ -155,7 +159,7 @@ def _serve(
                 _user(deployment.broker),
                 watcher.note,
             ),
-            label_truth=label_truth(store, run, spec, inputs) if label_truth else lambda _: {},
+            label_truth=label_truth(store, run, spec, inputs),
             shard_sizes=inputs.split.held,
             away=lambda: transport.outage_seconds + store.outage_seconds,
             connect_for_inspection=lambda: connect_transport(deployment.broker),
@@ -265,8 +269,7 @@ def _lead(
 
 
 def _for_the_survey(deployment: Deployment) -> tuple[Transport, Store]:
-    brief = RetryPolicy(seconds=1.0)
-    store = connect_store(deployment.store, site_of=deployment.recipe.site_of, retry=brief)
+    store = deployment.connect_store(_BRIEF)
     try:
         return connect_transport(deployment.broker), store
     except BaseException:
@@ -288,13 +291,7 @@ def _presence(deployment: Deployment, run: str, page: str | None) -> Presence:
         "started": time.time(),
         "page": page,
     }
-    brief = RetryPolicy(seconds=1.0)
-    return Presence(
-        lambda: connect_store(deployment.store, site_of=recipe.site_of, retry=brief),
-        RUNS_TOPIC,
-        run,
-        facts,
-    )
+    return Presence(lambda: deployment.connect_store(_BRIEF), RUNS_TOPIC, run, facts)
 
 
 def _user(broker_url: str) -> str | None:

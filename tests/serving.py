@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from broker_config.protocol.messages import TrainTask
 from server_worker.coordinator import Stopped
-from server_worker.round.inbox import Inbox
+from server_worker.round.dead_letters import DeadTasks
 from server_worker.run.progress import Progress
 from tests.federation import SITE, SOON, Federation, Hands
 
@@ -89,13 +89,13 @@ class Looks:
             patch.setattr(f"server_worker.{module}.loop.QUIET_SECONDS", 0.0)
         patch.setattr("server_worker.round.dead_letters._LOOKING_SHARE", 1.0)
         patch.setattr("server_worker.round.dead_letters._LOOK_ANYWAY_SECONDS", 0.0)
-        self._done, look = threading.Semaphore(0), Inbox.dead_tasks
+        self._done, look = threading.Semaphore(0), DeadTasks.look
 
-        def counted(inbox: Inbox, on_task: Callable[[TrainTask, str], None]) -> None:
-            look(inbox, on_task)
+        def counted(dead_tasks: DeadTasks, on_task: Callable[[TrainTask, str], None]) -> None:
+            look(dead_tasks, on_task)
             self._done.release()
 
-        patch.setattr(Inbox, "dead_tasks", counted)
+        patch.setattr(DeadTasks, "look", counted)
 
     def until_the_next(self) -> None:
         while self._done.acquire(blocking=False):

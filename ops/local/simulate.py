@@ -126,11 +126,12 @@ def _play_rounds(
             transport=transport,
             store=store,
             checkpoints=CheckpointFolder(where.checkpoints),
-            evaluator=evaluator,
+            evaluate=evaluator.submit,
             watcher=HistoryWriter(where.history, watcher, on_answer=pool.progress),
             clock=time.monotonic,
             stop=stop,
             sites=OneSite(_SITE),
+            connect_for_inspection=lambda: MemoryTransport(broker),
             label_truth=LabelSetTruth(store, run, spec, inputs.train.labels.numpy(), split.clients).shares,
             shard_sizes=split.held,
         )

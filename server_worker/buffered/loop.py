@@ -5,30 +5,25 @@ A task is written to the journal before it is sent, and an answer is held until 
 knows which clients were asked, and counts their answers once.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from broker_config.protocol.errors import FedILError
-from fedil_model.methods.interface import INVALID, Fold, Tensors
+from fedil_model.methods.interface import INVALID, Bases, Fold
 from server_worker.buffered.state import OpenBuffer, Rules
-from server_worker.round.answers import AnswerDesk
-from server_worker.round.context import ServerContext
-from server_worker.round.dispatch import TaskDispatcher
-from server_worker.round.loop import POLL_SECONDS, QUIET_SECONDS
+from server_worker.round.loop import POLL_SECONDS, QUIET_SECONDS, Mode
 from server_worker.round.stopwatch import Stopwatch
 from server_worker.run.progress import Progress
-from server_worker.run.recipe import Recipe
 from server_worker.watch.events import REFUSED
 
 
-class BufferedMode:
-    def __init__(
-        self, run: str, recipe: Recipe, desk: AnswerDesk, dispatcher: TaskDispatcher, context: ServerContext
-    ) -> None:
-        self._desk, self._dispatcher, self._context = desk, dispatcher, context
-        self._rules, self._federation = Rules(run, recipe.seed, recipe.federation), recipe.federation
-        self._open: OpenBuffer | None = None
-        """None until this process's first aggregation"""
+class BufferedMode(Mode[OpenBuffer]):
+    _open: OpenBuffer | None = None
+    """None until this process's first aggregation"""
+
+    @property
+    def _rules(self) -> Rules:
+        return Rules(self._run, self._recipe.seed, self._recipe.federation)
 
     def first_progress(self, progress: Progress) -> Progress:
         fields = OpenBuffer(1, self._rules, progress.activations).to_fields()
@@ -46,19 +41,16 @@ class BufferedMode:
         assert fields is not None
         return OpenBuffer.from_fields(fields, self._rules, progress.activations, self._context.now())
 
-    def versions(self, buffer: OpenBuffer) -> tuple[int, ...]:
-        return buffer.bases()
-
-    def ask(self, buffer: OpenBuffer, restarted: bool) -> OpenBuffer:
+    def ask(self, opened: OpenBuffer, restarted: bool) -> OpenBuffer:
         if restarted:
-            self._send(buffer, buffer.awaited)
-        return buffer
+            self._send(opened, opened.awaited)
+        return opened
 
     def collect(
-        self, buffer: OpenBuffer, fold: Fold, rewrite_models: Callable[[], None], stopwatch: Stopwatch
+        self, opened: OpenBuffer, fold: Fold, rewrite_models: Callable[[], None], stopwatch: Stopwatch
     ) -> OpenBuffer:
         """Take answers, and keep enough clients at work, until there is enough to aggregate."""
-        now = self._context.now
+        buffer, now = opened, self._context.now
         heard = looked = now()
         while not buffer.may_aggregate(candidates := self._dispatcher.candidates()):
             self._context.check_stop()
@@ -75,9 +67,9 @@ class BufferedMode:
                 looked = now()
         return buffer
 
-    def next_progress(self, closed: OpenBuffer, after: Progress, bases: Mapping[int, Tensors]) -> Progress:
+    def next_progress(self, closed: OpenBuffer, after: Progress, bases: Bases) -> Progress:
         self._open = closed.aggregated()
-        kept = {version: bases[version] for version in self._open.bases() if version in bases}
+        kept = {version: bases[version] for version in self._open.versions if version in bases}
         return replace(after, buffer=self._open.to_fields(), bases=kept)
 
     def _fill(self, buffer: OpenBuffer, candidates: Sequence[int]) -> OpenBuffer:
@@ -89,19 +81,15 @@ class BufferedMode:
         self._send(buffer, chosen)
         return buffer
 
-    def _send(self, buffer: OpenBuffer, clients: Sequence[int]) -> None:
-        for client in clients:
-            flight = buffer.flights[client]
-            self._dispatcher.ask(flight.base_version, {client: flight.activation})
-
     def _check_hope(self, buffer: OpenBuffer, silent_seconds: float) -> None:
+        federation = self._recipe.federation
         outcomes = buffer.outcomes()
         refusals = [outcome.detail for outcome in outcomes if outcome.outcome == REFUSED]
         any_invalid = any(outcome.outcome == INVALID for outcome in outcomes)
-        if refusals and not any_invalid and self._desk.is_hopeless(buffer, self._federation.in_flight):
+        if refusals and not any_invalid and self._desk.is_hopeless(buffer, federation.in_flight):
             raise FedILError(f"round {buffer.number}: every client refused; the first says {refusals[0]}")
-        if silent_seconds >= self._federation.deadline_seconds:
+        if silent_seconds >= federation.deadline_seconds:
             raise FedILError(
-                f"round {buffer.number}: no client has answered for {self._federation.deadline_seconds:g} s: start "
+                f"round {buffer.number}: no client has answered for {federation.deadline_seconds:g} s: start "
                 f"workers or raise federation.deadline_seconds, then resume{self._desk.example_of_failure(buffer)}"
             )

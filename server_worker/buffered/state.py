@@ -69,9 +69,12 @@ class OpenBuffer(Open):
             return "not_asked"
         return None if self._may_answer(answer.client) else "duplicate"
 
+    def base_of(self, client: int) -> int:
+        return self.flights[client].base_version
+
     def staleness(self, client: int) -> int:
         """How many versions have come since the one that this client started from."""
-        return self.number - self.flights[client].base_version
+        return self.number - self.base_of(client)
 
     def weight(self, client: int) -> float:
         """What was learned from an old model fits the new one less."""
@@ -150,8 +153,8 @@ class OpenBuffer(Open):
         flights = {c: flight for c, flight in left.items() if c not in stale}
         return replace(self, number=number, flights=flights, arrived={}, stale=stale)
 
-    def bases(self) -> tuple[int, ...]:
-        """The versions that an answer which counts may have started from."""
+    @property
+    def versions(self) -> tuple[int, ...]:
         started = (flight.base_version for c, flight in self.flights.items() if self._may_answer(c))
         return tuple(sorted({self.number, *started}))
 

@@ -5,20 +5,22 @@ from dataclasses import replace
 
 from broker_config.protocol.errors import LedgerMissing, ModelMissing
 from broker_config.protocol.messages import Refusal, TrainTask, Update
+from fedil_model.methods import find_method
 from fedil_model.methods.interface import INVALID, Answer, Fold
 from fedil_model.training.flat_model import from_arrays
 from server_worker.round.context import ServerContext
+from server_worker.round.dead_letters import DeadTasks
 from server_worker.round.dispatch import TaskDispatcher
 from server_worker.round.inbox import Arrival, Inbox
 from server_worker.round.state import Open, OpenT
 from server_worker.round.stopwatch import Stopwatch
-from server_worker.round.validation import MetricsFilter, impossible, one_line
+from server_worker.round.validation import impossible, kept_metrics, one_line
 from server_worker.run.ledger_checks import LedgerChecks
 from server_worker.run.recipe import Recipe
 from server_worker.watch.events import MISSING, NOT_LEARNED, REFUSED, ClientOutcome
 
-_OF_NO_USE = ("late", "stale")
-"""Objections to answers that are good and came too late"""
+_OF_NO_USE = ("late", "stale", "duplicate")
+"""Objections to answers that are good"""
 _GIVEN_UP_BY_BROKER = ("delivery_limit", "expired")
 """The broker's own reasons for dead-lettering a task"""
 _BAD = frozenset({REFUSED, INVALID})
@@ -29,8 +31,8 @@ _MANY = 3
 class AnswerDesk:
     def __init__(
         self,
+        run: str,
         recipe: Recipe,
-        metrics: MetricsFilter,
         inbox: Inbox,
         dispatcher: TaskDispatcher,
         context: ServerContext,
@@ -40,9 +42,11 @@ class AnswerDesk:
     ) -> None:
         """`check_ledgers` raises if the store has lost the run; `on_idle` is called after each wait for an answer."""
         self._ledgers = ledgers
-        self._recipe, self._metrics, self._inbox = recipe, metrics, inbox
+        self._recipe, self._inbox = recipe, inbox
         self._dispatcher, self._context = dispatcher, context
         self._check_ledgers, self._on_idle = check_ledgers, on_idle
+        self._dead_tasks = DeadTasks(run, context)
+        self._display = find_method(recipe.method.name).display
         self._asked_again: dict[tuple[int, str], int] = {}
         """Client and why it was asked again → the activation"""
         self._ask_again: set[int] = set()
@@ -78,8 +82,6 @@ class AnswerDesk:
             outcome = self._judge(answer, fold, opened.weight(answer.client))
             self._inbox.hold(arrival)
             return self._record(opened, outcome)
-        elif objection == "duplicate":
-            self._inbox.hold_repeat(arrival)
         elif objection in _OF_NO_USE:
             self._inbox.drop(arrival, objection)
         else:
@@ -106,7 +108,7 @@ class AnswerDesk:
             return ClientOutcome(answer.client, REFUSED, one_line(f"{answer.reason}: {answer.detail}"))
         if wrong := impossible(answer, self._recipe.client, self._context.shard_sizes):
             return ClientOutcome(answer.client, INVALID, wrong)
-        metrics = self._metrics.kept(answer)
+        metrics = kept_metrics(answer, self._display)
         verdict = fold.add(
             Answer(
                 client=answer.client,
@@ -164,7 +166,7 @@ class AnswerDesk:
             if asked.get(task.client) == task.activation and self._dispatcher.has_sent(task):
                 dead[task.client] = reason
 
-        self._inbox.dead_tasks(note)
+        self._dead_tasks.look(note)
         return self.give_up(
             opened, [self._dead(client, dead[client]) for client in sorted(dead.keys() & set(opened.awaited))]
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from broker_config.stores.interface import Store
 from broker_config.transports.interface import Transport
-from server_worker.round.evaluation import Evaluator
+from server_worker.round.evaluation import Evaluate
 from server_worker.round.sites import Sites
 from server_worker.run.checkpoint import CheckpointFolder
 from server_worker.watch.events import Watcher
@@ -25,11 +25,14 @@ class ServerContext:
     transport: Transport
     store: Store
     checkpoints: CheckpointFolder
-    evaluator: Evaluator
+    evaluate: Evaluate
     watcher: Watcher
     clock: Callable[[], float]
     stop: threading.Event
     sites: Sites
+    connect_for_inspection: Callable[[], Transport]
+    """A new connection to look through dead letters: closing it puts all of them back at once, where RabbitMQ needs
+    many seconds to take thousands back one by one"""
     label_truth: LabelTruth = lambda _: {}
     """For diagnostics where the truth is known offline, as in an experiment"""
 
@@ -37,9 +40,6 @@ class ServerContext:
     """Samples of each client; empty where only the sites know"""
     away: Callable[[], float] = lambda: 0.0
     """Seconds in total during which the brokers could not be reached; no client could answer then"""
-    connect_for_inspection: Callable[[], Transport] | None = None
-    """A new connection to look through dead letters: closing it puts all of them back at once, where RabbitMQ needs
-    many seconds to take thousands back one by one. None: use `transport`."""
 
     def now(self) -> float:
         """The clock for deadlines: it stands still while the brokers are away."""

@@ -1,7 +1,7 @@
 """Tasks among the dead letters: a task that killed every worker that took it will not be answered."""
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 
 from broker_config.brokers.topology import DEAD_LETTERS
 from broker_config.protocol.errors import BrokerUnavailable, MessageRejected
@@ -57,26 +57,15 @@ class DeadTasks:
     def _letters(self, most: int) -> Iterator[Delivery]:
         """Unacknowledged until the last was seen, else the first would come again and again. Bounded in number and
         time: a site may go on sending."""
-        held: list[Delivery] = []
-        connect = self._context.connect_for_inspection
-        transport = self._context.transport if connect is None else connect()
         end = self._context.clock() + _LONGEST_LOOK_SECONDS
-        try:
+        with closing(self._context.connect_for_inspection()) as transport:
             for _ in range(most):
                 if self._context.stop.is_set() or self._context.clock() >= end:
                     return
                 letter = transport.receive(DEAD_LETTERS, 0.0)
                 if letter is None:
                     return
-                if connect is None:
-                    held.append(letter)
                 yield letter
-        finally:
-            if connect is not None:
-                transport.close()  # puts all of them back at once
-            else:
-                for letter in reversed(held):
-                    letter.requeue()
 
     def _task_in(self, letter: Delivery) -> TrainTask | None:
         """A task of this run that the broker, this server or the client's site dead-lettered: no other site may say

@@ -5,8 +5,8 @@ from contextlib import suppress
 
 from broker_config.brokers.topology import DEAD_LETTERS, models_queue, tasks_queue, updates_queue
 from broker_config.protocol.buffers import digest
-from broker_config.protocol.errors import FedILError, LedgerFenced, LedgerMissing, QueueMissing
-from broker_config.protocol.messages import MODEL_KIND, ModelEntry, Refusal, TrainTask
+from broker_config.protocol.errors import LedgerFenced, LedgerMissing, QueueMissing
+from broker_config.protocol.messages import MODEL_KIND, Message, ModelEntry, Refusal, TrainTask
 from broker_config.protocol.wire import encode_arrays, encode_message
 from fedil_model.methods import find_method
 from fedil_model.methods.interface import Method, State, Tensors
@@ -21,9 +21,10 @@ class TaskDispatcher:
     def __init__(self, run: str, recipe: Recipe, method: Method, context: ServerContext) -> None:
         self._run, self._recipe, self._method, self._context = run, recipe, method, context
         self._learning = recipe.learning().model_dump_json()
-        asked_at_once = recipe.federation.most_asked
-        self._entries_per_version = 1 + asked_at_once * find_method(recipe.method.name).extras_per_client
-        self._kept = recipe.federation.versions_kept
+        federation, extras_per_client = recipe.federation, find_method(recipe.method.name).extras_per_client
+        # More clients are asked where some fail.
+        self._entries_per_version = 1 + 2 * federation.asked_at_once * extras_per_client
+        self._kept = federation.max_staleness + 1 if federation.mode == "buffered" else 1
         self._models: dict[int, ModelEntry] = {}
         """Versions that this process has written, the last `kept`"""
         self._extras: dict[tuple[int, str], ModelEntry] = {}
@@ -66,38 +67,34 @@ class TaskDispatcher:
 
     # ---- tasks -------------------------------------------------------------------------------------------------
 
-    def ask(self, version: int, activations: Mapping[int, int]) -> None:
-        """`activations`: client → the number of this activation"""
-        for client, activation in activations.items():
-            try:
-                self._context.store.open_activation(self._run, client, activation)
-            except (LedgerFenced, LedgerMissing) as error:
-                # A site can spoil only its own clients' ledgers: answer in their place.
-                self._refuse(version, client, activation, error)
-                continue
-            task = TrainTask(
-                run=self._run,
-                round=version,
-                client=client,
-                activation=activation,
-                model=self._models[version],
-                extras=self._extras_for(version, client),
-                learning=self._learning,
-                ledger_at_least=min(self._answered[client], activation - 1),
-            )
-            # A deleted queue: `lost` declares it again and names this client.
-            with suppress(QueueMissing):
-                queue = tasks_queue(self._context.sites.site_of(client))
-                self._context.transport.publish(queue, encode_message(task))
+    def ask(self, version: int, client: int, activation: int) -> None:
+        try:
+            self._context.store.open_activation(self._run, client, activation)
+        except (LedgerFenced, LedgerMissing) as error:
+            # A site can spoil only its own clients' ledgers: answer in their place.
+            why = str(error)[:1000]
+            refusal = Refusal(self._run, version, client, activation, type(error).__name__, why)
+            self._publish(updates_queue(self._run), refusal)
+            return
+        task = TrainTask(
+            run=self._run,
+            round=version,
+            client=client,
+            activation=activation,
+            model=self._models[version],
+            extras=self._extras_for(version, client),
+            learning=self._learning,
+            ledger_at_least=min(self._answered[client], activation - 1),
+        )
+        self._publish(tasks_queue(self._context.sites.site_of(client)), task)
+
+    def _publish(self, queue: str, message: Message) -> None:
+        with suppress(QueueMissing):  # `lost` declares a deleted queue again and names this client
+            self._context.transport.publish(queue, encode_message(message))
 
     def has_sent(self, task: TrainTask) -> bool:
         """In this process's life: every server writes its models anew, so no two servers' tasks share an address."""
         return any(task.model == model for model in self._models.values())
-
-    def _refuse(self, version: int, client: int, activation: int, error: FedILError) -> None:
-        refusal = Refusal(self._run, version, client, activation, type(error).__name__, str(error)[:1000])
-        with suppress(QueueMissing):
-            self._context.transport.publish(updates_queue(self._run), encode_message(refusal))
 
     # ---- deleted queues ----------------------------------------------------------------------------------------
 

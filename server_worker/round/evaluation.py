@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -26,10 +25,7 @@ class Evaluation:
     seconds: float = 0.0
 
 
-class Evaluator(Protocol):
-    def submit(self, models: Mapping[str, Weights]) -> "Future[Evaluation]": ...
-
-    def close(self) -> None: ...
+Evaluate = Callable[[Mapping[str, Weights]], "Future[Evaluation]"]
 
 
 class BackgroundEvaluator:

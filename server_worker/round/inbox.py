@@ -1,7 +1,7 @@
 """Messages that arrive for a run's server: decoded, checked, and held until a checkpoint has their effect."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from broker_config.brokers.topology import updates_queue
@@ -10,7 +10,7 @@ from broker_config.protocol.messages import Refusal, TrainTask, Update
 from broker_config.protocol.wire import decode_message
 from broker_config.transports.interface import Delivery
 from server_worker.round.context import ServerContext
-from server_worker.round.dead_letters import MISPLACED, DeadTasks
+from server_worker.round.dead_letters import MISPLACED
 from server_worker.round.refusals import RefusalSampler
 from server_worker.round.validation import one_line
 from server_worker.watch.notices import Notice
@@ -36,7 +36,6 @@ class Inbox:
         """By client and activation"""
         self._refused: Counter[str] = Counter()
         self._sampler = RefusalSampler(context.sites.names(), context.clock, context.watcher.note)
-        self._dead_tasks = DeadTasks(run, context)
         self.is_empty = False
         """The last look into the queue found no message at all."""
 
@@ -97,13 +96,13 @@ class Inbox:
         delivery.reject(reason)
 
     def drop(self, arrival: Arrival, reason: str) -> None:
-        """A good answer that is of no use any more"""
-        self._note(arrival, reason)
-        arrival.delivery.acknowledge()
-
-    def hold_repeat(self, arrival: Arrival) -> None:
-        self._note(arrival, "duplicate")
-        self.hold(arrival)
+        """A good answer that is of no use any more. A repeat is held: the first may be lost with its connection."""
+        self._context.watcher.note(Notice(reason, arrival.answer.round, arrival.answer.client))
+        self._refused[reason] += 1
+        if reason == "duplicate":
+            self.hold(arrival)
+        else:
+            arrival.delivery.acknowledge()
 
     def hold(self, arrival: Arrival) -> None:
         """It counts: acknowledged only when a checkpoint has it, since it must come back after a crash. Of several
@@ -126,10 +125,3 @@ class Inbox:
         self._sampler.tell_rest()
         refused, self._refused = dict(self._refused), Counter()
         return refused
-
-    def dead_tasks(self, on_task: Callable[[TrainTask, str], None]) -> None:
-        self._dead_tasks.look(on_task)
-
-    def _note(self, arrival: Arrival, reason: str) -> None:
-        self._context.watcher.note(Notice(reason, arrival.answer.round, arrival.answer.client))
-        self._refused[reason] += 1

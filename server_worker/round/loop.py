@@ -1,8 +1,11 @@
-"""Rounds mode, the paper's: ask some clients, wait for them with a quorum and one deadline."""
+"""Which clients are asked, and when a round closes. Rounds mode, the paper's: ask some clients, wait for them with a
+quorum and one deadline. The other mode is in buffered/loop.py."""
 
 import math
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Generic
 
 from broker_config.protocol.errors import FedILError
 from fedil_model.methods.interface import Bases, Fold
@@ -11,7 +14,7 @@ from server_worker.round.context import ServerContext
 from server_worker.round.dispatch import TaskDispatcher
 from server_worker.round.inbox import Inbox
 from server_worker.round.selection import select_clients
-from server_worker.round.state import OpenRound
+from server_worker.round.state import OpenRound, OpenT
 from server_worker.round.stopwatch import Stopwatch
 from server_worker.run.progress import Progress
 from server_worker.run.recipe import Recipe
@@ -25,7 +28,7 @@ _LAST_LOOK_SECONDS = 10.0
 """At the deadline, answers that are already in the queue still count; looked at for this long at most."""
 
 
-class RoundsMode:
+class Mode(ABC, Generic[OpenT]):
     def __init__(
         self,
         run: str,
@@ -38,6 +41,32 @@ class RoundsMode:
         self._run, self._recipe, self._inbox = run, recipe, inbox
         self._desk, self._dispatcher, self._context = desk, dispatcher, context
 
+    @abstractmethod
+    def first_progress(self, progress: Progress) -> Progress:
+        """Before the first round of a run"""
+
+    @abstractmethod
+    def open(self, progress: Progress) -> OpenT:
+        """The round that is played now; after a restart, with the clients that were asked before it"""
+
+    @abstractmethod
+    def ask(self, opened: OpenT, restarted: bool) -> OpenT: ...
+
+    @abstractmethod
+    def collect(
+        self, opened: OpenT, fold: Fold, rewrite_models: Callable[[], None], stopwatch: Stopwatch
+    ) -> OpenT: ...
+
+    @abstractmethod
+    def next_progress(self, closed: OpenT, after: Progress, bases: Bases) -> Progress:
+        """With what this mode remembers for the next round"""
+
+    def _send(self, opened: OpenT, clients: Iterable[int]) -> None:
+        for client in clients:
+            self._dispatcher.ask(opened.base_of(client), client, opened.asked[client])
+
+
+class RoundsMode(Mode[OpenRound]):
     def first_progress(self, progress: Progress) -> Progress:
         progress = replace(progress, selection=self._dispatcher.select(1))
         # An earlier run in this folder may have left its own journal.
@@ -57,9 +86,6 @@ class RoundsMode:
             deadline=math.inf,
             over=progress.activations,
         )
-
-    def versions(self, opened: OpenRound) -> tuple[int, ...]:
-        return (opened.number,) if opened.needed else ()
 
     def ask(self, opened: OpenRound, restarted: bool) -> OpenRound:  # noqa: ARG002
         return self._ask(opened, opened.awaited)
@@ -103,14 +129,11 @@ class RoundsMode:
         self._send(opened, clients)
         return replace(opened, deadline=self._context.now() + self._recipe.federation.deadline_seconds)
 
-    def _send(self, opened: OpenRound, clients: Sequence[int]) -> None:
-        self._dispatcher.ask(opened.number, {client: opened.activations[client] for client in clients})
-
     def _others(self, settled: OpenRound) -> tuple[int, ...]:
         """Clients to ask as well, first of sites that have not refused."""
         if self._desk.is_hopeless(settled, settled.needed):
             return ()
-        left = [client for client in self._dispatcher.candidates() if client not in settled.activations]
+        left = [client for client in self._dispatcher.candidates() if client not in settled.asked]
         refusing = self._desk.sites_of(settled, (REFUSED,))
         willing = [client for client in left if self._context.sites.site_of(client) not in refusing]
         missing = settled.needed - settled.fitting
@@ -118,10 +141,10 @@ class RoundsMode:
 
     def _ask_others(self, opened: OpenRound, others: Sequence[int]) -> OpenRound:
         """Written to the journal first: a restarted server must ask them too."""
-        asked, learned = len(opened.activations), opened.fitting
+        asked, learned = len(opened.asked), opened.fitting
         words = f"{learned} of {asked} clients have trained, the quorum is {opened.quorum}; asking {len(others)} more"
         self._context.watcher.note(Notice(words, opened.number))
-        self._write_journal(opened.number, (*opened.activations, *others))
+        self._write_journal(opened.number, (*opened.asked, *others))
         opened = opened.also(others)
         return self._ask(opened, opened.awaited)
 
@@ -153,7 +176,7 @@ class RoundsMode:
 
     def _too_few(self, opened: OpenRound) -> FedILError:
         return FedILError(
-            f"round {opened.number}: {opened.learned} of {len(opened.activations)} clients have learned within "
+            f"round {opened.number}: {opened.learned} of {len(opened.asked)} clients have learned within "
             f"{self._recipe.federation.deadline_seconds:g} s, the quorum is {opened.quorum}: "
             "start more workers, raise federation.deadline_seconds or lower federation.quorum, then resume"
             f"{self._desk.example_of_failure(opened)}"

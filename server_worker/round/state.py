@@ -33,6 +33,15 @@ class Open(ABC):
 
     @property
     @abstractmethod
+    def versions(self) -> tuple[int, ...]:
+        """Model versions that an answer which counts may have started from"""
+
+    def base_of(self, client: int) -> int:  # noqa: ARG002
+        """The version that the client was asked to start from"""
+        return self.number
+
+    @property
+    @abstractmethod
     def expected(self) -> int:
         """Answers that are wanted, for people"""
 
@@ -96,6 +105,10 @@ class OpenRound(Open):
     @property
     def asked(self) -> Mapping[int, int]:
         return self.activations
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        return (self.number,) if self.needed else ()
 
     @property
     def expected(self) -> int:

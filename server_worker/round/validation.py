@@ -1,7 +1,7 @@
 """What clients report, checked. It may be wrong or hostile: it must not outgrow logs, records and checkpoints, nor
 distort what is computed from it."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from broker_config.process.logs import one_line as escaped
 from broker_config.protocol.messages import Update
@@ -35,19 +35,13 @@ def impossible(update: Update, settings: OptimiserSettings, shard_sizes: Sequenc
     return ""
 
 
-class MetricsFilter:
-    """Keeps the metrics that the method declares, within bounds: a client total counts samples, of which a client has
+def kept_metrics(update: Update, display: Display) -> dict[str, float]:
+    """Those that the method declares for clients, within bounds: a client total counts samples, of which a client has
     no more than `num_samples`."""
-
-    def __init__(self, display: Display) -> None:
-        series = display.series()
-        self._totals: Collection[str] = {one.name for one in series if one.source == "client_total"}
-        means = {one.name for one in series if one.source == "client_mean"}
-        self._known = means | set(self._totals) | set(ENGINE_METRICS)
-
-    def kept(self, update: Update) -> dict[str, float]:
-        return {
-            name: min(max(value, 0.0), float(update.num_samples)) if name in self._totals else value
-            for name, value in update.metrics.items()
-            if name in self._known and abs(value) <= _LARGEST_METRIC
-        }
+    sources = dict.fromkeys(ENGINE_METRICS, "client_mean") | {s.name: s.source for s in display.series()}
+    kept = {}
+    for name, value in update.metrics.items():
+        if abs(value) <= _LARGEST_METRIC and sources.get(name) in ("client_mean", "client_total"):
+            is_total = sources[name] == "client_total"
+            kept[name] = min(max(value, 0.0), float(update.num_samples)) if is_total else value
+    return kept

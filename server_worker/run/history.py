@@ -2,19 +2,21 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from broker_config.process.durable import append_line, write_atomically
 from broker_config.protocol.errors import FedILError
-from server_worker.watch.events import ClientOutcome, RoundRecord, Watcher, record_from_fields, record_to_json
-from server_worker.watch.notices import Notice
-
-_NUMBERS = ("rounds", "delta_norm", "selected", "accepted")
-_TABLES = ("convergence", "accuracy", "series", "seconds", "refused")
-_MAY_BE_UNKNOWN = ("convergence", "series")
+from server_worker.watch.events import (
+    ClientOutcome,
+    RoundRecord,
+    Watcher,
+    Watchers,
+    record_from_fields,
+    record_to_json,
+)
 
 
 def read_history(path: Path) -> Iterator[dict[str, Any]]:
@@ -33,31 +35,9 @@ def read_history(path: Path) -> Iterator[dict[str, Any]]:
 def read_records(path: Path) -> Iterator[RoundRecord]:
     for number, fields in enumerate(read_history(path), start=1):
         try:
-            yield checked_record(fields)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            yield record_from_fields(fields)
+        except ValueError as error:
             raise FedILError(f"{path}, line {number} is no round ({error}): take it out") from error
-
-
-def checked_record(fields: Mapping[str, Any]) -> RoundRecord:
-    """Checked as far as drawing it and resuming from it need."""
-    record = record_from_fields(fields)
-    if type(record.round) is not int or record.round < 1:
-        raise ValueError(f"its number is {record.round!r}")
-    for name in _NUMBERS:
-        if not _is_number(getattr(record, name)):
-            raise ValueError(f"{name} is {getattr(record, name)!r}")
-    for name in _TABLES:
-        for key, value in getattr(record, name).items():
-            if not _is_number(value) and (value is not None or name not in _MAY_BE_UNKNOWN):
-                raise ValueError(f"{name}.{key} is {value!r}")
-    for outcome in record.outcomes:
-        if not isinstance(outcome.outcome, str) or not all(map(_is_number, outcome.values.values())):
-            raise ValueError(f"client {outcome.client!r} has outcome {outcome.outcome!r}, {outcome.values!r}")
-    return record
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 class HistoryTail:
@@ -87,18 +67,19 @@ class HistoryTail:
                 yield line
 
 
-class HistoryWriter:
+class HistoryWriter(Watchers):
     """Hands every event on to another watcher, and keeps each round once. `on_answer` is called for every
     answer of a client."""
 
     def __init__(self, path: Path, watcher: Watcher, on_answer: Callable[[], None] = lambda: None) -> None:
-        self._path, self._watcher, self._on_answer = path, watcher, on_answer
+        super().__init__(watcher)
+        self._path, self._on_answer = path, on_answer
         self._written = 0
 
     def run_started(self, first_round: int, rounds: int) -> None:
         """Rounds after the checkpoint that the run resumes from will be played again."""
         write_atomically(self._path, self._before(first_round))
-        self._watcher.run_started(first_round, rounds)
+        super().run_started(first_round, rounds)
 
     def _before(self, first_round: int) -> Iterator[bytes]:
         self._written = 0
@@ -107,18 +88,12 @@ class HistoryWriter:
                 self._written = fields["round"]
                 yield json.dumps(fields).encode() + b"\n"
 
-    def phase(self, round_number: int, name: str) -> None:
-        self._watcher.phase(round_number, name)
-
     def update_arrived(self, round_number: int, outcome: ClientOutcome, answered: int, selected: int) -> None:
         self._on_answer()
-        self._watcher.update_arrived(round_number, outcome, answered, selected)
+        super().update_arrived(round_number, outcome, answered, selected)
 
     def round_closed(self, record: RoundRecord) -> None:
         if record.round > self._written:
             append_line(self._path, record_to_json(record).encode())
             self._written = record.round
-            self._watcher.round_closed(record)
-
-    def note(self, notice: Notice) -> None:
-        self._watcher.note(notice)
+            super().round_closed(record)

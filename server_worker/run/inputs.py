@@ -1,6 +1,7 @@
 """The data of a run, as its server reads it: dataset, split, labelled part."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -15,7 +16,7 @@ from fedil_model.methods import find_method
 from fedil_model.networks import build_network
 from fedil_model.seeding import derive_seed
 from fedil_model.training.fitting import FitKind, fit_model
-from fedil_model.training.flat_model import FlatModel, Weights
+from fedil_model.training.flat_model import FlatModel
 from server_worker.round.evaluation import BackgroundEvaluator, Fit
 from server_worker.run.folder import RunDir
 from server_worker.run.recipe import Recipe
@@ -46,11 +47,7 @@ class RunInputs:
 def make_fit(kind: FitKind, labelled: Samples, dataset: Dataset, recipe: Recipe) -> Fit:
     """What a run does to a model whose declaration names a fit before its predictions count"""
     seed = derive_seed(recipe.seed, "fit", kind)
-
-    def fit(model: FlatModel, weights: Weights) -> Weights:
-        return fit_model(kind, model, weights, labelled, dataset.views, recipe, seed)
-
-    return fit
+    return partial(fit_model, kind, labelled=labelled, views=dataset.views, learning=recipe, seed=seed)
 
 
 def read_inputs(where: RunDir, recipe: Recipe, device: torch.device, *, resume: bool) -> RunInputs:

@@ -39,7 +39,7 @@ def run_id(where: RunDir, recipe: Recipe, asked: str | None) -> str:
 
 def simulation_id(where: RunDir, recipe: Recipe) -> str:
     """What is in the folder already; else a new name, which `run_id` keeps once there is something to name."""
-    return known_run(where) or _name_of_old(where, recipe) or new_run(recipe)
+    return known_run(where) or new_run(recipe)
 
 
 def known_run(where: RunDir) -> str | None:
@@ -53,8 +53,3 @@ def known_run(where: RunDir) -> str | None:
 
 def new_run(recipe: Recipe) -> str:
     return f"{recipe.name[:_LONGEST_STEM]}-{secrets.token_hex(3)}"
-
-
-def _name_of_old(where: RunDir, recipe: Recipe) -> str | None:
-    """Simulations were once called by their recipe's name, and so are the ledgers that those go on with."""
-    return recipe.name if (where.ledgers / recipe.name).is_dir() else None

@@ -14,7 +14,7 @@ from fedil_model.training.convergence import Increment
 from fedil_model.training.flat_model import Weights, from_arrays, to_arrays
 from server_worker.round.series import Totals
 from server_worker.run.checkpoint import Checkpoint
-from server_worker.watch.events import ClosedRound, record_from_fields, record_to_json
+from server_worker.watch.events import RoundRecord, record_from_fields, record_to_json
 
 _CLOSED, _INCREMENTS, _TOTAL = "closed", "increments", "total/"
 
@@ -31,7 +31,7 @@ class Progress:
     increments: tuple[Increment, ...] = ()
     models: Mapping[str, Weights] = field(default_factory=dict)
     """To evaluate and export; empty before the first round closes"""
-    closed: ClosedRound | None = None
+    closed: RoundRecord | None = None
     """The last closed round, not yet evaluated"""
     selection: tuple[int, ...] = ()
     """Rounds mode: clients of the next round, decided before it, so that a restarted server asks the same"""
@@ -104,7 +104,7 @@ def from_checkpoint(checkpoint: Checkpoint, recipe_digest: str) -> Progress:
             bases=_bases(tensors),
             counted=int(meta.get("counted", 0)),
         )
-    except (KeyError, TypeError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError) as error:
         raise CheckpointDamaged(
             f"the checkpoint of round {checkpoint.round} lacks {error}: it was written by another version"
         ) from error

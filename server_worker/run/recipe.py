@@ -4,7 +4,7 @@ import difflib
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import reduce
+from functools import partial, reduce
 from ipaddress import ip_network
 from itertools import accumulate
 from pathlib import Path
@@ -20,6 +20,7 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 
 from broker_config.brokers.topology import DEFAULT_SITE
 from fedil_model.errors import SettingError
@@ -88,14 +89,8 @@ class FederationSettings(Settings):
         return self.buffer_size if self.mode == "buffered" else self.asked_per_round
 
     @property
-    def versions_kept(self) -> int:
-        """Model versions that a client may start from"""
-        return self.max_staleness + 1 if self.mode == "buffered" else 1
-
-    @property
-    def most_asked(self) -> int:
-        """Clients that may be asked with one model version; more are asked where some fail"""
-        return 2 * (self.in_flight if self.mode == "buffered" else self.asked_per_round)
+    def asked_at_once(self) -> int:
+        return self.in_flight if self.mode == "buffered" else self.asked_per_round
 
     @model_validator(mode="after")
     def _only_keys_of_its_mode(self) -> "FederationSettings":
@@ -136,32 +131,22 @@ class Recipe(Learning):
         return merge(values, {"federation": {"clients_per_round": 0, "over_select": 0}})
 
     @model_validator(mode="after")
-    def _no_more_asked_than_there_are(self) -> "Recipe":
+    def _federation_fits_method_and_split(self) -> "Recipe":
         federation = self.federation
         if federation.clients_per_round == 0 and find_method(self.method.name).asks_clients:
             raise ValueError(f"federation.clients_per_round is 0, but method {self.method.name} asks clients")
-        if federation.mode == "buffered":
-            keys, asked = "in_flight", federation.in_flight
-        else:
-            keys, asked = "clients_per_round + over_select", federation.asked_per_round
+        buffered, asked = federation.mode == "buffered", federation.asked_at_once
         if asked > self.split.clients:
+            keys = "in_flight" if buffered else "clients_per_round + over_select"
             raise ValueError(f"federation.{keys} is {asked}, but split.clients is {self.split.clients}")
-        return self
-
-    @model_validator(mode="after")
-    def _mode_fits_the_method(self) -> "Recipe":
-        if self.federation.mode == "buffered" and not find_method(self.method.name).buffered:
+        if buffered and not find_method(self.method.name).buffered:
             raise ValueError(f'federation.mode: "buffered" is not supported by method {self.method.name}')
-        return self
-
-    @model_validator(mode="after")
-    def _every_client_has_a_site(self) -> "Recipe":
-        owned = sum(self.federation.sites.values())
-        if self.federation.sites and owned != self.split.clients:
+        owned = sum(federation.sites.values())
+        if federation.sites and owned != self.split.clients:
             raise ValueError(
                 f"federation.sites own {owned} clients, but split.clients is {self.split.clients}"
             )
-        if unknown := self.federation.addresses.keys() - self.sites.keys():
+        if unknown := federation.addresses.keys() - self.sites.keys():
             raise ValueError(f"federation.addresses names {min(unknown)}, which is not a site of the recipe")
         return self
 
@@ -220,10 +205,7 @@ def make_recipe(values: Mapping[str, Any], source: str = "recipe", overrides: It
     parsed = [parse_override(override) for override in overrides]
     values = _sized(values, parsed, source)
     merged = reduce(merge, parsed, _without_the_other_way(values, parsed))
-
-    def blamed(path: list[str]) -> str:
-        return _blamed(path, values, source, overrides)
-
+    blamed = partial(_blamed, values, source, overrides)
     try:
         return validate(Recipe, merged)
     except ValidationError as error:
@@ -261,7 +243,7 @@ def _without_the_other_way(values: Mapping[str, Any], overrides: Iterable[dict[s
     return {**values, "split": kept}
 
 
-def _blamed(path: list[str], values: Mapping[str, Any], source: str, overrides: Iterable[str]) -> str:
+def _blamed(values: Mapping[str, Any], source: str, overrides: Iterable[str], path: list[str]) -> str:
     """The file or options that a key comes from; for a table that contradicts itself, those of its parts."""
     parts: list[str] = []
     for override in overrides:
@@ -285,31 +267,21 @@ def _holds(values: Any, path: list[str]) -> bool:
 
 
 # What a run is for, where its data lies, how often it is looked at and how long it waits change no number.
-_NO_NUMBER = frozenset(
-    {
-        "description",
-        "data.root",
-        "data.download",
-        "evaluate_every",
-        "baseline_epochs",
-        "federation.deadline_seconds",
-        "federation.quorum",
-        "federation.site_timeout_seconds",
-    }
-)
+_NO_NUMBER: Mapping[str, Any] = {
+    "description": True,
+    "evaluate_every": True,
+    "baseline_epochs": True,
+    "data": {"root", "download"},
+    "federation": {"deadline_seconds", "quorum", "site_timeout_seconds", "sites", "addresses"},
+}
 
 
 def numbers_depend_on(recipe: Recipe) -> dict[str, Any]:
     """Settings by dotted key, as JSON values, that a saved run must share to be gone on with. More rounds may be
     asked for later, unless a schedule counts them."""
     constant = {recipe.client.lr_schedule, recipe.server.lr_schedule} == {"constant"}
-    ignored = _NO_NUMBER | ({"rounds"} if constant else set())
-    flat = dict(_flatten(recipe.model_dump(mode="json")))
-    return {
-        key: value
-        for key, value in flat.items()
-        if key not in ignored and not key.startswith(("federation.sites.", "federation.addresses."))
-    }
+    ignored = {**_NO_NUMBER, "rounds": constant}
+    return dict(_flatten(recipe.model_dump(mode="json", exclude=ignored)))
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -343,21 +315,20 @@ def _key_of(override: str) -> list[str]:
     return override.partition("=")[0].strip().split(".")
 
 
-_NOT_A_TABLE = ("model_type", "model_attributes_type")
-
-
 def explain(error: ValidationError, blamed: Callable[[list[str]], str], model: type[BaseModel]) -> str:
     """One line per mistake, naming the key, and the nearest known key for one that does not exist. `blamed` gives the
     file or option that a key comes from."""
-    details = [(list(map(str, detail["loc"])), dict(detail)) for detail in error.errors()]
-    return "\n".join(f"{blamed(path)}: {_explain_one(path, detail, model)}" for path, detail in details)
+    return "\n".join(
+        f"{blamed(list(map(str, detail['loc'])))}: {_explain_one(detail, model)}" for detail in error.errors()
+    )
 
 
-def _explain_one(path: list[str], detail: dict[str, Any], model: type[BaseModel]) -> str:
+def _explain_one(detail: ErrorDetails, model: type[BaseModel]) -> str:
+    path = list(map(str, detail["loc"]))
     where = ".".join(path)
     if detail["type"] != "extra_forbidden":
-        message = str(detail["msg"]).removeprefix("Value error, ")
-        if detail["type"] in _NOT_A_TABLE:
+        message = detail["msg"].removeprefix("Value error, ")
+        if detail["type"] in ("model_type", "model_attributes_type"):
             message = f"is a table of settings: {', '.join(sorted(_keys_at(path, model)))}"
         return f"{where}: {message}" if where else message
     known = _keys_at(path[:-1], model)

@@ -1,10 +1,11 @@
 """What the server reports while it works. The command line, the history file and metrics are watchers."""
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Annotated, Protocol
+
+from pydantic import Field, StrictFloat, StrictInt, StrictStr, TypeAdapter, ValidationError
 
 from server_worker.watch.notices import Notice
 
@@ -18,12 +19,12 @@ class ClientOutcome:
     """What became of one client that was asked. Every exclusion is explained."""
 
     client: int
-    outcome: str
+    outcome: StrictStr
     """accepted, invalid, refused, missing, in buffered mode stale, or one that the method declares"""
     detail: str = ""
     counts: bool = False
     """Its update is part of the new model."""
-    values: Mapping[str, float] = field(default_factory=dict)
+    values: Mapping[str, StrictFloat] = field(default_factory=dict)
     """By the name of the method's client values"""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """What the client reported, checked"""
@@ -33,22 +34,22 @@ class ClientOutcome:
 
 
 @dataclass(frozen=True)
-class ClosedRound:
-    """A round whose updates are folded. A checkpoint holds it until it is evaluated."""
+class RoundRecord:
+    """A round whose updates are folded. A checkpoint holds it until it is evaluated; then history.jsonl keeps it."""
 
-    round: int
-    rounds: int
-    selected: int
-    accepted: int
+    round: Annotated[StrictInt, Field(ge=1)]
+    rounds: StrictInt
+    selected: StrictInt
+    accepted: StrictInt
     outcomes: tuple[ClientOutcome, ...]
-    delta_norm: float
+    delta_norm: StrictFloat
     verdict: str
-    convergence: Mapping[str, float | None]
-    series: Mapping[str, float | None]
+    convergence: Mapping[str, StrictFloat | None]
+    series: Mapping[str, StrictFloat | None]
     """By the name of the method's series"""
-    seconds: Mapping[str, float]
+    seconds: Mapping[str, StrictFloat]
     """By phase: server_step, broadcast, wait, fold, checkpoint, evaluate (beside the next round), total"""
-    refused: Mapping[str, int] = field(default_factory=dict)
+    refused: Mapping[str, StrictInt] = field(default_factory=dict)
     """Messages that arrived during this round and did not count, by reason: late, duplicate, digest, …"""
     finished_at: float = 0.0
     """Seconds since 1970"""
@@ -57,33 +58,28 @@ class ClosedRound:
     bytes_sent: int = 0
     bytes_received: int = 0
     """Bodies of messages, at the server, since the round before"""
-
-
-@dataclass(frozen=True)
-class RoundRecord(ClosedRound):
-    """A closed and evaluated round, as history.jsonl keeps it."""
-
-    accuracy: Mapping[str, float] = field(default_factory=dict)
+    accuracy: Mapping[str, StrictFloat] = field(default_factory=dict)
     """By the name of the method's models; empty when not evaluated"""
     per_class: tuple[float | None, ...] = ()
     """Accuracy of "global" on each class; None for one without test samples, empty when not evaluated"""
 
 
-def record_to_json(record: ClosedRound) -> str:
+def record_to_json(record: RoundRecord) -> str:
     """Not by dataclasses.asdict: it copies every number of every client, and takes four times as long."""
     return json.dumps(vars(record), default=vars)
 
 
-def record_from_fields(fields: Mapping[str, Any]) -> RoundRecord:
-    """From what JSON made of it. Fields that a later version has added are ignored."""
-    outcomes = tuple(ClientOutcome(**_known(ClientOutcome, outcome)) for outcome in fields["outcomes"])
-    per_class = tuple(fields.get("per_class", ()))
-    return RoundRecord(**{**_known(RoundRecord, fields), "outcomes": outcomes, "per_class": per_class})
+_RECORD = TypeAdapter(RoundRecord)
 
 
-def _known(kind: type, fields: Mapping[str, Any]) -> dict[str, Any]:
-    names = {part.name for part in dataclasses.fields(kind)}
-    return {name: value for name, value in fields.items() if name in names}
+def record_from_fields(fields: object) -> RoundRecord:
+    """From what JSON made of it. Fields that a later version has added are ignored. Raises ValueError."""
+    try:
+        return _RECORD.validate_python(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        what = "is missing" if first["type"] == "missing" else f"is {first['input']!r}"
+        raise ValueError(f"{'.'.join(map(str, first['loc']))} {what}".strip()) from error
 
 
 class Watcher(Protocol):

@@ -21,10 +21,10 @@ from typing import Any
 
 from fedil_model.methods import find_method
 from server_worker.run.folder import RunDir
-from server_worker.run.history import HistoryTail, checked_record, read_records
+from server_worker.run.history import HistoryTail, read_records
 from server_worker.run.recipe import Recipe
 from server_worker.watch import page_rows as rows
-from server_worker.watch.events import ClientOutcome, RoundRecord
+from server_worker.watch.events import ClientOutcome, RoundRecord, record_from_fields
 from server_worker.watch.notices import Notice
 from server_worker.watch.survey import Survey
 
@@ -147,8 +147,8 @@ class LiveRun:
             if numbered and int(numbered[1]) <= last:
                 continue
             # A server that begins to lead reports a damaged line; here it is skipped.
-            with suppress(ValueError, KeyError, TypeError, AttributeError):
-                record = checked_record(json.loads(line))
+            with suppress(ValueError):
+                record = record_from_fields(json.loads(line))
                 if record.round > last:
                     self._rows.append(self._encoder.encode(record))
                     self._numbers.append(record.round)

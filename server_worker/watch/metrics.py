@@ -11,7 +11,7 @@ from prometheus_client import Counter, Histogram, Info, Metric, Summary
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from broker_config.process.metrics import SECONDS, Bytes, Registry, Traffic, gauges, is_known
+from broker_config.process.metrics import SECONDS, Registry, Traffic, gauges, is_known
 from broker_config.process.version import software_version
 from fedil_model.methods import find_method
 from fedil_model.methods.interface import ACCEPTED, ClientValue, Display
@@ -54,43 +54,32 @@ class ServerMetrics:
                 "version": software_version(),
             }
         )
-        self._last = _LastRound(display, recipe.rounds)
+        self.last = _LastRound(display, recipe.rounds)
         self._rounds = _Rounds(registry, display)
         self._answers = _Answers(registry, display, federation.mode == "buffered", recipe.client.epochs)
         text = "Bad messages by the site whose user sent them."
         self._refused_by_site = Counter("fedil_site_messages_refused", text, ["site"], registry=registry)
         self._refused_by_site.labels(UNKNOWN_SITE)
-        self._fleet = _Fleet(recipe.split.clients, _over_selected(recipe))
-        self._traffic = Traffic()
-        for collector in (self._last, self._fleet, self._traffic):
+        self.fleet = _Fleet(recipe.split.clients, _over_selected(recipe))
+        self.traffic = Traffic()
+        for collector in (self.last, self.fleet, self.traffic):
             registry.register(collector)
 
     def render(self) -> bytes:
         return self._registry.render()
 
-    def watch_traffic(self, traffic: Bytes) -> None:
-        self._traffic.source = traffic
-
     def survey(self, survey: Survey) -> None:
         with self._registry.at_once:
-            self._fleet.show(survey)
+            self.fleet.show(survey)
 
     def restore(self, record: RoundRecord) -> None:
         """A round that was closed before this process started: shown, and not counted again."""
         with self._registry.at_once:
-            self._last.show(record)
-
-    def working(self, is_working: bool) -> None:
-        """Events set it to true as well."""
-        self._last.running = is_working
-
-    def reached_brokers(self, are_there: bool | None) -> None:
-        """Until a survey says it"""
-        self._fleet.reachable = are_there
+            self.last.show(record)
 
     def run_started(self, first_round: int, rounds: int) -> None:
         with self._registry.at_once:
-            self._last.round, self._last.planned = first_round - 1, rounds
+            self.last.round, self.last.planned = first_round - 1, rounds
             self._progress()
 
     def phase(self, _round_number: int, _name: str) -> None:
@@ -105,7 +94,7 @@ class ServerMetrics:
 
     def round_closed(self, record: RoundRecord) -> None:
         with self._registry.at_once:
-            self._last.show(record)
+            self.last.show(record)
             self._rounds.count(record)
             self._answers.close(record)
             self._progress()
@@ -116,7 +105,7 @@ class ServerMetrics:
                 self._refused_by_site.labels(notice.site).inc(notice.num_refused)
 
     def _progress(self) -> None:
-        self._last.running, self._last.progress = True, self._clock()
+        self.last.running, self.last.progress = True, self._clock()
 
 
 class _LastRound(Collector):
@@ -125,6 +114,7 @@ class _LastRound(Collector):
     def __init__(self, display: Display, planned: int) -> None:
         self._display = display
         self.running = True
+        """Events set it to true as well."""
         self.progress: float | None = None
         self.round: int | None = None
         self.planned = planned
@@ -254,6 +244,7 @@ class _Fleet(Collector):
         self._survey = Survey()
         self._evicted: float | None = None
         self.reachable: bool | None = None
+        """Of brokers; set by hand until a survey says it"""
 
     def show(self, survey: Survey) -> None:
         self._survey, self.reachable = survey, not survey.trouble

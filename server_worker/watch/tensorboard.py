@@ -23,10 +23,6 @@ _SUFFIX = ".fedil"
 _FIRST_ROUND = 1
 
 
-class TensorBoardMissing(FedILError):
-    pass
-
-
 class TensorBoardWatcher(Watchers):
     """`folder`: DIR/tensorboard of a run. The first write error is reported to `tell`; the run continues."""
 
@@ -102,7 +98,7 @@ def check_installed() -> None:
     try:
         import torch.utils.tensorboard  # noqa: F401
     except ImportError as error:
-        raise TensorBoardMissing(
+        raise FedILError(
             f"TensorBoard is not installed ({error}): pip install 'fedil[tensorboard]', "
             "or leave out --tensorboard"
         ) from error

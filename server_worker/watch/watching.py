@@ -61,27 +61,27 @@ class Watching:
         self._waits_for = what
         self._unready = f"waiting: {what}"
         self.live.tell(state="starting", reason=what)
-        self.metrics.reached_brokers(False)
+        self.metrics.fleet.reachable = False
 
     def standing_by(self) -> None:
         self._waits_for, self._unready = "", "standby: another server leads this run"
         self.live.tell(state="standby")
-        self.metrics.reached_brokers(None)  # the leader reports it
-        self.metrics.working(False)
+        self.metrics.fleet.reachable = None  # the leader reports it
+        self.metrics.last.running = False
 
     def leading(self, class_names: tuple[str, ...], traffic: Bytes) -> None:
         self._led, self._unready = True, ""
         self.live.tell(state="running", class_names=list(class_names))
-        self.metrics.watch_traffic(traffic)
+        self.metrics.traffic.source = traffic
         self._show_again()
 
     def leading_again(self) -> None:
         """The broker is reachable again, or this server leads again. A server that has never led is still starting."""
-        self.metrics.reached_brokers(True)
+        self.metrics.fleet.reachable = True
         if self._led:
             self._unready = ""
             self.live.tell(state="running")
-            self.metrics.working(True)
+            self.metrics.last.running = True
         elif self._waits_for:
             self._waits_for, self._unready = "", "starting"
             self.live.tell(state="starting")
@@ -103,7 +103,7 @@ class Watching:
         self._unready = state
         self.live.tell(state=state, reason=reason)
         if state != "failed":  # alerts shall miss a server that failed
-            self.metrics.working(False)
+            self.metrics.last.running = False
 
     def linger(self, stop: threading.Event) -> None:
         """Keeps serving until Prometheus and pages that asked lately have asked once more, and have seen the end. A

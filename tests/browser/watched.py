@@ -91,15 +91,17 @@ class WatchedFederation(Federation):
         chosen, cpu = torch.from_numpy(self.split.labelled), torch.device("cpu")
         evaluated = FlatModel(network_of(self.recipe, self.dataset), cpu)
         classes = len(self.dataset.class_names)
+        evaluator = BackgroundEvaluator(evaluated, self.dataset.load_test(), self.dataset.views, classes)
         context = ServerContext(
             transport=transport or self.connect(),
             store=self.ledgers,
             checkpoints=CheckpointFolder(self.where.checkpoints),
-            evaluator=BackgroundEvaluator(evaluated, self.dataset.load_test(), self.dataset.views, classes),
+            evaluate=evaluator.submit,
             watcher=HistoryWriter(self.where.history, Watchers(self.watch.watcher, self.gate)),
             clock=self.clock,
             stop=self.stop,
             sites=self.sites,
+            connect_for_inspection=self.connect,
         )
         labelled = Samples(self.train.inputs[chosen], self.train.labels[chosen])
         method = make_method(self.recipe.learning(), self.dataset, cpu)

@@ -24,10 +24,11 @@ from client_worker.training import Trainer
 from fedil_model.data.datasets.interface import Samples
 from fedil_model.methods import make_method
 from server_worker.coordinator import Coordinator, ServerContext
+from server_worker.round.dead_letters import DeadTasks
 from server_worker.round.inbox import Inbox
 from server_worker.round.sites import WatchedSites
 from server_worker.run.checkpoint import CheckpointFolder
-from tests.federation import ArrayShards, Diary, Federation, InlineEvaluator, blobs_recipe
+from tests.federation import ArrayShards, Diary, Federation, blobs_recipe, count_parameters
 from tests.integration.configured_brokers import Brokers, configured_brokers
 from tests.memory_store import new_store
 
@@ -59,7 +60,7 @@ def coordinator(federation: Federation, brokers: Brokers, stack: ExitStack) -> C
     transport = stack.enter_context(closing(connect_transport(brokers.broker_url("server"))))
     store = stack.enter_context(closing(connect_store(brokers.store_url("server"), site_of=recipe.site_of)))
     federation.store = store  # type: ignore[assignment]
-    context = context_of(federation, transport, sites_of(recipe.sites, store))
+    context = context_of(federation, brokers, transport, sites_of(recipe.sites, store))
     chosen = torch.from_numpy(federation.split.labelled)
     labelled = Samples(federation.train.inputs[chosen], federation.train.labels[chosen])
     method = make_method(recipe.learning(), federation.dataset, torch.device("cpu"))
@@ -70,16 +71,19 @@ def sites_of(sites: dict[str, range], store: Any) -> WatchedSites:
     return WatchedSites(sites, store, lambda: 0.0, 60.0, "server", lambda _: None)
 
 
-def context_of(federation: Federation, transport: Transport, sites: WatchedSites) -> ServerContext:
+def context_of(
+    federation: Federation, brokers: Brokers, transport: Transport, sites: WatchedSites
+) -> ServerContext:
     return ServerContext(
         transport=transport,
         store=federation.store,
         checkpoints=CheckpointFolder(federation.directory / "checkpoints"),
-        evaluator=InlineEvaluator(),
+        evaluate=count_parameters,
         watcher=federation.diary,
         clock=federation.clock,
         stop=federation.stop,
         sites=sites,
+        connect_for_inspection=lambda: connect_transport(brokers.broker_url("server")),
     )
 
 
@@ -127,9 +131,14 @@ def server(brokers: Brokers, run: str) -> Iterator[Transport]:
 
 
 @pytest.fixture
-def inbox(server: Transport, run: str, diary: Diary, tmp_path: Path) -> Inbox:
+def context(brokers: Brokers, server: Transport, diary: Diary, tmp_path: Path) -> ServerContext:
     federation = Federation(blobs_recipe(), tmp_path, diary=diary)
-    return Inbox(run, context_of(federation, server, sites_of(SITES, new_store())))
+    return context_of(federation, brokers, server, sites_of(SITES, new_store()))
+
+
+@pytest.fixture
+def inbox(run: str, context: ServerContext) -> Inbox:
+    return Inbox(run, context)
 
 
 @pytest.fixture
@@ -194,12 +203,12 @@ def dead_task(run: str, client: int) -> bytes:
 
 
 def test_a_site_gives_up_its_own_tasks_and_not_those_of_others(
-    inbox: Inbox, north: Transport, run: str
+    context: ServerContext, north: Transport, run: str
 ) -> None:
     for client in (2, 3):
         north.publish(DEAD_LETTERS, [dead_task(run, client)])
     seen: list[int] = []
-    inbox.dead_tasks(lambda task, _: seen.append(task.client))
+    DeadTasks(run, context).look(lambda task, _: seen.append(task.client))
     assert seen == [2]
 
 

@@ -161,7 +161,7 @@ def test_who_started_too_many_versions_ago_is_not_waited_for() -> None:
     assert (outcome.client, outcome.outcome, outcome.staleness) == (3, "stale", 3)
     assert outcome.detail == "started 3 versions ago, max_staleness is 2"
     assert following.answered == 0
-    assert following.bases() == (5, 7)
+    assert following.versions == (5, 7)
     assert following.objection(update(3, 1, 4)) == "stale"
 
 
@@ -300,7 +300,7 @@ class Federation(RuleBasedStateMachine):
         if objection is None:
             assert self.buffer.staleness(answer.client) <= self.terms.federation.max_staleness
             assert 0 < self.buffer.weight(answer.client) <= 1
-            assert self.buffer.flights[answer.client].base_version in self.buffer.bases()
+            assert self.buffer.flights[answer.client].base_version in self.buffer.versions
             word = "refused" if isinstance(answer, Refusal) else "accepted"
             after = self.buffer.record(ClientOutcome(answer.client, word))
             assert after.objection(answer) == "duplicate"

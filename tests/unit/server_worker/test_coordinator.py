@@ -18,7 +18,7 @@ from fedil_model.training.flat_model import Weights
 from server_worker.coordinator import Stopped
 from server_worker.round.evaluation import Evaluation
 from server_worker.run.checkpoint import Checkpoint
-from tests.federation import RUN, SITE, Diary, Federation, InlineEvaluator, blobs_recipe, working
+from tests.federation import RUN, SITE, Diary, Federation, blobs_recipe, working
 from tests.memory_store import new_store
 from tests.serving import Clock
 
@@ -363,10 +363,9 @@ def test_a_record_is_out_before_the_next_checkpoint_forgets_it(tmp_path: Path) -
         def result(self, timeout: float | None = None) -> Evaluation:
             return Evaluation()
 
-    class LateEvaluator(InlineEvaluator):
-        def submit(self, models: Mapping[str, Weights]) -> "Future[Evaluation]":
-            submitted.append(Late())
-            return submitted[-1]
+    def evaluate_late(models: Mapping[str, Weights]) -> "Future[Evaluation]":
+        submitted.append(Late())
+        return submitted[-1]
 
     save, seen = coordinator._context.checkpoints.save, []
 
@@ -374,7 +373,7 @@ def test_a_record_is_out_before_the_next_checkpoint_forgets_it(tmp_path: Path) -
         seen.append((checkpoint.round, [record.round for record in federation.diary.records]))
         save(checkpoint)
 
-    around = dataclasses.replace(coordinator._context, evaluator=LateEvaluator())
+    around = dataclasses.replace(coordinator._context, evaluate=evaluate_late)
     around.checkpoints.save = watch  # type: ignore[method-assign]
     coordinator._reporter._context = around  # it is the one that asks the evaluator
 

@@ -75,7 +75,7 @@ def test_what_a_later_version_has_added_is_passed_over(tmp_path: Path) -> None:
         ({"delta_norm": "abc"}, "delta_norm is 'abc'"),
         ({"accuracy": {"global": "0.5"}}, "accuracy.global is '0.5'"),
         ({"accepted": None}, "accepted is None"),
-        ({"round": "2"}, "its number is '2'"),
+        ({"round": "2"}, "round is '2'"),
     ],
 )
 def test_a_text_where_a_number_belongs_is_named_by_its_line(

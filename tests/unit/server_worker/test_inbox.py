@@ -13,8 +13,7 @@ from broker_config.protocol.messages import Refusal, TrainTask
 from broker_config.protocol.wire import encode_arrays, encode_message
 from broker_config.transports.interface import Delivery, Transport
 from broker_config.transports.memory.transport import MemoryTransport
-from server_worker.round.dead_letters import MANY_LETTERS
-from server_worker.round.inbox import Inbox
+from server_worker.round.dead_letters import MANY_LETTERS, DeadTasks
 from server_worker.run.recipe import Recipe
 from tests.federation import RUN, Federation, Hands, blobs_recipe
 from tests.serving import Clock, Looks, served, until
@@ -113,26 +112,23 @@ def test_a_dead_task_is_found_behind_thousands_of_letters_which_stay_as_they_wer
     )
 
 
-@pytest.mark.parametrize("own", [True, False])
-def test_letters_go_back_as_they_were_also_from_a_connection_of_its_own(tmp_path: Path, own: bool) -> None:
+def test_letters_go_back_as_they_were_from_a_connection_of_its_own(tmp_path: Path) -> None:
     federation, opened = Federation(recipe_of("rounds"), tmp_path), list[Transport]()
 
     def look() -> Transport:
         opened.append(federation.connect())
         return opened[-1]
 
-    around = dataclasses.replace(
-        federation.coordinator()._context, connect_for_inspection=look if own else None
-    )
-    inbox, transport = Inbox(RUN, around), federation.connect()
+    around = dataclasses.replace(federation.coordinator()._context, connect_for_inspection=look)
+    dead_tasks, transport = DeadTasks(RUN, around), federation.connect()
     bodies = [b"garbage %d" % number for number in range(3)]
     for body in bodies:
         transport.publish(DEAD_LETTERS, [body])
-    inbox.dead_tasks(lambda *_: None)
+    dead_tasks.look(lambda *_: None)
     letters = [transport.receive(DEAD_LETTERS, 0.0) for _ in bodies]
     assert [bytes(letter.body) for letter in letters if letter] == bodies
     assert all(letter.redelivered for letter in letters if letter), "somebody has looked at them"
-    assert len(opened) == own
+    assert len(opened) == 1
     for each in opened:
         with pytest.raises(BrokerUnavailable, match="closed"):
             each.receive(DEAD_LETTERS, 0.0)
@@ -148,12 +144,12 @@ def test_letters_are_looked_through_only_when_there_are_others_than_before_or_af
         looks.append(federation.connect())
         return looks[-1]
 
-    federation.connect_for_inspection = look
-    inbox, transport = Inbox(RUN, federation.coordinator()._context), federation.connect()
+    federation.connect_for_inspection = look  # type: ignore[method-assign]
+    dead_tasks, transport = DeadTasks(RUN, federation.coordinator()._context), federation.connect()
 
     def looks_now() -> bool:
         before = len(looks)
-        inbox.dead_tasks(lambda *_: None)
+        dead_tasks.look(lambda *_: None)
         return len(looks) > before
 
     assert not looks_now()  # there are none

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ops.cli.view import QuietView
-from server_worker.run.history import HistoryWriter, checked_record
-from server_worker.watch.events import RoundRecord
+from server_worker.run.history import HistoryWriter
+from server_worker.watch.events import RoundRecord, record_from_fields
 from server_worker.watch.live import LiveRun
 from tests.federation import blobs_recipe
 from tests.unit.ops.records import make_record
@@ -62,9 +62,9 @@ def test_a_standby_reads_only_new_lines(tmp_path: Path, monkeypatch: pytest.Monk
 
     def noted(fields: dict[str, Any]) -> RoundRecord:
         decoded.append(fields["round"])
-        return checked_record(fields)
+        return record_from_fields(fields)
 
-    monkeypatch.setattr("server_worker.watch.live.checked_record", noted)
+    monkeypatch.setattr("server_worker.watch.live.record_from_fields", noted)
     offsets = [live._tail.offset]
     for number in (21, 22):
         append(tmp_path, line(number))

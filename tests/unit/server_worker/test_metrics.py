@@ -152,7 +152,7 @@ def test_promtool_finds_no_fault(tmp_path: Path, played: bool) -> None:
     if played:
         federation.play()
         metrics.survey(Survey(1.0, ({},), 6, {"tasks": 1}, {"used_memory_bytes": 5, "evicted_keys": 1}))
-        metrics.watch_traffic(lambda: ({"model": 5}, {"update": 7}))
+        metrics.traffic.source = lambda: ({"model": 5}, {"update": 7})
     assert promtool_complaints(metrics.render()) == ""
 
 
@@ -379,7 +379,7 @@ def test_every_event_updates_the_time_of_progress() -> None:
         assert at() == (now[0], 1)
     now[0] += 1.0
     metrics.note(Notice("nothing new"))
-    metrics.working(False)
+    metrics.last.running = False
     assert at() == (104.0, 0)
 
 

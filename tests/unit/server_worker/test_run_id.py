@@ -39,12 +39,6 @@ def test_a_simulation_keeps_the_name_that_its_folder_has(tmp_path: Path) -> None
     assert simulation_id(where, recipe) == known_run(where) == name
 
 
-def test_a_simulation_that_was_called_by_its_recipe_finds_its_ledgers_again(tmp_path: Path) -> None:
-    recipe, where = blobs_recipe(), RunDir(tmp_path)
-    (where.ledgers / recipe.name).mkdir(parents=True)
-    assert simulation_id(where, recipe) == recipe.name
-
-
 def test_the_longest_name_of_a_recipe_makes_a_name_that_brokers_take(tmp_path: Path) -> None:
     recipe, where = blobs_recipe(name="x" * 80), RunDir(tmp_path)
     assert len(run_id(where, recipe, None)) == 80

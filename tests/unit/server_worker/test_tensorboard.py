@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from broker_config.protocol.errors import FedILError
 from fedil_model.methods import find_method
 from server_worker.run.folder import RunDir
 from server_worker.run.history import HistoryWriter
 from server_worker.watch.events import ClientOutcome, RoundRecord
 from server_worker.watch.notices import Notice
-from server_worker.watch.tensorboard import EventFile, TensorBoardMissing, TensorBoardWatcher, scalars
+from server_worker.watch.tensorboard import EventFile, TensorBoardWatcher, scalars
 
 ROOT = Path(__file__).parents[3]
 DISPLAY = find_method("fedil").display
@@ -184,6 +185,7 @@ FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
 from tests.unit.server_worker.test_tensorboard import DISPLAY, make_record
+from broker_config.protocol.errors import FedILError
 from server_worker.watch.tensorboard import TensorBoardWatcher
 
 folder, notes = Path(sys.argv[1]), []
@@ -218,6 +220,6 @@ def test_without_the_package_the_error_says_what_to_install(
     for name in [name for name in sys.modules if name.startswith(("torch.utils.tensorboard", "tensorboard"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with pytest.raises(TensorBoardMissing, match=r"pip install 'fedil\[tensorboard\]'"):
+    with pytest.raises(FedILError, match=r"pip install 'fedil\[tensorboard\]'"):
         TensorBoardWatcher(tmp_path / "tensorboard", DISPLAY, lambda _: None)
     assert not (tmp_path / "tensorboard").exists()

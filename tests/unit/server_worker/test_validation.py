@@ -6,7 +6,7 @@ import pytest
 from broker_config.protocol.messages import Update
 from fedil_model.methods import find_method
 from fedil_model.settings import ClientSettings
-from server_worker.round.validation import MOST_SAMPLES, MetricsFilter, impossible, one_line
+from server_worker.round.validation import MOST_SAMPLES, impossible, kept_metrics, one_line
 
 SETTINGS = ClientSettings(epochs=3, batch_size=20)
 HONEST = Update("r", 1, 0, 1, 1, num_samples=41, num_steps=9, tensors={"x": np.zeros(1)})
@@ -45,7 +45,7 @@ def test_where_the_server_knows_how_many_samples_a_client_has_it_believes_nothin
 
 
 def kept(**metrics: float) -> dict[str, float]:
-    return MetricsFilter(find_method("fedil").display).kept(dataclasses.replace(HONEST, metrics=metrics))
+    return kept_metrics(dataclasses.replace(HONEST, metrics=metrics), find_method("fedil").display)
 
 
 def test_metrics_are_kept_as_they_are() -> None:
