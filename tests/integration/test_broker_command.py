@@ -3,12 +3,11 @@
 import logging
 import stat
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from redis import Redis as Client
 
 from broker_config.brokers.definitions import VHOST, import_steps, rabbitmq_definitions, users_of
 from broker_config.brokers.topology import DEAD_LETTERS, TASKS, site_user, tasks_queue, updates_queue
@@ -21,7 +20,6 @@ from ops.broker.management import Management
 from ops.cli.main import main
 from ops.local.services import Redis
 from ops.local.services.process import LOOPBACK, free_ports
-from tests.sentinels import redis_pair, with_login
 from tests.services import RabbitMQ, needed, private_rabbitmq, read_settings
 
 RUN, SOON = "run", 60.0
@@ -392,35 +390,3 @@ def test_the_definitions_and_the_transport_declare_the_same(
         },
     )
     assert declared(management, "declared") == imported
-
-
-def test_users_are_set_at_the_primary_and_at_its_replicas_and_check_looks_at_each(
-    rabbitmq: RabbitMQ, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    acls = {name: tmp_path / f"{name}.acl" for name in ("primary", "replica")}
-    for acl in acls.values():
-        acl.write_text("user default off\nuser admin on >secret ~* &* +@all\n")
-    options = {name: ("--aclfile", str(acl)) for name, acl in acls.items()}
-    with ExitStack() as stack:
-        opened = redis_pair(tmp_path, options["primary"], options["replica"], login="admin:secret")
-        pair = needed(lambda: stack.enter_context(opened))
-        admin, brokers = pair.url("admin:secret@"), ["--management", management_url(rabbitmq)]
-        assert main(["broker", "init", *brokers, "--store", admin, "--sites", "north", "--rotate"]) == 0
-        users = shown(capsys.readouterr().out)
-        # As a replica that was started from an empty disk
-        with Client.from_url(with_login(pair.replica, pair.login)) as client:
-            client.execute_command("ACL", "DELUSER", "site-north")
-        store = users["site-north"][STORE_URL]
-        assert main(["broker", "check", "--store", store]) == 1
-        assert f"wrong: Redis at {LOOPBACK}:{pair.replica.port} does not let in" in capsys.readouterr().out
-        assert main(["broker", "init", *brokers, "--store", admin, "--sites", "north"]) == 0
-        assert "site-north keeps its passwords" in capsys.readouterr().out
-        assert main(["broker", "check", "--store", store]) == 0
-        assert capsys.readouterr().out.count("ok: ") == 2
-        pair.fail_over()
-        with closing(connect_store(store, site_of=lambda _: "north")) as north:
-            assert north.commit(RUN, 7, 1, b"ledger")
-        assert main(["broker", "check", "--store", store]) == 1
-        assert f"{LOOPBACK}:{pair.primary.port}, a replica, does not answer" in capsys.readouterr().out
-        assert main(["broker", "init", *brokers, "--store", admin, "--sites", "north"]) == 0
-        assert "a replica, does not answer and lacks these users" in capsys.readouterr().err

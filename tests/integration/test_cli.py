@@ -149,7 +149,8 @@ def test_a_misspelt_setting_is_named_with_the_one_that_was_meant(tmp_path: Path)
         (["simulate", "--web", "99999"], "got '99999': ports end at 65535"),
         (
             ["status", "--store", "ampq://x"],
-            "--store (or FEDIL_STORE_URL) must begin with redis:// or rediss://",
+            "--store (or FEDIL_STORE_URL) must begin with "
+            "redis:// or rediss:// or redis+sentinel:// or rediss+sentinel://",
         ),
         (["export", "not/a/run", "--format", "onnx"], "there is no folder not/a/run"),
         (["export", "ops", "--format", "onnx"], "ops is not the folder of a run"),
@@ -176,7 +177,12 @@ NOWHERE = ("redis://127.0.0.1:1", "amqp://127.0.0.1:1/")  # who waits for either
             NOWHERE[0],
             "--broker (or FEDIL_BROKER_URL) must begin with amqp:// or amqps://, not foo://",
         ),
-        (NOWHERE[1], "u:secret@x", "--store (or FEDIL_STORE_URL) must begin with redis:// or rediss://"),
+        (
+            NOWHERE[1],
+            "u:secret@x",
+            "--store (or FEDIL_STORE_URL) must begin with "
+            "redis:// or rediss:// or redis+sentinel:// or rediss+sentinel://",
+        ),
     ],
     ids=["broker", "store"],
 )

@@ -10,15 +10,18 @@ from pathlib import Path
 import pytest
 from redis import Redis as Client
 
+from broker_config.brokers.definitions import redis_password_hash, redis_rules
 from broker_config.process.retry import RetriesExhausted, RetryPolicy
 from broker_config.protocol.errors import AddressWrong, BrokerRefused, FedILError, LedgerMissing
 from broker_config.stores import connect_store
+from broker_config.stores.redis.admin import AclUser, open_admin
+from ops.cli.main import main
 from ops.local.services import Redis
-from ops.local.services.process import LOOPBACK, free_ports
+from ops.local.services.process import LOOPBACK, free_ports, wait_until
 from server_worker.run.recipe import Recipe
 from tests.federation import SOON, Federation, Hands, OverBrokers, apart, at_work, blobs_recipe
 from tests.integration.test_redis import make_certificate
-from tests.sentinels import SERVICE, Pair, Sentinel, redis_pair
+from tests.sentinels import SERVICE, Pair, Sentinel, redis_pair, with_login
 from tests.services import Service, needed
 
 CLIENTS = 2
@@ -236,3 +239,41 @@ def test_a_ledger_that_was_lost_before_its_update_arrived_is_asked_for_again(
     server.result(SOON)
     assert federation.diary.records[0].refused == {"ledger_missing": 1}
     assert federation.fingerprint() == undisturbed(federation.recipe, tmp_path / "undisturbed")
+
+
+def test_users_are_set_at_the_primary_and_at_its_replicas_and_check_looks_at_each(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    acls = {name: tmp_path / f"{name}.acl" for name in ("primary", "replica")}
+    for acl in acls.values():
+        acl.write_text("user default off\nuser admin on >secret ~* &* +@all\n")
+    options = {name: ("--aclfile", str(acl)) for name, acl in acls.items()}
+    with ExitStack() as stack:
+        opened = redis_pair(tmp_path, options["primary"], options["replica"], login="admin:secret")
+        pair = needed(lambda: stack.enter_context(opened))
+        admin, store = pair.url("admin:secret@"), pair.url("site-north:word@")
+
+        def set_users(password_hash: str | None) -> tuple[str, ...]:
+            with open_admin(admin) as redis:
+                redis.set_users({"site-north": AclUser(redis_rules("site-north"), password_hash)})
+                assert redis.save_users() == []
+                return tuple(redis.missing)
+
+        assert set_users(redis_password_hash("word")) == ()
+        # As a replica that was started on an empty disk
+        with Client.from_url(with_login(pair.replica, pair.login)) as client:
+            client.execute_command("ACL", "DELUSER", "site-north")
+        assert main(["broker", "check", "--store", store]) == 1
+        assert f"wrong: Redis at {LOOPBACK}:{pair.replica.port} does not let in" in capsys.readouterr().out
+        assert set_users(None) == ()
+        assert main(["broker", "check", "--store", store]) == 0
+        assert capsys.readouterr().out.count("ok: ") == 2
+        pair.fail_over()
+        with closing(connect_store(store, site_of=lambda _: "north")) as north:
+            assert north.commit(RUN, 7, 1, b"ledger")
+        with Client.from_url(pair.sentinel.url) as sentinel:
+            assert wait_until(lambda: sentinel.sentinel_slaves(SERVICE)[0]["is_sdown"], SOON)
+        gone = f"{LOOPBACK}:{pair.primary.port}"
+        assert set_users(None) == (gone,)
+        assert main(["broker", "check", "--store", store]) == 1
+        assert f"{gone}, a replica, does not answer: start it" in capsys.readouterr().out
