@@ -43,7 +43,10 @@ Queues = Mapping[str, Mapping[str, Any]]
 
 def known_runs(management_url: str | None, vhost: str, store_url: str | None) -> list[KnownRun]:
     """The runs that RabbitMQ or Redis knows; a broker without a URL is not asked."""
-    queues = _queues(management_url, vhost) if management_url else None
+    queues: Queues | None = None
+    if management_url:
+        path = f"queues/{quote(vhost, safe='')}?columns={_COLUMNS}"
+        queues = {queue["name"]: queue for queue in Management(management_url).get(path)}
     notices: Mapping[str, Mapping[str, Any]] = {}
     ledgers: Mapping[str, int] | None = None
     if store_url:
@@ -51,11 +54,6 @@ def known_runs(management_url: str | None, vhost: str, store_url: str | None) ->
             notices, ledgers = store.notices(topology.RUNS_TOPIC), runs.ledgers()
     names = {*filter(None, map(topology.run_of, queues or ())), *notices, *(ledgers or ())}
     return [_describe(name, queues, notices.get(name), ledgers) for name in sorted(names)]
-
-
-def _queues(management_url: str, vhost: str) -> Queues:
-    path = f"queues/{quote(vhost, safe='')}?columns={_COLUMNS}"
-    return {queue["name"]: queue for queue in Management(management_url).get(path)}
 
 
 def _describe(

@@ -39,7 +39,6 @@ class Quality:
         return [row[index] / sum(row) if sum(row) else None for index, row in enumerate(self.confusion)]
 
     def as_json(self, model: str) -> dict[str, object]:
-        """`model`: its name"""
         facts = {"model": model, "samples": self.samples, "accuracy": self.accuracy}
         by_class = dict(zip(self.class_names, self.per_class, strict=True))
         return facts | {"per_class": by_class, "confusion": self.confusion}
@@ -77,8 +76,15 @@ def print_quality(quality: Quality, title: str) -> None:
         console.print(table)
         console.print("rows: the true class; columns: what the model says", style="dim")
     else:
-        console.print(per_class(quality))
-        console.print(confusions(quality))
+        table = plain_table(("class", "right %", "samples"), left=("class",))
+        for name, share, row in zip(quality.class_names, quality.per_class, quality.confusion, strict=True):
+            table.add_row(Text(name), percent(share, 1), str(sum(row)))
+        headings = ("count", "is", "taken for")
+        mistakes = plain_table(headings, left=headings, title="most frequent mistakes", title_justify="left")
+        for count, true, said in quality.mistakes():
+            mistakes.add_row(str(count), Text(true), Text(said))
+        console.print(table)
+        console.print(mistakes)
 
 
 def matrix(quality: Quality) -> Table:
@@ -93,18 +99,3 @@ def mark(count: int, on_diagonal: bool) -> Text:
     if on_diagonal:
         return Text(str(count), style="green")
     return Text(str(count)) if count else Text("·", style="dim")
-
-
-def per_class(quality: Quality) -> Table:
-    table = plain_table(("class", "right %", "samples"), left=("class",))
-    for name, share, row in zip(quality.class_names, quality.per_class, quality.confusion, strict=True):
-        table.add_row(Text(name), percent(share, 1), str(sum(row)))
-    return table
-
-
-def confusions(quality: Quality) -> Table:
-    headings = ("count", "is", "taken for")
-    table = plain_table(headings, left=headings, title="most frequent mistakes", title_justify="left")
-    for count, true, said in quality.mistakes():
-        table.add_row(str(count), Text(true), Text(said))
-    return table

@@ -21,11 +21,6 @@ def has_checkpoint(run_dir: Path) -> bool:
     return any(RunDir(run_dir).checkpoints.glob("*.ckpt"))
 
 
-def was_killed_early(run_dir: Path) -> bool:
-    """Before its recipe was written: only its lock is left."""
-    return lock_file(run_dir.resolve()).exists()
-
-
 def refuse_if_taken(run_dir: Path, *, resume: bool, overwrite: bool) -> None:
     if run_dir.exists() and not run_dir.is_dir():
         raise SettingError(f"{run_dir} is a file: choose another --run-dir")

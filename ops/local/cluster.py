@@ -63,7 +63,11 @@ def redis_left_by(run_dir: Path) -> Iterator[str]:
         yield redis.url
 
 
-def run_cluster(cluster: Cluster, stop: threading.Event, say: Callable[[str], None]) -> int:
+def say(text: str) -> None:
+    print(f"cluster: {text}", flush=True)
+
+
+def run_cluster(cluster: Cluster, stop: threading.Event) -> int:
     """The server's exit code. Blocks until it has ended, by itself or because `stop` was set."""
     services = services_of(cluster.run_dir)
     with ExitStack() as stack:
@@ -77,11 +81,11 @@ def run_cluster(cluster: Cluster, stop: threading.Event, say: Callable[[str], No
         say(f"broker {broker}  store {store}")
         for service in (rabbitmq, redis):
             stack.enter_context(kept_running(service, say))
-        watch_if_possible(cluster, rabbitmq, stack, say)
-        write_missing_shards(cluster, say)
+        watch_if_possible(cluster, rabbitmq, stack)
+        write_missing_shards(cluster)
         connection = ["--broker", broker, "--store", store, "--device", cluster.device]
         pools = [
-            stack.enter_context(workers_of(site, cluster, count, connection, stop, say))
+            stack.enter_context(workers_of(site, cluster, count, connection, stop))
             for site, count in shares(cluster.workers, list(cluster.recipe.sites)).items()
         ]
         server = stack.enter_context(start_server(cluster, connection))
@@ -129,9 +133,7 @@ def kept_running(service: PrivateService, say: Callable[[str], None]) -> Iterato
         thread.join()
 
 
-def watch_if_possible(
-    cluster: Cluster, rabbitmq: RabbitMQ, stack: ExitStack, say: Callable[[str], None]
-) -> None:
+def watch_if_possible(cluster: Cluster, rabbitmq: RabbitMQ, stack: ExitStack) -> None:
     if cluster.web is None:
         say("no metrics are kept: --web is off")
         return
@@ -159,7 +161,7 @@ def with_a_port(address: WebAddress | None) -> WebAddress | None:
     return replace(address, port=free_ports(["web"])["web"])
 
 
-def write_missing_shards(cluster: Cluster, say: Callable[[str], None]) -> None:
+def write_missing_shards(cluster: Cluster) -> None:
     # Here, not above: they load torch, and a missing program is told before.
     from client_worker.shards import has_shards
     from ops.cli.commands.shards import write_site_shards
@@ -182,12 +184,7 @@ def shares(workers: int, sites: Sequence[str]) -> dict[str, int]:
 
 
 def workers_of(
-    site: str,
-    cluster: Cluster,
-    count: int,
-    connection: Sequence[str],
-    stop: threading.Event,
-    say: Callable[[str], None],
+    site: str, cluster: Cluster, count: int, connection: Sequence[str], stop: threading.Event
 ) -> WorkerPool:
     words = [*connection, "--site", site, "--shards", str(shards_of(cluster, site))]
     plugins, logs = plugins_named(cluster.recipe.model_dump()), RunDir(cluster.run_dir).logs

@@ -15,6 +15,8 @@ import torch
 from broker_config.embedded.server import BrokerServer
 from broker_config.process.addresses import WebAddress
 from broker_config.process.durable import write_atomically
+from broker_config.protocol.errors import BrokerUnavailable
+from broker_config.stores.memory.store import MemoryStore
 from broker_config.transports.memory.broker import EmbeddedBroker
 from broker_config.transports.memory.transport import MemoryTransport
 from client_worker.shards import ShardFolder, has_shards, write_shards
@@ -25,7 +27,6 @@ from fedil_model.training.floor import Floor
 from fedil_model.training.precision import choose_device, repeatable_on
 from ops.inspect.diagnostics import LabelSetTruth
 from ops.inspect.summary import Summary, summarise
-from ops.local.store_on_disk import StoreOnDisk
 from ops.local.workers import start_workers
 from server_worker.coordinator import Coordinator, ServerContext, Stopped
 from server_worker.round.sites import OneSite
@@ -45,6 +46,24 @@ from server_worker.watch.tensorboard import TensorBoardWatcher
 from server_worker.watch.watching import Watching, watching
 
 _SITE = "local"
+
+
+class StoreOnDisk(MemoryStore):
+    """Workers wait for a store that is away. One that cannot write because the disk is full will not come back while
+    the run would go on silently: `failure` is set, and the run is asked to stop."""
+
+    def __init__(self, directory: Path, stop: threading.Event) -> None:
+        super().__init__(directory)
+        self._stop = stop
+        self.failure: BrokerUnavailable | None = None
+
+    def commit(self, run: str, client: int, activation: int, ledger: bytes) -> bool:
+        try:
+            return super().commit(run, client, activation, ledger)
+        except BrokerUnavailable as error:
+            self.failure = error
+            self._stop.set()
+            raise
 
 
 def simulate(

@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -24,21 +24,13 @@ class StudyView:
         self._states: dict[str, str] = {}
         self._first: int | None = None
         is_live = self._console.is_terminal and not quiet
-        self._live = Live(console=self._console, auto_refresh=False) if is_live else None
+        self.live = Live(console=self._console, auto_refresh=False) if is_live else None
+        """Draws within its context"""
         self._quiet = quiet
 
-    def __enter__(self) -> Self:
-        if self._live:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live:
-            self._live.stop()
-
     def show(self, progress: Sequence[Progress]) -> None:
-        if self._live:
-            self._live.update(self._table(progress), refresh=True)
+        if self.live:
+            self.live.update(self._table(progress), refresh=True)
             return
         for one in progress:
             if not self._quiet and self._states.get(one.cell.name, "waiting") != one.state:

@@ -27,14 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check = actions.add_parser("check", help="report what is wrong with running brokers")
     runs = actions.add_parser("runs", help="list the runs that the brokers hold data of")
     retire = actions.add_parser("retire", help="remove an abandoned run from the brokers")
-    for action, act in (
-        (init, run_init),
-        (files, run_files),
-        (check, run_check),
-        (runs, run_runs),
-        (retire, run_retire),
-    ):
-        action.set_defaults(run=act)
+    init.set_defaults(run=run_init)
+    files.set_defaults(run=run_files)
+    check.set_defaults(run=run_check)
+    runs.set_defaults(run=run_runs)
+    retire.set_defaults(run=run_retire)
     for action in (init, files, check):
         _add_site_arguments(action)
     for action in (init, files):
@@ -91,12 +88,9 @@ def add_url_argument(parser: argparse.ArgumentParser, option: str, variable: str
 
 
 def run_init(args: argparse.Namespace) -> int:
-    for option, url, variable in (
-        ("--management", args.management, MANAGEMENT_URL),
-        ("--store", args.store, ADMIN_STORE_URL),
-    ):
-        if not url:
-            raise SettingError(f"no administrator's address: give {option} URL, or set {variable}")
+    for name, variable in {"management": MANAGEMENT_URL, "store": ADMIN_STORE_URL}.items():
+        if not getattr(args, name):
+            raise SettingError(f"no administrator's address: give --{name} URL, or set {variable}")
     options = _setup_options(args)
     from ops.broker.management import Management
     from ops.broker.setup import apply

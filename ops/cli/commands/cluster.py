@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     recipe = read_recipe(args.recipe, args.overrides)
-    from ops.local.cluster import Cluster, run_cluster, with_a_port
+    from ops.local.cluster import Cluster, run_cluster, say, with_a_port
 
     cluster = Cluster(
         recipe,
@@ -40,9 +40,5 @@ def run(args: argparse.Namespace) -> int:
         tensorboard=args.tensorboard,
     )
     with interruptible(on_first=lambda: say("stopping; once more ends it at once")) as interruption:
-        code = run_cluster(cluster, interruption.stop, say)
+        code = run_cluster(cluster, interruption.stop)
     return interruption.exit_code or code
-
-
-def say(text: str) -> None:
-    print(f"cluster: {text}", flush=True)

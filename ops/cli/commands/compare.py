@@ -11,6 +11,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,7 +78,8 @@ def run_study(args: argparse.Namespace, command: str, cells: "list[Cell]") -> in
     study = Study(folder, cells, args.device, args.cpu_seconds)
     study.prepare()
     line = shell_line(*args.words)
-    with StudyView(args.quiet) as view, interruptible(on_first=lambda: None) as interruption:
+    view = StudyView(args.quiet)
+    with view.live or nullcontext(), interruptible(on_first=lambda: None) as interruption:
         progress = study.run(args.jobs or usable_cores(), interruption.stop, view.show)
     results, written = write_files(study, progress, shlex.join(["fedil", *without_place(args.words)]))
     if args.json:

@@ -51,8 +51,14 @@ def run(args: argparse.Namespace) -> int:
     write_atomically(out, [page.encode("utf-8", "replace")])
     print(out)
     if args.png is not None or args.format:
+        from ops.inspect.report.drawing import write_plots
+
         folder = out.parent / "plots" if args.png in (None, BESIDE_THE_REPORT) else args.png
-        write_plot_files(plots, folder, args.format or "png")
+        written, absent = write_plots(plots, folder, args.format or "png")
+        for path in written:
+            print(path)
+        for reason in absent:
+            print(f"fedil: no plot of {reason}", file=sys.stderr)
     return 0
 
 
@@ -95,16 +101,6 @@ def built(runs: "list[Run]", store: str | None) -> "tuple[str, list[Plot]]":
     if store and isinstance(evidence.held_labels, Missing):
         print(f"fedil: the report has no labels of clients: {evidence.held_labels.why}", file=sys.stderr)
     return run_page(runs[0], evidence), run_plots(runs[0], evidence)
-
-
-def write_plot_files(plots: "list[Plot]", folder: Path, ending: str) -> None:
-    from ops.inspect.report.drawing import write_plots
-
-    written, absent = write_plots(plots, folder, ending)
-    for path in written:
-        print(path)
-    for reason in absent:
-        print(f"fedil: no plot of {reason}", file=sys.stderr)
 
 
 def write_events(runs: "list[Run]", folder: Path) -> None:

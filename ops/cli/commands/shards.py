@@ -9,7 +9,6 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,6 +77,8 @@ def write_picture_shards(recipe: "Recipe", site: str, out: Path, folder: Path) -
             'with pictures of their sites it must be "elsewhere"'
         )
     files = pictures_of_clients(folder, site, clients)
+    import numpy as np
+
     from client_worker.shards import check_unwritten, write_shards
     from fedil_model.data.datasets import open_dataset
     from fedil_model.data.datasets.pictures import picture_shape, read_pictures
@@ -86,9 +87,8 @@ def write_picture_shards(recipe: "Recipe", site: str, out: Path, folder: Path) -
     shape = picture_shape(open_dataset(recipe.data))
     together = [file for held in files.values() for file in held]
     pictures = read_pictures(together, shape, tell_now_and_then(len(together)))
-    places = pairwise(accumulate(map(len, files.values()), initial=0))
-    parts = {client: pictures[begin:end] for client, (begin, end) in zip(files, places, strict=True)}
-    write_shards(out, parts)
+    shards = np.split(pictures, np.cumsum([len(held) for held in files.values()])[:-1])
+    write_shards(out, dict(zip(files, shards, strict=True)))
     return clients, len(together)
 
 

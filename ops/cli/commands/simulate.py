@@ -13,11 +13,11 @@ from fedil_model.errors import LearningError, SettingError
 from ops.cli.interruption import interruptible
 from ops.cli.invocation import resume_words, shell_line
 from ops.cli.recipe_files import RECIPE_HELP, read_recipe
-from ops.inspect.run_place import has_checkpoint, is_run, refuse_if_taken, replacing, was_killed_early
+from ops.inspect.run_place import has_checkpoint, is_run, refuse_if_taken, replacing
 from ops.inspect.run_reading import NAME_THE_RECIPE, load_run, load_same_run
 from server_worker.options import add_override_argument, add_watching_arguments
 from server_worker.run.environment import usable_cores
-from server_worker.run.lock import sole_use
+from server_worker.run.lock import lock_file, sole_use
 
 if TYPE_CHECKING:
     from server_worker.run.recipe import Recipe
@@ -103,7 +103,7 @@ def chosen_recipe(args: argparse.Namespace) -> "Recipe":
     if not (args.resume and args.recipe is None and args.run_dir is not None):
         return read_recipe(args.recipe or DEFAULT_RECIPE, args.overrides)
     if not is_run(args.run_dir):
-        if was_killed_early(args.run_dir):
+        if lock_file(args.run_dir.resolve()).exists():  # killed before its recipe was written
             return read_recipe(DEFAULT_RECIPE, args.overrides)
         raise SettingError(f"there is nothing to resume in {args.run_dir}: leave out --resume to begin")
     from server_worker.run.recipe import make_recipe

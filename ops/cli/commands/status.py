@@ -55,10 +55,9 @@ def gather(store: "Store", more_sites: list[str]) -> dict[str, Any]:
 def workers_at(store: "Store", site: str) -> dict[str, dict[str, Any]]:
     from broker_config.brokers.topology import workers_topic
 
-    try:
+    with suppress(MessageRejected):  # no site can have this name
         return store.notices(workers_topic(site))
-    except MessageRejected:  # no site can have this name
-        return {}
+    return {}
 
 
 def show(store: "Store", more_sites: list[str], once: bool) -> None:

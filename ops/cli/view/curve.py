@@ -22,24 +22,21 @@ def curve(
     """Lines of a line chart of `values` (shares, labelled in per cent) with a dashed line at `level`."""
     columns = max(8, width - LABEL_WIDTH - 2)
     points = stretch(squeeze(values, columns), columns)
-    low, high = bounds(points if level is None else [*points, level])
+    shown = points if level is None else [*points, level]
+    low, high = min(shown), max(shown)
+    if high == low:
+        low, high = low - 0.005, high + 0.005
     rows = [round((value - low) / (high - low) * (height - 1)) for value in points]
     canvas = [[" "] * len(points) for _ in range(height)]
     if level is not None:
         canvas[round((level - low) / (high - low) * (height - 1))] = list("┄" * len(points))
     draw(rows, canvas)
-    lines = [f"{label(low, high, row, height)} ┤{''.join(canvas[row])}" for row in reversed(range(height))]
+    shares = [100 * (low + (high - low) * row / (height - 1)) for row in range(height)]
+    lines = [
+        f"{shares[row]:{LABEL_WIDTH - 2}.1f} % ┤{''.join(canvas[row])}" for row in reversed(range(height))
+    ]
     axis = " " * (LABEL_WIDTH + 1) + "└" + "─" * len(points)
     return [*lines, axis, foot(rounds, len(points), "" if level is None else "┄ server-only")]
-
-
-def bounds(values: Sequence[float]) -> tuple[float, float]:
-    low, high = min(values), max(values)
-    return (low, high) if high > low else (low - 0.005, high + 0.005)
-
-
-def label(low: float, high: float, row: int, height: int) -> str:
-    return f"{100 * (low + (high - low) * row / (height - 1)):{LABEL_WIDTH - 2}.1f} %"
 
 
 def foot(rounds: Sequence[int], columns: int, legend: str) -> str:

@@ -29,7 +29,9 @@ VERDICTS = {
 def print_summary(summary: Summary, recipe: Recipe, resume_line: str, console: Console | None = None) -> None:
     console = console or Console(highlight=False)
     console.print()
-    console.print(Text(headline(summary), style="bold"))
+    state = "stopped after" if summary.stopped else "finished"
+    rounds = f"{summary.rounds_done} of {summary.rounds} rounds in {duration(summary.seconds)}"
+    console.print(Text(f"{state} {rounds}", style="bold"))
     for line in curve_lines(summary, min(console.width, WIDEST_CURVE)):
         console.print(Text(line, no_wrap=True, overflow="crop"))
     titles = {model.name: model.title for model in find_method(recipe.method.name).display.models}
@@ -40,11 +42,6 @@ def print_summary(summary: Summary, recipe: Recipe, resume_line: str, console: C
         style = "bold" if label == "accuracy" else ""
         console.print(Text.assemble((f"{label:{width}}", "dim"), (text, style)), soft_wrap=True)
     console.print(next_steps(summary, recipe, resume_line), soft_wrap=True)
-
-
-def headline(summary: Summary) -> str:
-    state = "stopped after" if summary.stopped else "finished"
-    return f"{state} {summary.rounds_done} of {summary.rounds} rounds in {duration(summary.seconds)}"
 
 
 def duration(seconds: float) -> str:
@@ -67,27 +64,19 @@ def curve_lines(summary: Summary, width: int) -> list[str]:
 
 def facts(summary: Summary, titles: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """`titles`: of models, by name"""
-    shipped = titles["global"]
-    yield "accuracy", accuracies(summary.accuracy, titles)
-    if summary.baseline_accuracy is not None:
-        yield "", comparison(summary.accuracy, summary.baseline_accuracy, shipped)
+    shipped, accuracy, baseline = titles["global"], summary.accuracy, summary.baseline_accuracy
+    parts = [f"{titles.get(name, name)} {100 * share:.2f} %" for name, share in accuracy.items()]
+    yield "accuracy", "   ".join(parts) or "not measured"
+    if baseline is not None:
+        text = f"server-only on the same labels, chosen on held-out ones: {100 * baseline:.2f} %"
+        if "global" in accuracy:
+            text += f"   {shipped} {100 * (accuracy['global'] - baseline):+.2f} points"
+        yield "", text
     yield "verdict", VERDICTS.get(summary.verdict, summary.verdict)
     yield f"digest {shipped}", summary.model_digest
     yield "ledgers", summary.ledger_digest
     yield "split", summary.split_digest
     yield "saved in", brief_path(summary.run_dir)
-
-
-def accuracies(accuracy: Mapping[str, float], titles: Mapping[str, str]) -> str:
-    parts = [f"{titles.get(name, name)} {100 * share:.2f} %" for name, share in accuracy.items()]
-    return "   ".join(parts) or "not measured"
-
-
-def comparison(accuracy: Mapping[str, float], baseline: float, shipped: str) -> str:
-    text = f"server-only on the same labels, chosen on held-out ones: {100 * baseline:.2f} %"
-    if "global" in accuracy:
-        text += f"   {shipped} {100 * (accuracy['global'] - baseline):+.2f} points"
-    return text
 
 
 def next_steps(summary: Summary, recipe: Recipe, resume_line: str) -> Text:

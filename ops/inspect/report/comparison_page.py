@@ -40,12 +40,14 @@ def comparison_page(comparison: Comparison) -> str:
     recipes = "one recipe" if len(groups) == 1 else f"{len(groups)} recipes"
     shared = comparison.last_common_round()
     columns = _columns(groups[0], shared, several=len(groups) > 1)
+    few = f"Fewer than {FEW} seeds: a spread over so few says little, and a single run has none"
+    fewest = min(len(group.runs) for group in groups)
     keys = differing_settings(group.all_runs for group in groups)
     return render(
         "comparison.html",
         title=f"Comparison: {' · '.join(group.name for group in groups)}",
         subtitle=f"{num_runs} runs of {recipes}",
-        notes=_notes(comparison),
+        notes=[*comparison.notes, *([few] if fewest < FEW else [])],
         results={
             "headings": ["recipe", *(heading for heading, _ in columns)],
             "rows": [[group.label, *(cell(group) for _, cell in columns)] for group in groups],
@@ -59,12 +61,6 @@ def comparison_page(comparison: Comparison) -> str:
         },
         runs=list(_runs(comparison)),
     )
-
-
-def _notes(comparison: Comparison) -> list[str]:
-    few = f"Fewer than {FEW} seeds: a spread over so few says little, and a single run has none"
-    fewest = min(len(group.runs) for group in comparison.groups)
-    return [*comparison.notes, *([few] if fewest < FEW else [])]
 
 
 def _columns(first: Group, shared: int | None, *, several: bool) -> list[Column]:

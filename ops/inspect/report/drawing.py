@@ -71,7 +71,9 @@ def panel(plot: Plot) -> tuple[Plot, Markup | None, str]:
 def inline_svg(plot: Plot) -> Markup:
     # Parsing drops the comments, which repeat every label, and guarantees well-formed markup.
     root = ElementTree.fromstring(_saved(plot, "svg", dpi=150, transparent=True))
-    return Markup(_with_css_colours(_as_html(root, plot)))
+    # In style attributes: presentation attributes cannot hold variables, and matplotlib writes none.
+    colours = rf"(?<=: )({'|'.join(_CSS_NAMES)})\b"
+    return Markup(re.sub(colours, lambda found: f"var({_CSS_NAMES[found[0]]})", _as_html(root, plot)))
 
 
 def _as_html(root: ElementTree.Element, plot: Plot) -> str:
@@ -99,12 +101,6 @@ def _own_attribute(key: str, value: str, name: str) -> tuple[str, str]:
     return key, value.replace("url(#", f"url(#{name}-")
 
 
-def _with_css_colours(svg: str) -> str:
-    """Only in style attributes: presentation attributes cannot hold variables, and matplotlib writes none."""
-    colours = "|".join(_CSS_NAMES)
-    return re.sub(rf"(?<=: )({colours})\b", lambda found: f"var({_CSS_NAMES[found[0]]})", svg)
-
-
 def write_plots(plots: Iterable[Plot], folder: Path, ending: str) -> tuple[list[Path], list[str]]:
     """The files written, and name and reason of the plots that have nothing to draw."""
     written, absent = [], []
@@ -114,10 +110,9 @@ def write_plots(plots: Iterable[Plot], folder: Path, ending: str) -> tuple[list[
         try:
             dots_per_inch = 150 if ending == "svg" else 300
             write_atomically(path, [_saved(plot, ending, dpi=dots_per_inch, bbox_inches="tight")])
+            written.append(path)
         except NothingToDraw as reason:
             absent.append(f"{plot.name}: {reason}")
-        else:
-            written.append(path)
     return written, absent
 
 

@@ -62,7 +62,9 @@ def gather(run: Run, store_url: str | None) -> Evidence:
     repeatable_on(torch.device("cpu"))  # the same bits as in the run
     tries = _TRIES if run.running else 1
     latest = _tried("the checkpoint", CheckpointFolder(run.where.checkpoints).latest, tries)
-    dataset = _tried("the data", lambda: _open(run))
+    # Nothing is downloaded.
+    settings = with_data_root(run.recipe.data).model_copy(update={"download": False})
+    dataset = _tried("the data", lambda: open_dataset(settings))
     train = _tried("the training data", lambda: _known(dataset).load_train())
     ledgers = _tried("the ledgers", lambda: _ledgers(run, store_url), tries)
     return Evidence(
@@ -92,11 +94,6 @@ def _known(part: _T | Missing) -> _T:
     if isinstance(part, Missing):
         raise part
     return part
-
-
-def _open(run: Run) -> Dataset:
-    """Never downloads data."""
-    return open_dataset(with_data_root(run.recipe.data).model_copy(update={"download": False}))
 
 
 def _quality(run: Run, dataset: Dataset) -> Quality:

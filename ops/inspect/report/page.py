@@ -8,18 +8,19 @@ from ops.inspect.report.reading import Run
 from ops.inspect.report.rendering import render
 from ops.inspect.report.sections.evidence import quality, samples, split
 from ops.inspect.report.sections.exclusions import exclusions, rounds_table
-from ops.inspect.report.sections.headline import cards, notes, place
+from ops.inspect.report.sections.headline import cards
 from ops.inspect.report.sections.setup import environment_table, settings
 from ops.inspect.report.verdicts import figures, meaning_of
 
 
 def run_page(run: Run, evidence: Evidence) -> str:
+    still_running = "The run is still going on: this page shows it as it was when it was written"
     return render(
         "run.html",
         title=f"{run.recipe.name}: {run.label}",
         run=run,
-        place=place(run),
-        notes=notes(run),
+        place=run.label if run.run_id in (None, run.label) else f"{run.label} · {run.run_id}",
+        notes=[*([still_running] if run.running else []), *run.notes],
         cards=cards(run),
         meaning=meaning_of(run),
         figures=list(figures(run)),

@@ -185,11 +185,10 @@ def free_ports(names: Sequence[str]) -> dict[str, int]:
 def is_free(port: int) -> bool:
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
-        try:
+        with suppress(OSError):
             listener.bind((LOOPBACK, port))
-        except OSError:
-            return False
-        return True
+            return True
+    return False
 
 
 def ask(request: bytes, port: int, host: str = LOOPBACK) -> bytes:

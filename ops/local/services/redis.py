@@ -11,7 +11,6 @@ from ops.local.services.process import LOOPBACK, PrivateService, ServiceMissing,
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always", "--save", "")
 
 STORE = "FEDIL_STORE"
-_PROGRAMS = {"redis": "redis-server", "valkey": "valkey-server"}
 
 
 class Redis(PrivateService):
@@ -38,12 +37,10 @@ class Redis(PrivateService):
 
 def _find_store() -> str:
     choice = os.environ.get(STORE) or "redis"
-    if choice not in _PROGRAMS:
+    if choice not in ("redis", "valkey"):
         raise ServiceMissing(f"{STORE}={choice}: it may be redis or valkey, or not set")
-    program = _PROGRAMS[choice]
-    return find_broker_program(
-        program, missing=f"{choice.capitalize()} is not installed: apt install {program}"
-    )
+    missing = f"{choice.capitalize()} is not installed: apt install {choice}-server"
+    return find_broker_program(f"{choice}-server", missing=missing)
 
 
 def redis_answers(port: int, host: str = LOOPBACK) -> bool:

@@ -1,7 +1,7 @@
 """A dashboard: rows of panels below the variables that they share, with links to the other dashboards."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import count
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,8 @@ def _board(
     made.with_variable(source).with_variable(_labels("run", "label_values(fedil_run_info, run)"))
     if sites:
         made.with_variable(_labels("site", 'label_values(up{job="fedil-worker"}, site)'))
-    made.link(_to_the_others()).annotation(_alerts())
+    others = build.DashboardLink("FedIL").type(dashboard.DashboardLinkType.DASHBOARDS).tags([TAG])
+    made.link(others.include_vars(True).keep_time(True).as_dropdown(False)).annotation(_alerts())
     for row, panels in _rows(rows):
         made.with_row(build.Row(row))
         for panel in panels:
@@ -89,11 +90,9 @@ def _panels(generated: Mapping[str, list[Panel]], kind: str, **settings: Any) ->
 
 def _numbered(made: dashboard.Dashboard) -> dashboard.Dashboard:
     """Links to a panel contain its number."""
-    number = count(1)
-    for panel in made.panels or ():
-        panel.id_val = next(number)
-        for inner in panel.panels if isinstance(panel, dashboard.RowPanel) else ():
-            inner.id_val = next(number)
+    panels = [[panel, *(getattr(panel, "panels", None) or ())] for panel in made.panels or ()]
+    for number, panel in enumerate(chain.from_iterable(panels), start=1):
+        panel.id_val = number
     return made
 
 
@@ -104,11 +103,6 @@ def _labels(name: str, query: str) -> build.QueryVariable:
     return made.refresh(dashboard.VariableRefresh.ON_TIME_RANGE_CHANGED).sort(
         dashboard.VariableSort.NATURAL_ASC
     )
-
-
-def _to_the_others() -> build.DashboardLink:
-    link = build.DashboardLink("FedIL").type(dashboard.DashboardLinkType.DASHBOARDS).tags([TAG])
-    return link.include_vars(True).keep_time(True).as_dropdown(False)
 
 
 def _alerts() -> build.AnnotationQuery:

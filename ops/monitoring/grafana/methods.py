@@ -107,9 +107,9 @@ def _query(metric: str, series: Series, by: str = RUN, how: str = "max") -> tupl
 def _chart(chart: Chart, queries: Queries, width: int) -> Panel:
     kinds = {series.unit for series in chart.series}
     return lines(
-        chart.title,
-        chart.help,
-        queries,
+        title=chart.title,
+        about=chart.help,
+        queries=queries,
         unit=units.PercentUnit if kinds == {"share"} else units.Short,
         lowest=None if "" in kinds else 0,
         highest=1 if kinds == {"share"} else None,

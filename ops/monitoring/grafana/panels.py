@@ -1,7 +1,7 @@
-"""Kinds of panels, each with a title, a text that says how to read it, and queries."""
+"""Kinds of panels, each with a title, a text `about` it that says how to read it, and queries."""
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from grafana_foundation_sdk.builders import common as build_common
 from grafana_foundation_sdk.builders import dashboard as build_dashboard
@@ -26,7 +26,7 @@ Words = Mapping[str, tuple[str, str]]
 
 
 def _begun(
-    panel: _P, title: str, about: str, width: int, height: int, queries: Queries, instant: bool = False
+    panel: _P, title: str, about: str, queries: Queries, width: int, height: int, instant: bool = False
 ) -> _P:
     panel.title(title).description(about).datasource(PROMETHEUS).span(width).height(height)
     for letter, (legend, expr) in zip("ABCDEFGH", queries.items(), strict=False):
@@ -49,18 +49,16 @@ def _by_thresholds() -> Builder[dashboard.FieldColor]:
 
 
 def number(
-    title: str,
-    about: str,
-    queries: Queries,
     unit: str = units.Short,
     steps: Steps | None = None,
     words: Words | None = None,
     names_only: bool = False,
     width: int = 3,
+    **what: Any,
 ) -> Panel:
     """The last value, large. `names_only`: names of the series that exist now; a query over time would also find
     earlier ones."""
-    panel = _begun(stat.Panel(), title, about, width, 4, queries, instant=names_only)
+    panel = _begun(stat.Panel(), **what, width=width, height=4, instant=names_only)
     panel.unit(unit).thresholds(_thresholds(steps or {None: BLUE})).color_scheme(_by_thresholds())
     panel.reduce_options(build_common.ReduceDataOptions().calcs(["lastNotNull"]))
     panel.graph_mode(common.BigValueGraphMode.NONE).color_mode(common.BigValueColorMode.VALUE)
@@ -80,18 +78,14 @@ def _mapping(words: Words) -> dashboard.ValueMap:
 
 
 def lines(
-    title: str,
-    about: str,
-    queries: Queries,
-    unit: str = units.Short,
     lowest: float | None = 0,
     highest: float | None = None,
     logarithmic: bool = False,
     marks: Steps | None = None,
-    width: int = 12,
+    **what: Any,
 ) -> Panel:
     """`marks`: lines across the panel, where something begins to be good or bad."""
-    panel = _graph(title, about, unit, width, queries)
+    panel = _graph(**what)
     panel.fill_opacity(0).line_width(2).show_points(common.VisibilityMode.AUTO)
     if lowest is not None and not logarithmic:
         panel.min(lowest)
@@ -107,16 +101,9 @@ def lines(
     return panel
 
 
-def bars(
-    title: str,
-    about: str,
-    queries: Queries,
-    unit: str = units.Short,
-    colors: Mapping[str, str] | None = None,
-    width: int = 12,
-) -> Panel:
+def bars(colors: Mapping[str, str] | None = None, **what: Any) -> Panel:
     """Stacked: what happened within each step of time. `colors`: by name of a series."""
-    panel = _graph(title, about, unit, width, queries)
+    panel = _graph(**what)
     panel.draw_style(common.GraphDrawStyle.BARS).fill_opacity(80).line_width(0).min(0)
     panel.stacking(build_common.StackingConfig().mode(common.StackingMode.NORMAL).group("A"))
     for name, color in (colors or {}).items():
@@ -125,8 +112,8 @@ def bars(
     return panel
 
 
-def _graph(title: str, about: str, unit: str, width: int, queries: Queries) -> timeseries.Panel:
-    panel = _begun(timeseries.Panel(), title, about, width, 8, queries)
+def _graph(unit: str = units.Short, width: int = 12, **what: Any) -> timeseries.Panel:
+    panel = _begun(timeseries.Panel(), **what, width=width, height=8)
     panel.unit(unit).span_nulls(True)
     legend = build_common.VizLegendOptions().show_legend(True).placement(common.LegendPlacement.BOTTOM)
     panel.legend(legend.display_mode(common.LegendDisplayMode.TABLE).calcs(["lastNotNull", "max"]))
@@ -136,7 +123,7 @@ def _graph(title: str, about: str, unit: str, width: int, queries: Queries) -> t
 
 def buckets(title: str, about: str, expr: str, *, unit: str = units.Short, width: int = 12) -> Panel:
     """A histogram over time; `expr` gives the increase by `le`."""
-    panel = _begun(heatmap.Panel(), title, about, width, 8, {})
+    panel = _begun(heatmap.Panel(), title, about, {}, width, 8)
     panel.with_target(_target("A", "{{le}}", expr).format(PromQueryFormat.HEATMAP).range())
     colors = heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Blues").steps(32)
     panel.calculate(False).color(colors.exponent(0.5).fill("dark-blue"))
@@ -146,7 +133,7 @@ def buckets(title: str, about: str, expr: str, *, unit: str = units.Short, width
 
 def states(title: str, about: str, queries: Queries, words: Words, width: int = 12) -> Panel:
     """A band for each series, coloured by what it was when."""
-    panel = _begun(statetimeline.Panel(), title, about, width, 8, queries)
+    panel = _begun(statetimeline.Panel(), title, about, queries, width, 8)
     panel.mappings([_mapping(words)]).thresholds(_thresholds({None: GREY})).color_scheme(_by_thresholds())
     panel.show_value(common.VisibilityMode.NEVER).merge_values(True).row_height(0.8).fill_opacity(80)
     return panel.legend(build_common.VizLegendOptions().show_legend(False))
@@ -154,7 +141,7 @@ def states(title: str, about: str, queries: Queries, words: Words, width: int = 
 
 def rows(title: str, about: str, expr: str) -> Panel:
     """A table of the labels of what is there now. A cell `instance` leads to the live page behind it."""
-    panel = _begun(table.Panel(), title, about, 24, 6, {})
+    panel = _begun(table.Panel(), title, about, {}, 24, 6)
     panel.with_target(_target("A", "", expr).format(PromQueryFormat.TABLE).instant())
     hidden = dict.fromkeys(("Time", "Value", "__name__", "job"), True)
     panel.with_transformation(

@@ -12,15 +12,6 @@ from ops.inspect.report.reading import Run
 LAST_EVALUATIONS = 10
 
 
-def place(run: Run) -> str:
-    return run.label if run.run_id in (None, run.label) else f"{run.label} · {run.run_id}"
-
-
-def notes(run: Run) -> list[str]:
-    still_running = "The run is still going on: this page shows it as it was when it was written"
-    return [*([still_running] if run.running else []), *run.notes]
-
-
 def cards(run: Run) -> Iterator[tuple[str, str, str]]:
     """Name, value and a remark below it"""
     evaluated = run.evaluated

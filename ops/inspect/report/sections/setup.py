@@ -24,10 +24,9 @@ def settings(run: Run) -> dict[str, list[tuple[str, str, str]]]:
     rows, changed = [], []
     for key, value in run.settings.items():
         differs = key not in NOT_COMPARED and (key not in defaults or defaults[key] != value)
-        row = (key, written(value), written(defaults[key]) if differs and key in defaults else "")
-        rows.append(row)
+        rows.append((key, written(value), written(defaults[key]) if differs and key in defaults else ""))
         if differs:
-            changed.append(row)
+            changed.append(rows[-1])
     return {"all": rows, "changed": changed}
 
 
