@@ -79,16 +79,25 @@ class _Now(Collector):
         self.memory: Callable[[], int | None] = lambda: None
 
     def collect(self) -> Iterator[Metric]:
-        speed, part = self.numbers.get("images_per_second"), self.numbers.get("micro_batch")
+        part = "Samples at a time, where a whole batch does not fit on the device."
         entries: list[tuple[str, str, tuple[str, str] | None, float | None]] = [
-            ("images_per_second", "Speed of the last training.", None, speed),
-            ("micro_batch", "Samples at a time, where a whole batch does not fit on the device.", None, part),
-            ("device_memory_bytes", "Memory of the GPU that this process holds.", None, self.memory()),
+            (
+                "fedil_worker_images_per_second",
+                "Speed of the last training.",
+                None,
+                self.numbers.get("images_per_second"),
+            ),
+            ("fedil_worker_micro_batch", part, None, self.numbers.get("micro_batch")),
+            (
+                "fedil_worker_device_memory_bytes",
+                "Memory of the GPU that this process holds.",
+                None,
+                self.memory(),
+            ),
         ]
         for series, text in self.display.metrics() if self.display else ():
             if series.source == "client_mean":
-                name, value = series.metric_name.removeprefix("fedil_"), self.numbers.get(series.name)
+                name = f"fedil_worker_{series.metric_name.removeprefix('fedil_')}"
+                value = self.numbers.get(series.name)
                 entries.append((name, f"Last training: {text}", series.metric_label, value))
-        yield from gauges(
-            (f"fedil_worker_{name}", text, label, value) for name, text, label, value in entries
-        )
+        yield from gauges(entries)
