@@ -4,7 +4,7 @@ import argparse
 import json
 import os
 import shlex
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +13,6 @@ from broker_config.stores import is_redis_url
 from fedil_model.errors import SettingError
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from ops.inspect.ledgers import Shelves
 
 

@@ -16,11 +16,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_places(parser, "--rabbitmq", "rabbitmq", "of RabbitMQ's own metrics; default: 127.0.0.1:15692")
     _add_places(parser, "--redis-exporter", "redis_exporters", "where there is one")
     _add_places(parser, "--alertmanager", "alertmanagers", "where there is one")
-    add, grafana = parser.add_argument, "where Grafana finds Prometheus; default: http://127.0.0.1:9090"
-    add("--prometheus", type=_url, metavar="URL", help=grafana)
+    grafana = "where Grafana finds Prometheus; default: http://127.0.0.1:9090"
     every = "how often to look; default: 15"
-    add("--every", dest="every_seconds", type=_seconds, metavar="SECONDS", help=every)
-    add("--overwrite", action="store_true", help="also files that were changed")
+    parser.add_argument("--prometheus", type=_url, metavar="URL", help=grafana)
+    parser.add_argument("--every", dest="every_seconds", type=_seconds, metavar="SECONDS", help=every)
+    parser.add_argument("--overwrite", action="store_true", help="also files that were changed")
 
 
 def _add_places(parser: argparse.ArgumentParser, option: str, dest: str, what: str) -> None:

@@ -23,7 +23,8 @@ BESIDE_THE_REPORT = Path()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add, default = parser.add_argument, "default: report.html in the run's folder, or here for several runs"
+    add = parser.add_argument
+    default = "default: report.html in the run's folder, or here for several runs"
     plots = "also write every plot into a file of its own; default: plots, beside the report"
     store = "redis://… of a deployment, where the ledgers of its clients are"
     tensorboard = "also write the history for TensorBoard, into DIR/RUN"

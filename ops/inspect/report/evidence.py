@@ -62,9 +62,8 @@ def gather(run: Run, store_url: str | None) -> Evidence:
     repeatable_on(torch.device("cpu"))  # the same bits as in the run
     tries = _TRIES if run.running else 1
     latest = _tried("the checkpoint", CheckpointFolder(run.where.checkpoints).latest, tries)
-    # Nothing is downloaded.
-    settings = with_data_root(run.recipe.data).model_copy(update={"download": False})
-    dataset = _tried("the data", lambda: open_dataset(settings))
+    settings = run.recipe.data.model_copy(update={"download": False})
+    dataset = _tried("the data", lambda: open_dataset(with_data_root(settings)))
     train = _tried("the training data", lambda: _known(dataset).load_train())
     ledgers = _tried("the ledgers", lambda: _ledgers(run, store_url), tries)
     return Evidence(

@@ -13,7 +13,6 @@ from matplotlib.ticker import MaxNLocator
 
 from ops.inspect.report.drawing import BLUE, GREEN, RED, NothingToDraw, Plot, label, percent, rounds_axis
 from ops.inspect.report.evidence import Evidence, Missing
-from ops.inspect.report.held_labels import Picture
 from ops.inspect.report.reading import Run
 
 MOST_NAMED_CLASSES = 25
@@ -140,7 +139,7 @@ def draw_pictures(figure: Figure, evidence: Evidence, kind: str) -> None:
     held = evidence.held_labels
     if isinstance(held, Missing):
         raise NothingToDraw(held.why)
-    pictures: tuple[Picture, ...] = held.right if kind == "right" else held.wrong
+    pictures = held.right if kind == "right" else held.wrong
     if held.not_pictures:
         raise NothingToDraw(f"the samples are no pictures, but {held.not_pictures}")
     if not pictures:

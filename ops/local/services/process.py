@@ -87,9 +87,8 @@ class PrivateService(ABC):
         self.kill()  # the rest of its process group, if it died by itself
         with self.log.open("ab") as log:
             since = log.tell()
-            output = {"stdout": log, "stderr": log}
             self._process = GuardedProcess(
-                self._command(), env=self._environment(), cwd=self.directory, **output
+                self._command(), env=self._environment(), cwd=self.directory, stdout=log, stderr=log
             )
         try:
             if wait_until(self._answers, ANSWER_SECONDS, while_=lambda: self.running):
