@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -145,10 +146,17 @@ class MethodBase:
         for _ in range(settings.epochs):
             yield from shuffled_batches(num_samples, settings.batch_size, generator, self.device)
 
-    def _logits(self, inputs: Tensor) -> Tensor:
-        """Of the student, in the mode that it is in."""
+    @cached_property
+    def _teacher(self) -> FlatModel:
+        """A second network, as released as the first: no gradient goes through it."""
+        teacher = self._network()
+        teacher.release()
+        return teacher
+
+    def _logits(self, inputs: Tensor, model: FlatModel | None = None) -> Tensor:
+        """Of the student or another model, in the mode that it is in."""
         with autocast(self.device, self._learning.autocast):
-            logits_BC: Tensor = self._student.module(inputs).float()
+            logits_BC: Tensor = (model or self._student).module(inputs).float()
         return logits_BC
 
     def _logits_of_any(self, inputs: Tensor) -> Tensor:
@@ -157,14 +165,21 @@ class MethodBase:
             return self._logits(inputs)
         return self._logits(torch.cat([inputs, inputs]))[:1]
 
-    def _take_delta(self, activation: Activation, start: Weights, losses: Sequence[float]) -> Weights:
-        """What training added to `start`. Raises NumericError if it diverged."""
+    def _take_delta(
+        self, activation: Activation, received: Weights, losses: Sequence[float], *others: Weights
+    ) -> Weights:
+        """How the trained weights differ from `received`. Raises NumericError if training diverged. `others`: more
+        models that the client was sent"""
         trained = self._student.take_weights()
-        check_finite(activation.client, trained.params, losses, [start.buffers], self._variances())
-        return Weights(trained.params.sub_(start.params), trained.buffers.sub_(start.buffers))
+        buffers = [weights.buffers for weights in (received, *others)]
+        check_finite(activation.client, trained.params, losses, buffers, self._variances())
+        return Weights(trained.params.sub_(received.params), trained.buffers.sub_(received.buffers))
 
     def _variances(self) -> Tensor:
-        return find_variances(self._student)
+        """Marks the buffer values that are running variances."""
+        buffers = [(n, b) for n, b in self._student.module.named_buffers() if b.is_floating_point()]
+        marks = [torch.full((buffer.numel(),), name.endswith("running_var")) for name, buffer in buffers]
+        return torch.cat([torch.zeros(0, dtype=torch.bool), *marks])
 
     def extras_for(self, state: State, round_number: int, client: int) -> Sequence[str]:  # noqa: ARG002
         return ()
@@ -203,24 +218,10 @@ class AveragingMethod(MethodBase):
         return kind(self._learning, state, bases, version, **options)
 
 
-def make_view(
-    view: Callable[[Tensor, torch.Generator], Tensor], raw: Tensor, generator: torch.Generator
-) -> Tensor:
-    """A user's views need not accept empty batches."""
-    return view(raw, generator) if len(raw) else raw
-
-
 def split_batch(size: int | None, *columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Parts of at most `size` rows of columns that have the same number of rows; None: the whole."""
     count = 1 if size is None else max(-(-len(columns[0]) // size), 1)
     return zip(*(column.tensor_split(count) for column in columns), strict=True)
-
-
-def find_variances(model: FlatModel) -> Tensor:
-    """Marks the buffer values that are running variances."""
-    buffers = [(n, b) for n, b in model.module.named_buffers() if b.is_floating_point()]
-    marks = [torch.full((buffer.numel(),), name.endswith("running_var")) for name, buffer in buffers]
-    return torch.cat([torch.zeros(0, dtype=torch.bool), *marks])
 
 
 def check_finite(

@@ -177,10 +177,10 @@ class Byol(SelfSupervised):
         total = torch.zeros((), device=self.device)
         with (
             self._client_training(activation, start.online) as (optimiser, generator),
-            self._target.temporarily_loaded(),
+            self._teacher.temporarily_loaded(),
         ):
-            self._target.load(start.target)
-            self._target.module.train()
+            self._teacher.load(start.target)
+            self._teacher.module.train()
             for batch in self._client_batches(len(inputs), generator):
                 raw = inputs.index_select(0, batch)
                 # All of a batch's views at once: what is drawn does not depend on the parts it is trained in.
@@ -189,8 +189,8 @@ class Byol(SelfSupervised):
                 for first, second in split_batch(self.micro_batch, first_B, second_B):
                     total += self._learn(torch.cat([first, second]), len(first) / len(batch))
                 optimiser.step()
-                self._target.move_towards(self._student, 1.0 - self._settings.momentum, buffers=False)
-            trained, target = self._student.weights(), self._target.weights()
+                self._teacher.move_towards(self._student, 1.0 - self._settings.momentum, buffers=False)
+            trained, target = self._student.weights(), self._teacher.weights()
         loss = float(total) / optimiser.num_steps
         divergence = self._divergence(trained.params - start.online.params)
         delta = self._take_delta(activation, received, [loss])

@@ -206,12 +206,12 @@ class Orchestra(SelfSupervised):
         losses = torch.zeros(2, device=self.device)
         with (
             self._client_training(activation, received) as (optimiser, generator),
-            self._target.temporarily_loaded(),
+            self._teacher.temporarily_loaded(),
         ):
-            self._target.load(Weights(activation.broadcast["target"], received.buffers))
-            self._target.module.train()
+            self._teacher.load(Weights(activation.broadcast["target"], received.buffers))
+            self._teacher.module.train()
             for batch in self._client_batches(len(inputs), generator):
-                self._target.move_towards(self._student, 1.0 - self._settings.momentum, buffers=False)
+                self._teacher.move_towards(self._student, 1.0 - self._settings.momentum, buffers=False)
                 optimiser.zero_grad()
                 found, projections_BF = self._learn(inputs.index_select(0, batch), centroids_KF, generator)
                 optimiser.step()

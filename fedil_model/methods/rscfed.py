@@ -34,7 +34,6 @@ from fedil_model.methods.interface import (
     ClientResult,
     Display,
     Folded,
-    MethodContext,
     MethodSpec,
     Model,
     RoundEnd,
@@ -50,7 +49,6 @@ from fedil_model.training.evaluate import evaluating
 from fedil_model.training.exact_sum import MAX_ENTRY, largest_entry
 from fedil_model.training.flat_model import Sizes, Weights, from_arrays, to_arrays
 from fedil_model.training.optimiser import learning_rate
-from fedil_model.training.precision import autocast
 
 
 class RSCFedSettings(MethodSettings):
@@ -157,11 +155,6 @@ def teacher_share(step: int, decay: float) -> float:
 class RSCFed(AveragingMethod):
     _settings: RSCFedSettings
 
-    def __init__(self, context: MethodContext) -> None:
-        super().__init__(context)
-        self._teacher = self._network()
-        self._teacher.release()
-
     def server_step(self, state: State, labelled: Samples, round_number: int) -> ServerStep:
         """Clients receive the model that the server starts from; what it makes of it joins their updates."""
         before, trained, metrics = self._step_on_labels(state, labelled, round_number)
@@ -205,8 +198,8 @@ class RSCFed(AveragingMethod):
 
     def _learn(self, taught: Tensor, seen: Tensor, share: float) -> Tensor:
         """Adds the gradient of a part of a batch; returns its loss."""
-        with evaluating(self._teacher.module), autocast(self.device, self._learning.autocast):
-            logits_teacher_BC = self._teacher.module(taught).float()
+        with evaluating(self._teacher.module):
+            logits_teacher_BC = self._logits(taught, self._teacher)
         loss = consistency_loss(self._logits_of_any(seen), logits_teacher_BC) * share
         (self._settings.weight_consistency * loss).backward()  # type: ignore[no-untyped-call]
         return loss.detach()

@@ -5,7 +5,7 @@ nothing before the server's labels have fitted it, so every declared model names
 """
 
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import partial
 
 import torch
 from pydantic import Field
@@ -18,7 +18,7 @@ from fedil_model.methods.declared import CLIENT_NORM
 from fedil_model.methods.interface import Chart, Model, RoundEnd, Series, ServerStep, State, Tensors
 from fedil_model.networks.heads import WithHeads, add_heads
 from fedil_model.settings import MethodSettings
-from fedil_model.training.flat_model import FlatModel, Weights
+from fedil_model.training.flat_model import Weights
 from fedil_model.training.precision import autocast
 
 View = Callable[[Tensor, torch.Generator], Tensor]
@@ -67,13 +67,6 @@ class SelfSupervised(AveragingMethod):
     def _module(self) -> nn.Module:
         return add_heads(super()._module(), self._make_heads, self._seed("heads"))
 
-    @cached_property
-    def _target(self) -> FlatModel:
-        """The model that is followed by no gradient: a moving average of the student."""
-        target = self._network()
-        target.release()
-        return target
-
     @property
     def _heads(self) -> WithHeads:
         """The student's module"""
@@ -86,9 +79,9 @@ class SelfSupervised(AveragingMethod):
 
     def _compute_target(self, inputs: Tensor) -> Tensor:
         """Projections; no gradient goes through them."""
-        assert isinstance(self._target.module, WithHeads)
+        assert isinstance(self._teacher.module, WithHeads)
         with torch.no_grad():
-            return self._compute(self._target.module.project, inputs)
+            return self._compute(self._teacher.module.project, inputs)
 
     def _network_in(self, online: Weights) -> Weights:
         """Without the heads, which have no buffers"""

@@ -1,30 +1,23 @@
 """From settings to an initialised network that is known to fit the data."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedil_model.errors import NetworkError, SettingError
-from fedil_model.networks.cnn import make_cnn
-from fedil_model.networks.interface import MakeNetwork
-from fedil_model.networks.lenet5 import make_lenet5
-from fedil_model.networks.mlp import make_mlp
+from fedil_model.networks.cnn import Cnn
+from fedil_model.networks.lenet5 import LeNet5
+from fedil_model.networks.mlp import Mlp
 from fedil_model.networks.normalisation import NormKind
-from fedil_model.networks.resnet9 import make_resnet9
+from fedil_model.networks.resnet9 import ResNet9
 from fedil_model.plugins import call_with_options, is_plugin, load_callable, told, users_code
 from fedil_model.settings import NetworkSettings
 
-NETWORKS: dict[str, MakeNetwork] = {
-    "resnet9": make_resnet9,
-    "cnn": make_cnn,
-    "lenet5": make_lenet5,
-    "mlp": make_mlp,
-}
-
-
+NETWORKS: dict[str, Callable[..., nn.Module]] = {"resnet9": ResNet9, "cnn": Cnn, "lenet5": LeNet5, "mlp": Mlp}
 _SMALLEST_FOR_BATCH_NORM = 16
 
 
@@ -47,21 +40,23 @@ def _norm_for(input_shape: tuple[int, ...]) -> NormKind:
 
 
 def _make(settings: NetworkSettings, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    own: tuple[Any, ...] = ()
     if is_plugin(settings.name):
         make = load_callable("network.name", settings.name)
-        with users_code("network.name", settings.name):
-            network = call_with_options(
-                "network.options", make, input_shape, num_classes, options=settings.options
-            )
-        if not isinstance(network, nn.Module):
-            raise SettingError(f"{settings.name!r} returned a {type(network).__name__}, not an nn.Module")
-        return network
-    if settings.name not in NETWORKS:
+    elif settings.name in NETWORKS:
+        make, own = NETWORKS[settings.name], (settings.width, settings.norm)
+    else:
         known = ", ".join(sorted(NETWORKS))
         raise SettingError(
             f"network.name: unknown {settings.name!r}; known: {known}, or your own 'module:callable'"
         )
-    return NETWORKS[settings.name](input_shape, num_classes, settings)
+    with users_code("network.name", settings.name):
+        network = call_with_options(
+            "network.options", make, input_shape, num_classes, *own, options=settings.options
+        )
+    if not isinstance(network, nn.Module):
+        raise SettingError(f"{settings.name!r} returned a {type(network).__name__}, not an nn.Module")
+    return network
 
 
 def _check_output(network: nn.Module, name: str, input_shape: tuple[int, ...], num_classes: int) -> None:

@@ -1,6 +1,6 @@
 """Networks are plain torch modules: views in, logits of shape (batch, classes) out.
 
-Adding one: one file with a function `(input_shape, num_classes, settings) -> nn.Module`, and one line in
+Adding one: one file with a function or class `(input_shape, num_classes, width, norm) -> nn.Module`, and one line in
 NETWORKS. Where a method needs features, the module also has `embed(x)`, which returns them, and `fc`, the last linear
 layer (or a Sequential that ends with it), such that its logits are that layer of `embed(x)`.
 """
@@ -10,9 +10,6 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from fedil_model.errors import NetworkError
-from fedil_model.settings import NetworkSettings
-
-MakeNetwork = Callable[[tuple[int, ...], int, NetworkSettings], nn.Module]
 
 
 def features_of(network: nn.Module) -> tuple[Callable[[Tensor], Tensor], nn.Linear]:

@@ -3,22 +3,22 @@ width 16, and a fiftieth of the arithmetic of ResNet9 at that width."""
 
 from torch import Tensor, nn
 
-from fedil_model.networks.making import made, need_images
+from fedil_model.networks.classifier import Classifier, need_images
 from fedil_model.networks.normalisation import NormKind, make_norm
 from fedil_model.networks.pooling import MaxPool2x2
-from fedil_model.settings import NetworkSettings
 
 SMALLEST_SIDE = 16
 
 
-class LeNet5(nn.Module):
+class LeNet5(Classifier):
     """`width` is the number of channels of the second convolution: 16 in the original, whose other layers have 6
     channels, 120 and 84 units."""
 
-    def __init__(
-        self, input_shape: tuple[int, ...], num_classes: int, width: int = 16, norm: NormKind = "gn"
-    ) -> None:
+    fc: nn.Sequential
+
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int, width: int, norm: NormKind) -> None:
         super().__init__()
+        need_images("lenet5", input_shape, SMALLEST_SIDE)
         channels, height, side = input_shape[0], input_shape[1], input_shape[2]
         first, hidden, last = max(1, width * 3 // 8), width * 15 // 2, width * 21 // 4
         self.features = nn.Sequential(
@@ -41,23 +41,15 @@ class LeNet5(nn.Module):
             nn.Linear(last, num_classes),
         )
 
-    def embed(self, x_BCHW: Tensor) -> Tensor:
-        features_BF: Tensor = self.features(x_BCHW)
-        for layer in list(self.fc)[:-1]:
-            features_BF = layer(features_BF)
+    def embed(self, x: Tensor) -> Tensor:
+        features_BF: Tensor = self.fc[:-1](self.features(x))
         return features_BF
 
-    def forward(self, x_BCHW: Tensor) -> Tensor:
-        logits_BK: Tensor = self.fc[-1](self.embed(x_BCHW))
+    def forward(self, x: Tensor) -> Tensor:
+        logits_BK: Tensor = self.fc(self.features(x))
         return logits_BK
 
 
 def _left_of(side: int) -> int:
     """Of a side, after two convolutions without padding and two poolings."""
     return ((side - 4) // 2 - 4) // 2
-
-
-def make_lenet5(input_shape: tuple[int, ...], num_classes: int, settings: NetworkSettings) -> LeNet5:
-    need_images("lenet5", input_shape, SMALLEST_SIDE)
-    network: LeNet5 = made(LeNet5, input_shape, num_classes, settings)
-    return network

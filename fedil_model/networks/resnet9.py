@@ -7,10 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedil_model.networks.making import made, need_images
+from fedil_model.networks.classifier import Classifier, initialise, need_images
 from fedil_model.networks.normalisation import NormKind, make_norm
 from fedil_model.networks.pooling import MaxPool2x2
-from fedil_model.settings import NetworkSettings
 
 SMALLEST_SIDE = 24
 """Three poolings leave a map of 3×3; less is too little for two more convolutions."""
@@ -36,12 +35,13 @@ class Residual(nn.Module):
         return out
 
 
-class ResNet9(nn.Module):
-    def __init__(self, in_channels: int, num_classes: int, width: int = 64, norm: NormKind = "bn") -> None:
+class ResNet9(Classifier):
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int, width: int, norm: NormKind) -> None:
         super().__init__()
+        need_images("resnet9", input_shape, SMALLEST_SIDE)
         w = width
         self.features = nn.Sequential(
-            conv_block(in_channels, w, norm),
+            conv_block(input_shape[0], w, norm),
             conv_block(w, 2 * w, norm, pool=True),
             Residual(2 * w, norm),
             conv_block(2 * w, 4 * w, norm, pool=True),
@@ -51,27 +51,10 @@ class ResNet9(nn.Module):
         self.fc = nn.Linear(8 * w, num_classes, bias=norm != "none")
         # Faster with batch norm (bf16 on a CPU: by a third), slower with group norm.
         self._layout = torch.channels_last if norm in ("bn", "sbn") else torch.contiguous_format
-        self._initialise()
+        initialise(self, self.fc)
 
-    def _initialise(self) -> None:
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")  # as SemiFL does
-        if self.fc.bias is not None:
-            nn.init.zeros_(self.fc.bias)
-
-    def embed(self, x_BCHW: Tensor) -> Tensor:
-        features = self.features(x_BCHW.contiguous(memory_format=self._layout))
+    def embed(self, x: Tensor) -> Tensor:
+        features = self.features(x.contiguous(memory_format=self._layout))
         # Over the whole map: the layout's "maxpool 4" for 32×32 inputs, and right for others: padding 28×28
         # digits to 32×32 first would cost three tenths more time.
         return functional.max_pool2d(features, features.shape[-2:]).flatten(1)
-
-    def forward(self, x_BCHW: Tensor) -> Tensor:
-        logits_BK: Tensor = self.fc(self.embed(x_BCHW))
-        return logits_BK
-
-
-def make_resnet9(input_shape: tuple[int, ...], num_classes: int, settings: NetworkSettings) -> ResNet9:
-    need_images("resnet9", input_shape, SMALLEST_SIDE)
-    network: ResNet9 = made(ResNet9, input_shape[0], num_classes, settings)
-    return network

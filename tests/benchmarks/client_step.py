@@ -21,11 +21,11 @@ from fedil_model.data.augment.images import ImageViews
 from fedil_model.data.datasets import open_dataset
 from fedil_model.methods.fedil.client import ClientTraining, _Credible, _Plan
 from fedil_model.methods.fedil.losses import consistency_loss, pseudo_label_loss
-from fedil_model.methods.fedil.settings import FedILSettings
 from fedil_model.methods.interface import MethodContext
 from fedil_model.networks import build_network
 from fedil_model.settings import Learning
 from fedil_model.training.flat_model import FlatModel
+from fedil_model.training.optimiser import FlatSGD
 from ops.cli.recipe_files import find_recipe
 from server_worker.run.recipe import load_recipe
 
@@ -95,10 +95,7 @@ class Case:
 def client_loop(case: Case) -> Callable[[], None]:
     """The loop inside FedIL's client step, as it is."""
     context = MethodContext(case.learning, case.shape, case.num_classes, case.views, torch.device("cpu"))
-    student = FlatModel(case.network())
-    settings = case.learning.method
-    assert isinstance(settings, FedILSettings)
-    training = ClientTraining(context, settings, student, FlatModel(case.network()))
+    training = ClientTraining(context)
     nothing = torch.zeros(0, dtype=torch.int64)
     every = torch.arange(len(case.raw_N))
     sure = torch.ones(len(case.raw_N), dtype=torch.bool)
@@ -108,11 +105,13 @@ def client_loop(case: Case) -> Callable[[], None]:
     # whichever side has bad luck: two milliseconds a step.
     weights = FlatModel(case.network()).weights()
     training._observe(weights, weights, case.raw_N, None)
-    student.load(weights)
+    training._student.load(weights)
 
     def loop() -> None:
-        num_steps, _ = training._train(case.raw_N, plan, case.learning.client.lr, generator)
-        assert num_steps == BATCHES
+        training._student.module.train()
+        optimiser = FlatSGD(training._student, case.learning.client, case.learning.client.lr)
+        training._train(case.raw_N, plan, optimiser, generator)
+        assert optimiser.num_steps == BATCHES
 
     return loop
 

@@ -10,14 +10,6 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Shares:
-    """What part of the B and of the L samples it is: losses are means, so weighted by this they add up."""
-
-    B: float
-    L: float
-
-
-@dataclass(frozen=True)
 class ViewedBatch:
     weak_B: Tensor
     """Empty where no loss needs it"""
@@ -29,13 +21,14 @@ class ViewedBatch:
     trusted_L: Tensor
     labels_L: Tensor
 
-    def parts(self, size: int | None) -> "Iterator[tuple[ViewedBatch, Shares | None]]":
-        """Parts of at most `size` samples of each kind; None with the whole. The gradients add up to the batch's,
-        but for rounding, and but for what looks at its neighbours: batch norm sees the part's statistics."""
+    def parts(self, size: int | None) -> "Iterator[tuple[ViewedBatch, float, float]]":
+        """Parts of at most `size` samples of each kind, and what part of the B and of the L samples each is: losses are
+        means, so weighted by this they add up. The gradients add up to the batch's, but for rounding, and but for what
+        looks at its neighbours: batch norm sees the part's statistics."""
         num_unlabelled, num_trusted = len(self.labels_B), len(self.trusted_L)
         largest = max(num_unlabelled, num_trusted)
         if size is None or largest <= size:
-            yield self, None
+            yield self, 1.0, 1.0
             return
         count = -(-largest // size)
         sure = self.sure_B.tensor_split(count)
@@ -50,8 +43,5 @@ class ViewedBatch:
         )
         for fields in zip(*columns, strict=True):
             part = ViewedBatch(*fields)
-            share_B, share_L = (
-                len(part.labels_B) / max(num_unlabelled, 1),
-                len(part.trusted_L) / max(num_trusted, 1),
-            )
-            yield part, Shares(share_B, share_L)
+            share_B = len(part.labels_B) / max(num_unlabelled, 1)
+            yield part, share_B, len(part.trusted_L) / max(num_trusted, 1)

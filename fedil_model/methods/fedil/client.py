@@ -1,66 +1,54 @@
 """Algorithm 2: what one activation of a client does. N samples of the client, C classes, B batch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
-from fedil_model.errors import StateError
-from fedil_model.methods.base import check_finite, find_variances, make_view
+from fedil_model.methods.base import MethodBase
 from fedil_model.methods.fedil.batch import ViewedBatch
 from fedil_model.methods.fedil.ledger import NEVER, NO_LABEL, Ledger, Observation, encode_labels
-from fedil_model.methods.fedil.losses import consistency_loss, credible_loss, pseudo_label_loss
+from fedil_model.methods.fedil.losses import consistency_loss, pseudo_label_loss
 from fedil_model.methods.fedil.settings import FedILSettings
 from fedil_model.methods.fedil.shares import estimate_shares, shares_of, with_shares
 from fedil_model.methods.interface import Activation, ClientResult, MethodContext
 from fedil_model.networks.normalisation import freeze_statistics
-from fedil_model.seeding import derive_seed
 from fedil_model.training.batches import shuffled_batches
 from fedil_model.training.evaluate import PREDICTED_AT_A_TIME, predict_logits
-from fedil_model.training.flat_model import FlatModel, Weights
-from fedil_model.training.optimiser import FlatSGD, learning_rate
-from fedil_model.training.precision import autocast, seeded
+from fedil_model.training.flat_model import Weights
+from fedil_model.training.optimiser import FlatSGD
 
 LABEL_SHARES = "label_shares"
 """Of a broadcast: shares of the classes among the server's labels"""
 LOSSES = ("loss_pseudo", "loss_pseudo_weak", "loss_consistency", "loss_credible")
 
 
-class ClientTraining:
-    def __init__(
-        self, context: MethodContext, settings: FedILSettings, student: FlatModel, teacher: FlatModel
-    ) -> None:
-        self.device, self._learning, self._views = context.device, context.learning, context.views
-        self._settings, self._num_classes = settings, context.num_classes
-        self._student, self._teacher = student, teacher
-        teacher.release()
-        self._micro_batch: int | None = None
+class ClientTraining(MethodBase):
+    """The client's part of FedIL"""
 
-    def run(self, activation: Activation, micro_batch: int | None) -> ClientResult:
-        self._micro_batch = micro_batch
-        inputs, client, broadcast = activation.inputs, activation.client, activation.broadcast
-        if len(inputs) == 0:
-            raise StateError(f"client {client} has no samples")
+    def __init__(self, context: MethodContext) -> None:
+        super().__init__(context)
+        assert isinstance(context.learning.method, FedILSettings)
+        self._settings = context.learning.method.for_network(len(self._variances()) > 0)
+
+    def client_step(self, activation: Activation) -> ClientResult:
+        inputs, broadcast, kept = activation.inputs, activation.broadcast, activation.state
         global_, server = Weights.named(broadcast, "global"), Weights.named(broadcast, "server")
-        kept = activation.state
         before = Ledger.from_arrays(kept, len(inputs)) if kept else Ledger.empty(len(inputs))
-        with self._teacher.temporarily_loaded():
+        start = server if self._settings.client_init == "server" else global_
+        with (
+            self._client_training(activation, start) as (optimiser, generator),
+            self._teacher.temporarily_loaded(),
+        ):
             targets = self._observe(global_, server, inputs, broadcast.get(LABEL_SHARES))
             credibility = self._settings.credibility if self._settings.pseudo_label_set else NEVER
             after = before.observe(targets.observation, credibility, self._settings.demote_after)
-            member = after if self._settings.promote_lag == 0 else before
-            plan = self._plan(member, targets)
-            self._student.load(server if self._settings.client_init == "server" else global_)
-            seed = derive_seed(self._learning.seed, "client", activation.round_number, client)
-            with seeded(seed, self.device):
-                lr = learning_rate(self._learning.client, activation.round_number, self._learning.rounds)
-                num_steps, losses = self._train(inputs, plan, lr, torch.Generator().manual_seed(seed))
-        trained = self._student.take_weights()
-        received, variances_Q = [global_.buffers, server.buffers], find_variances(self._student)
-        check_finite(client, trained.params, list(losses.values()), received, variances_Q)
-        delta = Weights(trained.params.sub_(global_.params), trained.buffers.sub_(global_.buffers))
+            plan = self._plan(after if self._settings.promote_lag == 0 else before, targets)
+            losses = self._train(inputs, plan, optimiser, generator)
+        delta = self._take_delta(activation, global_, list(losses.values()), server)
         metrics = losses | {
             "pseudo_labels": float((after.labels_N >= 0).sum()),
             "credible": float(after.credible_N.sum()),
@@ -69,7 +57,7 @@ class ClientTraining:
         state = after.to_arrays()
         if self._settings.pseudo_source != "live":
             state["taught"] = encode_labels(plan.taught(len(inputs)))
-        return ClientResult(delta.tensors("delta"), state, num_steps, metrics)
+        return ClientResult(delta.tensors("delta"), state, optimiser.num_steps, metrics)
 
     def _plan(self, ledger: Ledger, targets: "_Targets") -> "_Plan":
         if self._settings.batches == "mixed":
@@ -108,7 +96,7 @@ class ClientTraining:
 
     def _predict(self, weights: Weights, inputs: Tensor) -> Tensor:
         """Probabilities. The weights stay loaded in the teacher."""
-        at_a_time = min(PREDICTED_AT_A_TIME, self._micro_batch or PREDICTED_AT_A_TIME)
+        at_a_time = min(PREDICTED_AT_A_TIME, self.micro_batch or PREDICTED_AT_A_TIME)
         self._teacher.load_view(weights)
         logits_NC = predict_logits(
             self._teacher.module, inputs, self._views, at_a_time, self._learning.autocast
@@ -116,14 +104,15 @@ class ClientTraining:
         return logits_NC.softmax(1)
 
     def _train(
-        self, inputs: Tensor, plan: "_Plan", lr: float, generator: torch.Generator
-    ) -> tuple[int, dict[str, float]]:
-        settings = self._learning.client
-        optimiser = FlatSGD(self._student, settings, lr)
-        weights = self._loss_weights()
-        prior_C = self._settings.logit_adjustment * plan.log_shares(self._num_classes)
+        self, inputs: Tensor, plan: "_Plan", optimiser: FlatSGD, generator: torch.Generator
+    ) -> dict[str, float]:
+        settings, s = self._learning.client, self._settings
+        weights = torch.tensor(
+            [s.weight_pseudo, s.weight_pseudo_weak, s.weight_consistency, s.weight_credible],
+            device=self.device,
+        )
+        prior_C = s.logit_adjustment * plan.log_shares(self._context.num_classes)
         totals = torch.zeros_like(weights)
-        self._student.module.train()
         if self._settings.frozen_statistics and plan.is_skewed:
             freeze_statistics(self._student.module)
         self._teacher.module.eval()
@@ -131,62 +120,59 @@ class ClientTraining:
             for batch_U in plan.batches(settings.batch_size, generator):
                 batch = self._make_views(inputs, plan, batch_U, generator)
                 optimiser.zero_grad()
-                for part, shares in batch.parts(self._micro_batch):
+                for part, share_B, share_L in batch.parts(self.micro_batch):
                     losses = self._losses(part, prior_C)
-                    if shares is not None:
-                        losses = losses * losses.new_tensor([shares.B, shares.B, shares.B, shares.L])
+                    losses = losses * losses.new_tensor([share_B, share_B, share_B, share_L])
                     (losses @ weights).backward()  # type: ignore[no-untyped-call]
                     totals += losses.detach()
                 optimiser.step()
         means = (totals / max(optimiser.num_steps, 1)).tolist()
-        return optimiser.num_steps, dict(zip(LOSSES, means, strict=True))
-
-    def _loss_weights(self) -> Tensor:
-        s = self._settings
-        weights = [s.weight_pseudo, s.weight_pseudo_weak, s.weight_consistency, s.weight_credible]
-        return torch.tensor(weights, device=self.device)
+        return dict(zip(LOSSES, means, strict=True))
 
     def _make_views(
         self, inputs: Tensor, plan: "_Plan", batch_U: Tensor, generator: torch.Generator
     ) -> ViewedBatch:
         """All of a batch's views at once: what is drawn does not depend on the parts it is trained in."""
-        raw = inputs.index_select(0, plan.unlabelled_U[batch_U])
-        live = self._settings.pseudo_source == "live"
+        s, raw = self._settings, inputs.index_select(0, plan.unlabelled_U[batch_U])
+        live = s.pseudo_source == "live"
         # Labels known beforehand: a sample that is not sure adds nothing to ξa, so its strong view is not made.
         sure_B = torch.ones_like(batch_U, dtype=torch.bool) if live else plan.sure_U[batch_U]
         credible = plan.draw_credible(self._learning.client.batch_size, generator)
-        weak_B = make_view(self._views.weak, raw if self._needs_weak_views else raw[:0], generator)
-        strong_S = make_view(self._views.strong, raw.index_select(0, sure_B.nonzero()[:, 0]), generator)
-        trusted_L = make_view(self._views.weak, inputs.index_select(0, credible.indices), generator)
+        needs_weak = live or max(s.weight_pseudo_weak, s.weight_consistency) > 0.0
+        weak_B = _make_view(self._views.weak, raw if needs_weak else raw[:0], generator)
+        strong_S = _make_view(self._views.strong, raw.index_select(0, sure_B.nonzero()[:, 0]), generator)
+        trusted_L = _make_view(self._views.weak, inputs.index_select(0, credible.indices), generator)
         return ViewedBatch(weak_B, plan.labels_U[batch_U], sure_B, strong_S, trusted_L, credible.labels)
-
-    @property
-    def _needs_weak_views(self) -> bool:
-        s = self._settings
-        return s.pseudo_source == "live" or max(s.weight_pseudo_weak, s.weight_consistency) > 0.0
 
     def _losses(self, batch: ViewedBatch, prior_C: Tensor) -> Tensor:
         """ξa, its twin on the weak view, ξb and ξc of one batch, from a single forward pass of all views."""
         weak, strong, trusted = batch.weak_B, batch.strong_S, batch.trusted_L
         parts = [part for part in (weak, strong, trusted) if len(part)]
-        with autocast(self.device, self._learning.autocast):
-            logits = self._student.module(torch.cat(parts)).float()
-            with torch.no_grad():
-                consistent = len(weak) > 0 and self._settings.weight_consistency > 0.0
-                logits_server_BC = self._teacher.module(weak).float() if consistent else logits[:0]
-        weak_BC, strong_SC, credible_LC = logits.split([len(weak), len(strong), len(trusted)])
-        zero = logits.new_zeros(())
-        pseudo, pseudo_weak = zero, zero
+        logits = self._logits(torch.cat(parts))
+        weak_BC, strong_SC, credible_LC = torch.split(logits, [len(weak), len(strong), len(trusted)])
+        pseudo, pseudo_weak, consistency, trust = logits.new_zeros(4)
         if self._settings.pseudo_source == "live" and len(weak):
             confidence_B, labels_B = weak_BC.detach().softmax(1).max(1)
             pseudo = pseudo_label_loss(strong_SC, labels_B, confidence_B >= self._settings.threshold)
         elif len(strong):
             labels_B, share = batch.labels_B, len(strong) / len(batch.labels_B)
-            pseudo = credible_loss(strong_SC + prior_C, labels_B[batch.sure_B]) * share
-            pseudo_weak = pseudo_label_loss(weak_BC + prior_C, labels_B, batch.sure_B) if len(weak) else zero
-        consistency = consistency_loss(logits_server_BC, weak_BC) if consistent else zero
-        trust = credible_loss(credible_LC + prior_C, batch.labels_L) if len(trusted) else zero
+            pseudo = cross_entropy(strong_SC + prior_C, labels_B[batch.sure_B]) * share
+            if len(weak):
+                pseudo_weak = pseudo_label_loss(weak_BC + prior_C, labels_B, batch.sure_B)
+        if len(weak) and self._settings.weight_consistency > 0.0:
+            with torch.no_grad():
+                logits_server_BC = self._logits(weak, self._teacher)
+            consistency = consistency_loss(logits_server_BC, weak_BC)
+        if len(trusted):
+            trust = cross_entropy(credible_LC + prior_C, batch.labels_L)
         return torch.stack([pseudo, pseudo_weak, consistency, trust])
+
+
+def _make_view(
+    view: Callable[[Tensor, torch.Generator], Tensor], raw: Tensor, generator: torch.Generator
+) -> Tensor:
+    """A user's views need not accept empty batches."""
+    return view(raw, generator) if len(raw) else raw
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""ξa, ξb and ξc (eq. 12 and 15). B batch, C classes."""
+"""ξa and ξb (eq. 12); ξc (eq. 15) is cross-entropy. B batch, C classes."""
 
 import torch
 from torch import Tensor
@@ -16,8 +16,3 @@ def consistency_loss(logits_server_BC: Tensor, logits_BC: Tensor) -> Tensor:
     """ξb: KL(p_θ₀ ‖ p_θ) on the same weak view; the gradient goes through θ only."""
     target_BC = torch.log_softmax(logits_server_BC.detach(), dim=1)
     return F.kl_div(torch.log_softmax(logits_BC, dim=1), target_BC, reduction="batchmean", log_target=True)
-
-
-def credible_loss(logits_BC: Tensor, labels_B: Tensor) -> Tensor:
-    """ξc: cross-entropy on the credible set, whose labels do not change any more."""
-    return F.cross_entropy(logits_BC, labels_B)

@@ -4,28 +4,18 @@
 """
 
 from collections.abc import Mapping
-from functools import cached_property, partial
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedil_model.data.datasets.interface import Samples
-from fedil_model.methods.base import MethodBase
 from fedil_model.methods.fedil.client import LABEL_SHARES, ClientTraining
 from fedil_model.methods.fedil.fold import FedILFold
 from fedil_model.methods.fedil.gate import EXCESS_LOSSES, MOVEMENT, MOVEMENT_COSINES, LabelGate
-from fedil_model.methods.fedil.settings import FedILSettings
 from fedil_model.methods.fedil.shares import shares_of
-from fedil_model.methods.interface import (
-    Activation,
-    ClientResult,
-    MethodContext,
-    RoundEnd,
-    ServerStep,
-    State,
-    Tensors,
-)
+from fedil_model.methods.interface import RoundEnd, ServerStep, State, Tensors
 from fedil_model.training.evaluate import predict_logits
 from fedil_model.training.flat_model import Weights
 from fedil_model.training.optimiser import decay_factor, learning_rate
@@ -34,12 +24,7 @@ _TRIED_ON = 250
 """Labelled samples, about, that an update is tried on: enough to tell, and more would take as long as training"""
 
 
-class FedIL(MethodBase):
-    def __init__(self, context: MethodContext) -> None:
-        super().__init__(context)
-        assert isinstance(context.learning.method, FedILSettings)
-        self._settings = context.learning.method.for_network(len(self._variances()) > 0)
-
+class FedIL(ClientTraining):
     def initial_state(self, labelled: Samples) -> State:
         weights = self._pretrain(labelled)
         state: dict[str, Tensor] = {**weights.tensors("global")}
@@ -70,13 +55,6 @@ class FedIL(MethodBase):
         if self._settings.prior_temperature > 0.0:
             tensors[LABEL_SHARES] = shares_of(labelled.labels, self._context.num_classes)
         return ServerStep(state, tensors, {"loss_server": done.loss})
-
-    def client_step(self, activation: Activation) -> ClientResult:
-        return self._algorithm_2.run(activation, self.micro_batch)
-
-    @cached_property
-    def _algorithm_2(self) -> ClientTraining:
-        return ClientTraining(self._context, self._settings, self._student, self._network())
 
     def open_fold(
         self, state: State, bases: Mapping[int, Tensors], version: int, labelled: Samples

@@ -31,7 +31,7 @@ from fedil_model.methods.interface import (
     Tensors,
 )
 from fedil_model.training.evaluate import PREDICTED_AT_A_TIME, evaluating, predict_logits
-from fedil_model.training.flat_model import FlatModel, Weights, all_finite
+from fedil_model.training.flat_model import Weights, all_finite
 
 
 class FedMatch(AveragingMethod):
@@ -129,20 +129,16 @@ class FedMatch(AveragingMethod):
         }
         return ClientResult(update, {}, optimiser.num_steps, metrics)
 
-    @cached_property
-    def _helper(self) -> FlatModel:
-        return self._network()
-
     def _ask_helpers(self, activation: Activation, sigma_P: Tensor) -> Tensor:
         """Log-probabilities of every sample. A helper that gives no numbers is left out: another client made it."""
         inputs, found = activation.inputs, []
         for name in sorted(activation.extras):
             psi = Weights.named(activation.extras[name], "psi")
-            with self._helper.temporarily_loaded():
-                self._helper.load(add_parts(sigma_P, psi))
+            with self._teacher.temporarily_loaded():
+                self._teacher.load(add_parts(sigma_P, psi))
                 at_a_time = min(PREDICTED_AT_A_TIME, self.micro_batch or PREDICTED_AT_A_TIME)
                 logits_NC = predict_logits(
-                    self._helper.module, inputs, self._views, at_a_time, self._learning.autocast
+                    self._teacher.module, inputs, self._views, at_a_time, self._learning.autocast
                 )
             found.append(logits_NC.log_softmax(1))
         found = [each for each in found if all_finite(each)]

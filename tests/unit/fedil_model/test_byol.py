@@ -120,7 +120,7 @@ def test_the_target_follows_every_step_and_gets_no_gradient(name: str) -> None:
     before_P, after_P = received(broadcast).params, trained(broadcast, result)
     expected = (0.75 * before_P + 0.25 * after_P)[is_f]
     assert result.state["target.params"] == pytest.approx(expected.numpy(), abs=1e-6)
-    assert made._target._grads is None
+    assert made._teacher._grads is None
 
 
 @pytest.mark.parametrize("name", BOTH)

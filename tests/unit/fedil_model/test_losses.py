@@ -1,4 +1,4 @@
-"""ξa, ξb and ξc: their values, and where their gradients go. B batch, C classes."""
+"""ξa and ξb: their values, and where their gradients go. B batch, C classes."""
 
 import math
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedil_model.methods.fedil.losses import consistency_loss, credible_loss, pseudo_label_loss
+from fedil_model.methods.fedil.losses import consistency_loss, pseudo_label_loss
 
 
 def logits(*rows: tuple[float, ...]) -> Tensor:
@@ -70,8 +70,3 @@ def test_agreement_costs_nothing_however_sure_it_is() -> None:
     sure_BC = torch.tensor([[200.0, -200.0]])
     assert float(consistency_loss(sure_BC, sure_BC.clone())) == 0.0
     assert math.isfinite(float(consistency_loss(sure_BC, -sure_BC)))
-
-
-def test_the_credible_loss_is_the_cross_entropy_of_the_kept_labels() -> None:
-    loss = credible_loss(logits((0.5, 0.5), (0.2, 0.8)), torch.tensor([0, 1]))
-    assert float(loss) == pytest.approx((-math.log(0.5) - math.log(0.8)) / 2, rel=1e-6)

@@ -101,7 +101,7 @@ def test_one_step_moves_projections_of_one_view_to_the_targets_clusters_of_anoth
     assert result.metrics["loss_rotation"] == 0.0
     assert result.update["delta.params"].numpy() == pytest.approx((-0.1 * grads).numpy(), abs=1e-5)
     assert float(grads.abs().max()) > 1e-3
-    assert made._target._grads is None
+    assert made._teacher._grads is None
 
 
 def image_method(**changes: Any) -> Orchestra:
