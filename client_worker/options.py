@@ -18,6 +18,9 @@ from client_worker.placement import Slot
 from fedil_model.device_argument import add_device_argument
 from fedil_model.errors import SettingError
 
+_WRITTEN_LAST = "offsets.npy"
+"""As client_worker.shards does, which needs numpy"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_address_arguments(parser)
@@ -90,12 +93,12 @@ def web_address(options: argparse.Namespace, slot: Slot) -> WebAddress | None:
 def check_shards(folder: Path) -> None:
     """Before torch is loaded, and before a pool starts processes that would die of it one after the other. Raises
     DataError for shards that are damaged."""
-    from client_worker.shards import ShardFolder, has_shards
-
     if not folder.is_dir():
         raise SettingError(f"there is no folder {folder}: make the shards first, see fedil shards --help")
-    if not has_shards(folder):
+    if not (folder / _WRITTEN_LAST).exists():
         raise SettingError(f"there are no shards in {folder}: make them first, see fedil shards --help")
+    from client_worker.shards import ShardFolder
+
     ShardFolder(folder)
 
 

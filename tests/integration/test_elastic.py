@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from broker_config.process.retry import MAX_DELAY_SECONDS
+from broker_config.process import retry
 from client_worker.shards import write_shards
 from tests.deployment import ROOT
 from tests.federation import SOON, Federation, Hands, Over, OverBrokers, apart, at_work, blobs_recipe
@@ -196,18 +196,20 @@ def test_the_task_of_a_frozen_worker_goes_to_another_and_its_late_answer_does_no
 
 
 def test_time_in_which_the_store_was_away_does_not_count_for_a_rounds_deadline(
-    rabbitmq: Service, own_redis: Service, tmp_path: Path
+    rabbitmq: Service, own_redis: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = apart(blobs_recipe(rounds=1, federation={"deadline_seconds": 30.0}))
+    deadline, longest_pause = 15.0, 1.0
+    monkeypatch.setattr(retry, "MAX_DELAY_SECONDS", longest_pause)
+    recipe = apart(blobs_recipe(rounds=1, federation={"deadline_seconds": deadline}))
     with OverBrokers(recipe, tmp_path, broker_url=rabbitmq.url, store_url=own_redis.url) as federation:
         hands, server = Hands(federation), federation.serve()
         updates = [hands.train(task) for task in hands.take(3)]
         own_redis.kill()
-        time.sleep(31.0)  # longer than the deadline
+        time.sleep(deadline + 1.0)
         own_redis.start()
         assert federation.ledgers.latest(recipe.name)
         # A server that counted all that time would have given up by now.
-        time.sleep(MAX_DELAY_SECONDS + 1.0)
+        time.sleep(longest_pause + 1.0)
         for update in updates:
             hands.send(update)
         assert server.result(SOON).rounds_done == 1
