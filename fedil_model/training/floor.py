@@ -21,7 +21,6 @@ from fedil_model.seeding import derive_seed
 from fedil_model.settings import Learning, ServerSettings
 from fedil_model.training.evaluate import predict_logits
 from fedil_model.training.flat_model import FlatModel
-from fedil_model.training.precision import seeded
 from fedil_model.training.supervised import train_supervised
 
 HOLD_OUTS = 2
@@ -112,25 +111,21 @@ class Floor:
         return float(right), float(F.cross_entropy(logits_NC, held_out.labels))
 
     def _fit(self, samples: Samples, lr: float, strong_weight: float, epochs: int, *names: int | str) -> None:
-        seed = derive_seed(self._learning.seed, *names)
         self._model.load(self._initial)
-        with seeded(seed, self._model.device):
-            train_supervised(
-                self._model,
-                samples,
-                self._views,
-                self._learning.server,
-                epochs=epochs,
-                lr=lr,
-                strong_weight=strong_weight,
-                generator=torch.Generator().manual_seed(seed),
-                precision=self._learning.autocast,
-                decay=True,
-                check_stop=self._check_stop,
-            )
+        train_supervised(
+            self._model,
+            samples,
+            self._views,
+            self._learning,
+            seed=derive_seed(self._learning.seed, *names),
+            epochs=epochs,
+            lr=lr,
+            strong_weight=strong_weight,
+            decay=True,
+            check_stop=self._check_stop,
+        )
         # Static batch norm leaves no statistics behind; a network without it is not touched.
-        parts = samples.inputs.tensor_split(-(-len(samples.labels) // 500))
-        refresh_statistics(self._model.module, (self._views.plain(part) for part in parts))
+        refresh_statistics(self._model.module, samples.inputs, self._views.plain)
 
 
 def hold_out(labelled: Samples, seed: int, number: int) -> tuple[Samples, Samples]:
