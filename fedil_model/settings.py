@@ -1,6 +1,6 @@
 """Everything that a task's result depends on, besides the data: validated, frozen, free of torch.
 
-The [method] table is validated by the class that the method brings (see fedil_model/methods/registry.py), and the
+The [method] table is validated by the class that the method brings (see fedil_model/methods/__init__.py), and the
 method's profile fills in what a recipe leaves out.
 """
 

@@ -28,13 +28,12 @@ from fedil_model.data.augment.geometry import quarter_turns
 from fedil_model.data.datasets.interface import Samples
 from fedil_model.methods.averaging import AveragingFold
 from fedil_model.methods.base import split_batch
-from fedil_model.methods.declared import loss_series
+from fedil_model.methods.declared import chart, client_share, loss_series
 from fedil_model.methods.interface import (
     INVALID,
     Activation,
     Answer,
     Bases,
-    Chart,
     ClientResult,
     Display,
     Folded,
@@ -108,24 +107,20 @@ DISPLAY = Display(
                 "rotation", "turns", "Cross-entropy of telling turns; 0 for samples that are not turned."
             ),
         ),
-        Chart(
+        chart(
             "Clusters",
             "How well the server's clusters fit the clients' centroids, and how many of them clients use.",
-            (
-                Series(
-                    "agreement",
-                    "agreement",
-                    "Mean cosine between balanced and nearest clusters of the clients' centroids.",
-                    unit="share",
-                ),
-                Series(
-                    "used_share",
-                    "used",
-                    "Share of the server's clusters that a client's last projections fall into.",
-                    source="client_mean",
-                    unit="share",
-                    column="used %",
-                ),
+            Series(
+                "agreement",
+                "agreement",
+                "Mean cosine between balanced and nearest clusters of the clients' centroids.",
+                unit="share",
+            ),
+            client_share(
+                "used_share",
+                "used",
+                "Share of the server's clusters that a client's last projections fall into.",
+                "used %",
             ),
         ),
     ),

@@ -22,7 +22,7 @@ from torch import Tensor
 from fedil_model.data.datasets.interface import Samples
 from fedil_model.methods.averaging import check_delta, max_norm_of, norm_of, read_delta, typical_effort
 from fedil_model.methods.base import AveragingMethod, split_batch
-from fedil_model.methods.declared import SHARED_OPTIMISERS, loss_series, losses_chart, steps_chart
+from fedil_model.methods.declared import SHARED_OPTIMISERS, chart, loss_series, losses_chart, steps_chart
 from fedil_model.methods.interface import (
     ACCEPTED,
     INVALID,
@@ -30,7 +30,6 @@ from fedil_model.methods.interface import (
     Answer,
     Arrays,
     Bases,
-    Chart,
     ClientResult,
     Display,
     Folded,
@@ -106,17 +105,15 @@ DISPLAY = Display(
                 "consistency", "teacher", "Squared distance of predictions from the teacher's sharpened ones."
             )
         ),
-        Chart(
+        chart(
             "Groups",
             "Weight of the server's model in the groups; the rest is the clients'.",
-            (
-                Series(
-                    "server_weight",
-                    "server",
-                    "Mean weight of the server's model in the groups.",
-                    unit="share",
-                    column="server %",
-                ),
+            Series(
+                "server_weight",
+                "server",
+                "Mean weight of the server's model in the groups.",
+                unit="share",
+                column="server %",
             ),
         ),
     ),

@@ -15,13 +15,12 @@ from pydantic import Field
 from fedil_model.data.datasets.interface import Samples
 from fedil_model.methods.averaging import norm_of
 from fedil_model.methods.base import AveragingMethod
-from fedil_model.methods.declared import SERVER_NORM, SHARED_OPTIMISERS, loss_series
+from fedil_model.methods.declared import LOSS_SERVER, SERVER_NORM, SHARED_OPTIMISERS, chart
 from fedil_model.methods.interface import (
     INVALID,
     Activation,
     Answer,
     Bases,
-    Chart,
     ClientResult,
     Display,
     Folded,
@@ -54,12 +53,8 @@ _FIFTH: dict[str, Any] = {"method": {"part": 0.2}}
 DISPLAY = Display(
     models=(Model("global", "server's", "the model trained on the server's labelled samples"),),
     charts=(
-        Chart("Steps", "How far a round moves the model.", (SERVER_NORM,), log=True),
-        Chart(
-            "Losses",
-            "Mean over the last epoch of a round.",
-            (loss_series("server", "server", "Cross-entropy on the labelled samples.", at_server=True),),
-        ),
+        chart("Steps", "How far a round moves the model.", SERVER_NORM, log=True),
+        chart("Losses", "Mean over the last epoch of a round.", LOSS_SERVER),
     ),
 )
 
