@@ -98,10 +98,6 @@ class ServerSettings(OptimiserSettings):
     """… and in the rounds."""
 
 
-class ClientSettings(OptimiserSettings):
-    pass
-
-
 class MethodSettings(Settings):
     """Base of the settings that a method brings."""
 
@@ -131,7 +127,7 @@ class Learning(Settings):
     data: DataSettings = DataSettings()
     split: SplitSettings = SplitSettings(labelled_fraction=0.01)
     network: NetworkSettings = NetworkSettings()
-    client: ClientSettings = ClientSettings()
+    client: OptimiserSettings = OptimiserSettings()
     server: ServerSettings = ServerSettings()
     hostile: HostileSettings = HostileSettings()
     method: SerializeAsAny[MethodSettings] = MethodSettings()

@@ -117,17 +117,12 @@ def make_split(labels: np.ndarray, num_classes: int, settings: SplitSettings, se
     partition = PARTITIONS[settings.partition]
     rng = np.random.default_rng(derive_seed(seed, "partition", settings.partition))
     parts = partition(labels[unlabelled], settings.clients, settings, rng)
-    _refuse_empty(parts, settings)
-    return Split(labelled, tuple(np.sort(unlabelled[part]) for part in parts), seed)
-
-
-def _refuse_empty(parts: list[np.ndarray], settings: SplitSettings) -> None:
-    empty = sum(1 for part in parts if not len(part))
-    if empty:
+    if empty := sum(1 for part in parts if not len(part)):
         raise DataError(
             f'split.partition="{settings.partition}" leaves {empty} of split.clients={settings.clients} '
             "without a sample; lower split.clients"
         )
+    return Split(labelled, tuple(np.sort(unlabelled[part]) for part in parts), seed)
 
 
 def _choose_labelled(

@@ -1,5 +1,6 @@
 """Building blocks that methods share: the network, seeds, training at the server and at a client, static batch norm."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -210,7 +211,7 @@ def check_finite(
 ) -> None:
     """Raises NumericError if training diverged. `received`: buffers of the models that the client was sent, in which
     `variances_Q` marks running variances."""
-    if all_finite(params) and all(map(_is_finite, losses)):
+    if all_finite(params) and all(map(math.isfinite, losses)):
         return
     for buffers_Q in (buffers.cpu() for buffers in received):
         if not torch.isfinite(buffers_Q).all() or bool((buffers_Q[variances_Q] < 0).any()):
@@ -221,7 +222,3 @@ def check_finite(
     raise NumericError(
         f"training of client {client} diverged: begin anew with a lower client.lr or client.clip_norm"
     )
-
-
-def _is_finite(value: float) -> bool:
-    return abs(value) < float("inf")

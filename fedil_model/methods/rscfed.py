@@ -254,10 +254,8 @@ def weighted_mean(models: Sequence[Weights], weights: Sequence[float]) -> Weight
 
 
 def _distance(model: Weights, mean: Weights, sizes: Sizes) -> float:
-    parts = (
-        *torch.split(model.params - mean.params, list(sizes.params)),
-        *torch.split(model.buffers - mean.buffers, list(sizes.buffers)),
-    )
+    vectors = (model.params - mean.params, model.buffers - mean.buffers)
+    parts = (part for each in zip(vectors, sizes, strict=True) for part in torch.split(*each))
     return math.fsum(float(torch.linalg.vector_norm(part)) for part in parts)
 
 

@@ -6,7 +6,7 @@ them. N samples, C classes.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 
@@ -60,7 +60,8 @@ class Floor:
 
     def train(self) -> list[Choice]:
         """Leaves the trained floor in the model. Returns what was tried, the choice first."""
-        tried = self._rank([self._try(candidate) for candidate in self._candidates()])
+        server = self._learning.server
+        tried = self._rank([self._try(pair) for pair in product(_rates(server), _strong_weights(server))])
         for number, choice in enumerate(tried):
             try:
                 self._fit(self._labelled, choice.lr, choice.strong_weight, self._epochs, "baseline")
@@ -87,11 +88,8 @@ class Floor:
             return ranked
         return [own, *(one for one in ranked if one is not own)]
 
-    def _candidates(self) -> Iterator[tuple[float, float]]:
-        """Learning rates and weights of the strong view"""
-        return product(_rates(self._learning.server), _strong_weights(self._learning.server))
-
     def _try(self, candidate: tuple[float, float]) -> Choice:
+        """A learning rate and a weight of the strong view"""
         scores = [self._score(*candidate, number) for number in range(HOLD_OUTS)]
         accuracy, loss = np.mean(scores, axis=0).tolist()
         return Choice(*candidate, accuracy, loss)
