@@ -6,7 +6,7 @@ is drawn anew for it. The part is everything for `server_only`, and a fifth for 
 has as many steps as one pass over all samples.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -115,16 +115,18 @@ class ServerOnly(AveragingMethod):
         return RoundEnd(state, {"global": Weights.named(state, "global")})
 
 
+@dataclass
 class EmptyFold:
     """Of a round without clients: the new model is what the server's step made."""
 
-    def __init__(self, state: State, trained: Tensors, effort: float) -> None:
-        self._state, self._trained, self._effort = state, trained, effort
+    state: State
+    trained: Tensors
+    effort: float
 
     def add(self, answer: Answer) -> Verdict:  # noqa: ARG002
         return Verdict(INVALID, ASKS_NO_CLIENTS)
 
     def close(self) -> Folded:
-        before, after = Weights.named(self._state, "global"), Weights.named(self._trained, "global")
+        before, after = Weights.named(self.state, "global"), Weights.named(self.trained, "global")
         norm = norm_of(after.params - before.params.to(after.params.device))
-        return Folded({**self._state, **self._trained}, norm, self._effort)
+        return Folded({**self.state, **self.trained}, norm, self.effort)
