@@ -23,7 +23,7 @@ from client_worker import metrics
 from client_worker.stopping import Interrupted, Stopping
 from client_worker.training import ModelRewritten, OutOfMemory, Trainer
 from fedil_model.errors import LearningError
-from fedil_model.methods.registry import method_named
+from fedil_model.methods import method_named
 
 _log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2

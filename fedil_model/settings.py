@@ -1,6 +1,6 @@
 """Everything that a task's result depends on, besides the data: validated, frozen, free of torch.
 
-The [method] table is validated by the class that the method brings (see fedil_model/methods/registry.py), and the
+The [method] table is validated by the class that the method brings (see fedil_model/methods/__init__.py), and the
 method's profile fills in what a recipe leaves out.
 """
 
@@ -98,10 +98,6 @@ class ServerSettings(OptimiserSettings):
     """… and in the rounds."""
 
 
-class ClientSettings(OptimiserSettings):
-    pass
-
-
 class MethodSettings(Settings):
     """Base of the settings that a method brings."""
 
@@ -131,7 +127,7 @@ class Learning(Settings):
     data: DataSettings = DataSettings()
     split: SplitSettings = SplitSettings(labelled_fraction=0.01)
     network: NetworkSettings = NetworkSettings()
-    client: ClientSettings = ClientSettings()
+    client: OptimiserSettings = OptimiserSettings()
     server: ServerSettings = ServerSettings()
     hostile: HostileSettings = HostileSettings()
     method: SerializeAsAny[MethodSettings] = MethodSettings()

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -95,103 +94,167 @@ def serve(
     if deployment.tensorboard:
         check_installed()
     with watching(run, deployment.recipe, where, deployment.web, stop) as watch:
+        server = _Server(deployment, where, run, watcher, stop, label_truth, watch)
         try:
-            outcome = _serve(deployment, where, run, watcher, stop, label_truth, watch)
+            outcome = server.serve()
         except (BrokerUnavailable, Stopped):
             # A stopping server waits neither for a broker nor for another server to end.
             if not stop.is_set():
                 raise
-            outcome = _outcome(where, run, stopped=True)
+            outcome = server.outcome(stopped=True)
         watch.ended("stopped" if outcome.stopped else "done")
         return outcome
 
 
-def _serve(
-    deployment: Deployment,
-    where: RunDir,
-    run: str,
-    watcher: Watcher,
-    stop: threading.Event,
-    label_truth: MakeLabelTruth,
-    watch: Watching,
-) -> Outcome:
-    recipe = deployment.recipe
-    spec = find_method(recipe.method.name)
-    _give_memory_back()
-    device = choose_device(deployment.device)
-    # For cuBLAS, which reads it when it is first used; see repeatable_on.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    repeatable_on(device)
-    with ExitStack() as stack:
-        patience = RetryPolicy(stop=stop.is_set, on_wait=watch.waiting_for)
-        store = deployment.connect_store(patience)
-        stack.callback(store.close)
-        transport = _take_charge(deployment, run, patience, watch, watcher.note, stack)
-        presence = stack.enter_context(_presence(deployment, run, watch.url))
-        watch.tell_address(watcher.note)
-        watcher = Watchers(watch.watcher, StatusTeller(presence.update, recipe.federation.expected), watcher)
-        if deployment.tensorboard:
-            watcher = Watchers(
-                stack.enter_context(TensorBoardWatcher(where.tensorboard, spec.display, watcher.note)),
-                watcher,
+@dataclass(frozen=True)
+class _Server:
+    deployment: Deployment
+    where: RunDir
+    run: str
+    watcher: Watcher
+    stop: threading.Event
+    label_truth: MakeLabelTruth
+    watch: Watching
+
+    def serve(self) -> Outcome:
+        deployment, recipe, run, watch = self.deployment, self.deployment.recipe, self.run, self.watch
+        spec = find_method(recipe.method.name)
+        _give_memory_back()
+        device = choose_device(deployment.device)
+        # For cuBLAS, which reads it when it is first used; see repeatable_on.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        repeatable_on(device)
+        with ExitStack() as stack:
+            patience = RetryPolicy(stop=self.stop.is_set, on_wait=watch.waiting_for)
+            store = deployment.connect_store(patience)
+            stack.callback(store.close)
+            transport = self._take_charge(patience, stack)
+            presence = stack.enter_context(self._presence())
+            watch.tell_address(self.watcher.note)
+            status = StatusTeller(presence.update, recipe.federation.expected)
+            watcher = Watchers(watch.watcher, status, self.watcher)
+            if deployment.tensorboard:
+                events = TensorBoardWatcher(self.where.tensorboard, spec.display, watcher.note)
+                watcher = Watchers(stack.enter_context(events), watcher)
+            for concern in transport.timeout_warnings(recipe.federation.deadline_seconds):
+                watcher.note(Notice(concern))
+            watcher.phase(0, "load_data")
+            inputs = read_inputs(self.where, recipe, device, resume=True)
+            record_environment(self.where, device)
+            evaluator = inputs.evaluator(recipe)
+            stack.callback(evaluator.close)
+            context = ServerContext(
+                transport=transport,
+                store=store,
+                checkpoints=CheckpointFolder(self.where.checkpoints),
+                evaluate=evaluator.submit,
+                watcher=HistoryWriter(self.where.history, watcher),
+                clock=time.monotonic,
+                stop=self.stop,
+                sites=WatchedSites(
+                    recipe.sites,
+                    store,
+                    time.monotonic,
+                    recipe.federation.site_timeout_seconds,
+                    _user(deployment.broker),
+                    watcher.note,
+                ),
+                label_truth=self.label_truth(store, run, spec, inputs),
+                shard_sizes=inputs.split.held,
+                away=lambda: transport.outage_seconds + store.outage_seconds,
+                connect_for_inspection=lambda: connect_transport(deployment.broker),
             )
-        for concern in transport.timeout_warnings(recipe.federation.deadline_seconds):
-            watcher.note(Notice(concern))
-        watcher.phase(0, "load_data")
-        checkpoints = CheckpointFolder(where.checkpoints)
-        inputs = read_inputs(where, recipe, device, resume=True)
-        record_environment(where, device)
-        evaluator = inputs.evaluator(recipe)
-        stack.callback(evaluator.close)
-        context = ServerContext(
-            transport=transport,
-            store=store,
-            checkpoints=checkpoints,
-            evaluate=evaluator.submit,
-            watcher=HistoryWriter(where.history, watcher),
-            clock=time.monotonic,
-            stop=stop,
-            sites=WatchedSites(
-                recipe.sites,
-                store,
-                time.monotonic,
-                recipe.federation.site_timeout_seconds,
-                _user(deployment.broker),
-                watcher.note,
-            ),
-            label_truth=label_truth(store, run, spec, inputs),
-            shard_sizes=inputs.split.held,
-            away=lambda: transport.outage_seconds + store.outage_seconds,
-            connect_for_inspection=lambda: connect_transport(deployment.broker),
-        )
-        stack.enter_context(Surveyor(run, recipe.sites, lambda: _for_the_survey(deployment), watch.survey))
-        watch.leading(inputs.dataset.class_names, lambda: (transport.bytes_sent, transport.bytes_received))
-        method = make_method(recipe.learning(), inputs.dataset, device)
-        stopped = False
+            stack.enter_context(Surveyor(run, recipe.sites, self._connect_for_survey, watch.survey))
+            watch.leading(
+                inputs.dataset.class_names, lambda: (transport.bytes_sent, transport.bytes_received)
+            )
+            method = make_method(recipe.learning(), inputs.dataset, device)
+            stopped, ledgers = False, ""
+            try:
+                Coordinator(run, recipe, method, inputs.labelled, context).run()
+                transport.retire(run)
+            except Stopped:
+                stopped = True
+            try:
+                ledgers = ledger_digest(store, run)
+            except LedgerMissing as error:  # the model is complete even if a ledger was damaged
+                watcher.note(Notice(f"no digest of the ledgers: {error}"))
+            outcome = self.outcome(stopped)
+            return replace(outcome, ledger_digest=ledgers, split_digest=inputs.split.digest)
+
+    def outcome(self, stopped: bool) -> Outcome:
+        latest = CheckpointFolder(self.where.checkpoints).latest()
+        return Outcome(self.run, latest.round if latest else 0, stopped, model_digest(latest))
+
+    def _take_charge(self, patience: RetryPolicy, stack: ExitStack) -> ReconnectingTransport:
+        """The lead first, then the folder, which a standby server shares with the one that it waits for. The other may
+        have lost its connection and not its life: then the lead goes back to it."""
+        while True:
+            transport = ReconnectingTransport(self._lead, patience)
+            try:
+                stack.enter_context(sole_use(self.deployment.run_dir))
+            except FolderInUse:
+                transport.close()
+                if not self.deployment.standby:
+                    raise
+                if self.stop.is_set():
+                    raise Stopped from None
+                time.sleep(_STANDBY_SECONDS)
+            except BaseException:
+                transport.close()
+                raise
+            else:
+                stack.callback(transport.close)
+                return transport
+
+    def _lead(self) -> Transport:
+        """A connection of the run's only server. After the broker was away another server may lead."""
+        transport = connect_transport(self.deployment.broker)
         try:
-            Coordinator(run, recipe, method, inputs.labelled, context).run()
-            transport.retire(run)
-        except Stopped:
-            stopped = True
-        return replace(
-            _outcome(where, run, stopped),
-            ledger_digest=_ledger_digest(store, run, watcher),
-            split_digest=inputs.split.digest,
-        )
+            deadline = time.monotonic() + LEAD_SECONDS
+            waiting = False
+            while not transport.acquire_leadership(self.run, _STANDBY_SECONDS):
+                if self.stop.is_set():
+                    raise Stopped
+                if not waiting:
+                    self.watch.standing_by()
+                    self.watcher.note(Notice(f"another server leads run {self.run}: waiting"))
+                    self.watch.tell_address(self.watcher.note)
+                waiting = True
+                if not self.deployment.standby and time.monotonic() > deadline:
+                    raise Superseded(
+                        f"another server leads run {self.run}: stop it, or start this one with --standby to wait "
+                        "for it"
+                    )
+            self.watch.leading_again()
+            return transport
+        except BaseException:
+            transport.close()
+            raise
 
+    def _connect_for_survey(self) -> tuple[Transport, Store]:
+        store = self.deployment.connect_store(_BRIEF)
+        try:
+            return connect_transport(self.deployment.broker), store
+        except BaseException:
+            store.close()
+            raise
 
-def _outcome(where: RunDir, run: str, stopped: bool) -> Outcome:
-    latest = CheckpointFolder(where.checkpoints).latest()
-    return Outcome(run, latest.round if latest else 0, stopped, model_digest(latest))
-
-
-def _ledger_digest(store: Store, run: str, watcher: Watcher) -> str:
-    """The model is complete even if a ledger was damaged."""
-    try:
-        return ledger_digest(store, run)
-    except LedgerMissing as error:
-        watcher.note(Notice(f"no digest of the ledgers: {error}"))
-        return ""
+    def _presence(self) -> Presence:
+        recipe = self.deployment.recipe
+        facts = {
+            "state": "starting",
+            "recipe": recipe.name,
+            "mode": recipe.federation.mode,
+            "rounds": recipe.rounds,
+            "models": {model.name: model.title for model in find_method(recipe.method.name).display.models},
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "sites": {site: len(clients) for site, clients in recipe.sites.items()},
+            "started": time.time(),
+            "page": self.watch.url,
+        }
+        return Presence(lambda: self.deployment.connect_store(_BRIEF), RUNS_TOPIC, self.run, facts)
 
 
 def _give_memory_back() -> None:
@@ -201,97 +264,6 @@ def _give_memory_back() -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, 16 << 20)
         libc.mallopt(_M_TRIM_THRESHOLD, 64 << 20)
-
-
-def _take_charge(
-    deployment: Deployment,
-    run: str,
-    patience: RetryPolicy,
-    watch: Watching,
-    note: Callable[[Notice], None],
-    stack: ExitStack,
-) -> ReconnectingTransport:
-    """The lead first, then the folder, which a standby server shares with the one that it waits for. The other may
-    have lost its connection and not its life: then the lead goes back to it."""
-
-    def waiting() -> None:
-        watch.standing_by()
-        note(Notice(f"another server leads run {run}: waiting"))
-        watch.tell_address(note)
-
-    ways = (waiting, watch.leading_again)
-    while True:
-        transport = ReconnectingTransport(partial(_lead, deployment, run, patience.stop, *ways), patience)
-        try:
-            stack.enter_context(sole_use(deployment.run_dir))
-        except FolderInUse:
-            transport.close()
-            if not deployment.standby:
-                raise
-            if patience.stop():
-                raise Stopped from None
-            time.sleep(_STANDBY_SECONDS)
-        except BaseException:
-            transport.close()
-            raise
-        else:
-            stack.callback(transport.close)
-            return transport
-
-
-def _lead(
-    deployment: Deployment,
-    run: str,
-    stop: Callable[[], bool],
-    on_waiting: Callable[[], None],
-    on_lead: Callable[[], None],
-) -> Transport:
-    """A connection of the run's only server. After the broker was away another server may lead."""
-    transport = connect_transport(deployment.broker)
-    try:
-        deadline = time.monotonic() + LEAD_SECONDS
-        waiting = False
-        while not transport.acquire_leadership(run, _STANDBY_SECONDS):
-            if stop():
-                raise Stopped
-            if not waiting:
-                on_waiting()
-            waiting = True
-            if not deployment.standby and time.monotonic() > deadline:
-                raise Superseded(
-                    f"another server leads run {run}: stop it, or start this one with --standby to wait for it"
-                )
-        on_lead()
-        return transport
-    except BaseException:
-        transport.close()
-        raise
-
-
-def _for_the_survey(deployment: Deployment) -> tuple[Transport, Store]:
-    store = deployment.connect_store(_BRIEF)
-    try:
-        return connect_transport(deployment.broker), store
-    except BaseException:
-        store.close()
-        raise
-
-
-def _presence(deployment: Deployment, run: str, page: str | None) -> Presence:
-    recipe = deployment.recipe
-    facts = {
-        "state": "starting",
-        "recipe": recipe.name,
-        "mode": recipe.federation.mode,
-        "rounds": recipe.rounds,
-        "models": {model.name: model.title for model in find_method(recipe.method.name).display.models},
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "sites": {site: len(clients) for site, clients in recipe.sites.items()},
-        "started": time.time(),
-        "page": page,
-    }
-    return Presence(lambda: deployment.connect_store(_BRIEF), RUNS_TOPIC, run, facts)
 
 
 def _user(broker_url: str) -> str | None:

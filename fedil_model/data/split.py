@@ -5,7 +5,6 @@ A split can be kept beside the results: all methods of one table must share it.
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -51,20 +50,7 @@ class Split:
             content.update(positions.astype("<i8").tobytes())
         return content.hexdigest()
 
-    def save(self, path: Path) -> None:
-        """All or nothing: a reader never sees half a file."""
-        path = Path(path)
-        unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
-        try:
-            with unfinished.open("w", encoding="utf-8") as file:
-                file.write(self._as_json())
-                file.flush()
-                os.fsync(file.fileno())
-            unfinished.replace(path)
-        finally:
-            unfinished.unlink(missing_ok=True)
-
-    def _as_json(self) -> str:
+    def to_json(self) -> str:
         """One line a client, for eyes and for diff."""
         clients = ",\n  ".join(json.dumps(positions.tolist()) for positions in self.clients)
         return (
@@ -75,7 +61,7 @@ class Split:
     @classmethod
     def load(cls, path: Path) -> "Split":
         try:
-            written = json.loads(Path(path).read_text(encoding="utf-8"))
+            written = json.loads(path.read_text(encoding="utf-8"))
             split = cls(
                 _positions(written["labelled"]),
                 tuple(map(_positions, written["clients"])),
@@ -131,17 +117,12 @@ def make_split(labels: np.ndarray, num_classes: int, settings: SplitSettings, se
     partition = PARTITIONS[settings.partition]
     rng = np.random.default_rng(derive_seed(seed, "partition", settings.partition))
     parts = partition(labels[unlabelled], settings.clients, settings, rng)
-    _refuse_empty(parts, settings)
-    return Split(labelled, tuple(np.sort(unlabelled[part]) for part in parts), seed)
-
-
-def _refuse_empty(parts: list[np.ndarray], settings: SplitSettings) -> None:
-    empty = sum(1 for part in parts if not len(part))
-    if empty:
+    if empty := sum(1 for part in parts if not len(part)):
         raise DataError(
             f'split.partition="{settings.partition}" leaves {empty} of split.clients={settings.clients} '
             "without a sample; lower split.clients"
         )
+    return Split(labelled, tuple(np.sort(unlabelled[part]) for part in parts), seed)
 
 
 def _choose_labelled(

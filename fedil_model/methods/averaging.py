@@ -45,24 +45,17 @@ def read_statistics(delta: Weights, base: Weights, variances_Q: Tensor) -> Tenso
     """The running statistics that the client ended with, or why they and the update are none. Statistics are averaged
     as values (base + increment), not as increments: then a variance stays positive also where clients started from
     several versions. `variances_Q` marks the values that must not be negative."""
-    misfit = _find_misfit(delta, base)
-    if misfit:
-        return Verdict(INVALID, misfit)
+    pairs = {"parameters": (delta.params, base.params), "buffer values": (delta.buffers, base.buffers)}
+    for name, (got, fits) in pairs.items():
+        if got.shape != fits.shape or got.dtype != fits.dtype:
+            words = f"{tuple(got.shape)} {name} of {got.dtype}, not {tuple(fits.shape)} of {fits.dtype}"
+            return Verdict(INVALID, words)
     values_Q = base.buffers + delta.buffers
     if not math.isfinite(largest_entry(values_Q)):
         return Verdict(INVALID, "its norm is not finite")
     if bool((values_Q[variances_Q] < 0).any()):
         return Verdict(INVALID, "a running variance is negative")
     return values_Q
-
-
-def _find_misfit(delta: Weights, base: Weights) -> str:
-    """How its shapes and types differ from those of the model; empty if they do not."""
-    pairs = {"parameters": (delta.params, base.params), "buffer values": (delta.buffers, base.buffers)}
-    for name, (got, fits) in pairs.items():
-        if got.shape != fits.shape or got.dtype != fits.dtype:
-            return f"{tuple(got.shape)} {name} of {got.dtype}, not {tuple(fits.shape)} of {fits.dtype}"
-    return ""
 
 
 def check_delta(

@@ -1,5 +1,6 @@
 """Building blocks that methods share: the network, seeds, training at the server and at a client, static batch norm."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -15,7 +16,7 @@ from fedil_model.methods.interface import Activation, Bases, MethodContext, Stat
 from fedil_model.networks import build_network
 from fedil_model.networks.normalisation import refresh_statistics
 from fedil_model.seeding import derive_seed
-from fedil_model.settings import MethodSettings, ServerSettings
+from fedil_model.settings import Learning, MethodSettings
 from fedil_model.training.batches import shuffled_batches
 from fedil_model.training.flat_model import FlatModel, Weights, all_finite
 from fedil_model.training.optimiser import FlatSGD, learning_rate
@@ -49,14 +50,20 @@ class MethodBase:
 
     def _pretrain(self, labelled: Samples) -> Weights:
         """The initial weights after server.pretrain_epochs on the labelled samples."""
-        settings = self._learning.server
+        server = self._learning.server
         self._student.load(self._network().take_weights())
-        if settings.pretrain_epochs:
-            lr, seed = settings.pretrain_lr or settings.lr, self._seed("pretrain")
-            weight = settings.pretrain_strong_weight
-            decay = settings.pretrain_schedule == "cosine"
-            self._train_supervised(
-                labelled, settings, settings.pretrain_epochs, lr, weight, seed, decay=decay
+        if server.pretrain_epochs:
+            train_supervised(
+                self._student,
+                labelled,
+                self._views,
+                self._learning,
+                seed=self._seed("pretrain"),
+                epochs=server.pretrain_epochs,
+                lr=server.pretrain_lr or server.lr,
+                strong_weight=server.pretrain_strong_weight,
+                decay=server.pretrain_schedule == "cosine",
+                check_stop=self.check_stop,
             )
         self._refresh(labelled)
         return self._student.take_weights()
@@ -65,57 +72,32 @@ class MethodBase:
         self,
         labelled: Samples,
         round_number: int,
-        settings: ServerSettings | None = None,
+        learning: Learning | None = None,
         *,
         ceiling: float = 1.0,
     ) -> tuple[Weights, Supervised]:
         """Trains what the student holds on the labelled samples, as a round does, and takes it. `ceiling` as in
         train_supervised"""
-        settings = settings or self._learning.server
-        lr, seed = (
-            learning_rate(settings, round_number, self._learning.rounds),
-            self._seed("server", round_number),
-        )
-        done = self._train_supervised(
-            labelled, settings, settings.epochs, lr, settings.strong_weight, seed, ceiling=ceiling
+        learning = learning or self._learning
+        done = train_supervised(
+            self._student,
+            labelled,
+            self._views,
+            learning,
+            seed=self._seed("server", round_number),
+            epochs=learning.server.epochs,
+            lr=learning_rate(learning.server, round_number, learning.rounds),
+            strong_weight=learning.server.strong_weight,
+            ceiling=ceiling,
+            check_stop=self.check_stop,
         )
         self._refresh(labelled)
         return self._student.take_weights(), done
 
-    def _train_supervised(
-        self,
-        labelled: Samples,
-        settings: ServerSettings,
-        epochs: int,
-        lr: float,
-        strong_weight: float,
-        seed: int,
-        *,
-        decay: bool = False,
-        ceiling: float = 1.0,
-    ) -> Supervised:
-        with seeded(seed, self.device):
-            return train_supervised(
-                self._student,
-                labelled,
-                self._views,
-                settings,
-                epochs=epochs,
-                lr=lr,
-                strong_weight=strong_weight,
-                generator=torch.Generator().manual_seed(seed),
-                precision=self._learning.autocast,
-                decay=decay,
-                ceiling=ceiling,
-                check_stop=self.check_stop,
-            )
-
     def _refresh(self, labelled: Samples) -> None:
         """Static batch norm: statistics of the student's own weights on the labelled samples."""
         if self._learning.network.norm == "sbn":
-            # Parts of one size: each counts the same, and batch norm has nothing to say about a single sample.
-            parts = split_batch(500, labelled.inputs)
-            refresh_statistics(self._student.module, (self._views.plain(part) for (part,) in parts))
+            refresh_statistics(self._student.module, labelled.inputs, self._views.plain)
 
     def _refreshed(self, weights: Weights, labelled: Samples) -> Weights:
         """With static batch norm, an average of weights needs statistics of its own."""
@@ -229,7 +211,7 @@ def check_finite(
 ) -> None:
     """Raises NumericError if training diverged. `received`: buffers of the models that the client was sent, in which
     `variances_Q` marks running variances."""
-    if all_finite(params) and all(map(_is_finite, losses)):
+    if all_finite(params) and all(map(math.isfinite, losses)):
         return
     for buffers_Q in (buffers.cpu() for buffers in received):
         if not torch.isfinite(buffers_Q).all() or bool((buffers_Q[variances_Q] < 0).any()):
@@ -240,7 +222,3 @@ def check_finite(
     raise NumericError(
         f"training of client {client} diverged: begin anew with a lower client.lr or client.clip_norm"
     )
-
-
-def _is_finite(value: float) -> bool:
-    return abs(value) < float("inf")

@@ -21,13 +21,12 @@ from fedil_model.data.datasets.interface import Samples
 from fedil_model.errors import StateError
 from fedil_model.methods.averaging import AveragingFold
 from fedil_model.methods.base import split_batch
-from fedil_model.methods.declared import loss_series
+from fedil_model.methods.declared import chart, client_share, loss_series
 from fedil_model.methods.interface import (
     Activation,
     Answer,
     Arrays,
     Bases,
-    Chart,
     ClientResult,
     ClientValue,
     Display,
@@ -76,6 +75,9 @@ PUBLISHED_PROFILE: dict[str, Any] = {
 }
 
 
+_OWN_SHARE = "Share that a client's own weights have in what it begins with."
+
+
 def byol_display(own_share_help: str, threshold: float | None = None) -> Display:
     """`threshold`: the divergence from which a client keeps its own predictor"""
     return Display(
@@ -85,33 +87,18 @@ def byol_display(own_share_help: str, threshold: float | None = None) -> Display
             client_losses_chart(
                 loss_series("byol", "BYOL", "Distance of predictions from the target's projections, 0 to 8.")
             ),
-            Chart(
+            chart(
                 "Divergence",
                 "How far local training moves the network's weights, on average over its weight tensors.",
-                (
-                    Series(
-                        "divergence",
-                        "divergence",
-                        "Mean norm of the change of a weight tensor in local training.",
-                        source="client_mean",
-                        unit="norm",
-                    ),
+                Series(
+                    "divergence",
+                    "divergence",
+                    "Mean norm of the change of a weight tensor in local training.",
+                    source="client_mean",
+                    unit="norm",
                 ),
             ),
-            Chart(
-                "Own weights",
-                own_share_help,
-                (
-                    Series(
-                        "own_share",
-                        "own",
-                        "Share that a client's own weights have in what it begins with.",
-                        source="client_mean",
-                        unit="share",
-                        column="own %",
-                    ),
-                ),
-            ),
+            chart("Own weights", own_share_help, client_share("own_share", "own", _OWN_SHARE, "own %")),
         ),
         client_values=(
             ClientValue(

@@ -147,6 +147,8 @@ def uda_loss(
 
 def annealing_ceiling(schedule: str, round_number: int, rounds: int, num_classes: int) -> float:
     """a·(1 − 1/C) + 1/C, where a in round t of T is exp(5·(t/T − 1)), t/T or 1 − exp(−5·t/T)"""
+    if schedule == "off":
+        return 1.0
     done = min(round_number / rounds, 1.0)
     shares = {"exp": math.exp(5.0 * (done - 1.0)), "linear": done, "log": 1.0 - math.exp(-5.0 * done)}
     return shares[schedule] * (1.0 - 1.0 / num_classes) + 1.0 / num_classes
@@ -162,15 +164,10 @@ class Consistency(AveragingMethod):
         return weights.tensors("global") | {"momentum": torch.zeros_like(weights.params)}
 
     def server_step(self, state: State, labelled: Samples, round_number: int) -> ServerStep:
-        ceiling = self._ceiling(round_number)
+        rounds, num_classes = self._learning.rounds, self._context.num_classes
+        ceiling = annealing_ceiling(self._settings.annealing, round_number, rounds, num_classes)
         _, trained, metrics = self._step_on_labels(state, labelled, round_number, ceiling=ceiling)
         return ServerStep(state, trained.tensors("global"), metrics)
-
-    def _ceiling(self, round_number: int) -> float:
-        if self._settings.annealing == "off":
-            return 1.0
-        rounds, num_classes = self._learning.rounds, self._context.num_classes
-        return annealing_ceiling(self._settings.annealing, round_number, rounds, num_classes)
 
     def client_step(self, activation: Activation) -> ClientResult:
         received, inputs = Weights.named(activation.broadcast, "global"), activation.inputs

@@ -21,31 +21,28 @@ def loss_series(term: str, title: str, help: str, *, at_server: bool = False) ->
     )
 
 
+def client_share(name: str, title: str, help: str, column: str = "") -> Series:
+    return Series(name, title, help, source="client_mean", unit="share", column=column)
+
+
+def chart(title: str, help: str, *series: Series, log: bool = False) -> Chart:
+    return Chart(title, help, series, log)
+
+
+LOSS_SERVER = loss_series("server", "server", "Cross-entropy on the labelled samples.", at_server=True)
+
+
 def losses_chart(*clients_terms: Series) -> Chart:
-    return Chart(
-        "Losses",
-        "Mean of each loss term: the server's on labelled samples, the clients' on their own.",
-        (
-            loss_series("server", "server", "Cross-entropy on the labelled samples.", at_server=True),
-            *clients_terms,
-        ),
-    )
+    help = "Mean of each loss term: the server's on labelled samples, the clients' on their own."
+    return chart("Losses", help, LOSS_SERVER, *clients_terms)
 
 
 def confident_chart(column: str = "") -> Chart:
-    return Chart(
+    help = "Share of unlabelled samples that train on a pseudo-label."
+    return chart(
         "Confident samples",
         "Share of the unlabelled samples whose label is confident enough to train on.",
-        (
-            Series(
-                "sure_share",
-                "confident",
-                "Share of unlabelled samples that train on a pseudo-label.",
-                source="client_mean",
-                unit="share",
-                column=column,
-            ),
-        ),
+        client_share("sure_share", "confident", help, column),
     )
 
 
@@ -70,4 +67,4 @@ SERVER_NORM = Series(
 
 
 def steps_chart(help: str = "How far training moves the model, at the server and at the clients.") -> Chart:
-    return Chart("Steps", help, (SERVER_NORM, CLIENT_NORM), log=True)
+    return chart("Steps", help, SERVER_NORM, CLIENT_NORM, log=True)

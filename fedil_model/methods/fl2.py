@@ -18,17 +18,22 @@ from fedil_model.data.datasets.interface import Samples
 from fedil_model.methods import semifl
 from fedil_model.methods.averaging import on_grid
 from fedil_model.methods.base import split_batch
-from fedil_model.methods.declared import CONFIDENT_BY_CLIENT, confident_chart, loss_series, losses_chart
+from fedil_model.methods.declared import (
+    CONFIDENT_BY_CLIENT,
+    chart,
+    client_share,
+    confident_chart,
+    loss_series,
+    losses_chart,
+)
 from fedil_model.methods.interface import (
     Activation,
     Answer,
     Bases,
-    Chart,
     ClientResult,
     ClientValue,
     Display,
     MethodSpec,
-    Series,
     State,
     Verdict,
 )
@@ -69,14 +74,10 @@ DISPLAY = Display(
             ),
         ),
         confident_chart("sure %"),
-        Chart(
+        chart(
             "Thresholds",
             "Mean confidence of the received model in a client's samples, from which its thresholds are made.",
-            (
-                Series(
-                    "confidence", "mean confidence", "Mean over clients.", source="client_mean", unit="share"
-                ),
-            ),
+            client_share("confidence", "mean confidence", "Mean over clients."),
         ),
     ),
     client_values=(

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedil_model.errors import SettingError
 from fedil_model.methods.interface import Activation, ClientResult, Method, Tensors
@@ -41,7 +41,9 @@ def hostile_step(
     result = method.client_step(replace(activation, state=own or None))
     kind = learning.hostile.kind
     if kind == "flipped":
-        update: Tensors = {name: _negated(tensor) for name, tensor in result.update.items()}
+        update: Tensors = {
+            name: -tensor if tensor.is_floating_point() else tensor for name, tensor in result.update.items()
+        }
     elif kind == "noise":
         seed = derive_seed(learning.seed, "hostile", activation.round_number, activation.client)
         update = _noise(result.update, torch.Generator().manual_seed(seed))
@@ -53,10 +55,6 @@ def hostile_step(
         update = _first(kept) if result.update else {}
     state = {**result.state, **(kept if kind == "stale" else {})}
     return replace(result, update=update, state=state)
-
-
-def _negated(tensor: Tensor) -> Tensor:
-    return -tensor if tensor.is_floating_point() else tensor
 
 
 def _noise(update: Tensors, generator: torch.Generator) -> Tensors:

@@ -14,7 +14,7 @@ one round's clients. B batch, K clusters, L local ones, F size of a projection, 
 
 import statistics
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -28,13 +28,12 @@ from fedil_model.data.augment.geometry import quarter_turns
 from fedil_model.data.datasets.interface import Samples
 from fedil_model.methods.averaging import AveragingFold
 from fedil_model.methods.base import split_batch
-from fedil_model.methods.declared import loss_series
+from fedil_model.methods.declared import chart, client_share, loss_series
 from fedil_model.methods.interface import (
     INVALID,
     Activation,
     Answer,
     Bases,
-    Chart,
     ClientResult,
     Display,
     Folded,
@@ -108,24 +107,20 @@ DISPLAY = Display(
                 "rotation", "turns", "Cross-entropy of telling turns; 0 for samples that are not turned."
             ),
         ),
-        Chart(
+        chart(
             "Clusters",
             "How well the server's clusters fit the clients' centroids, and how many of them clients use.",
-            (
-                Series(
-                    "agreement",
-                    "agreement",
-                    "Mean cosine between balanced and nearest clusters of the clients' centroids.",
-                    unit="share",
-                ),
-                Series(
-                    "used_share",
-                    "used",
-                    "Share of the server's clusters that a client's last projections fall into.",
-                    source="client_mean",
-                    unit="share",
-                    column="used %",
-                ),
+            Series(
+                "agreement",
+                "agreement",
+                "Mean cosine between balanced and nearest clusters of the clients' centroids.",
+                unit="share",
+            ),
+            client_share(
+                "used_share",
+                "used",
+                "Share of the server's clusters that a client's last projections fall into.",
+                "used %",
             ),
         ),
     ),
@@ -258,20 +253,17 @@ class Orchestra(SelfSupervised):
         return quarter_turns(views_B, turns_B) if self._turns else views_B, turns_B
 
 
+@dataclass
 class OrchestraFold:
     """The mean of the clients' networks, and clusters of their centroids."""
 
-    def __init__(
-        self,
-        average: AveragingFold,
-        cluster: Callable[[Tensor, Tensor], tuple[Tensor, float]],
-        shape_LF: tuple[int, int],
-        momentum: float,
-    ) -> None:
-        self._average, self._cluster, self._shape_LF, self._momentum = average, cluster, shape_LF, momentum
-        self._steps: list[int] = []
-        self._points: dict[tuple[int, int], Tensor] = {}
-        """(Client, version that it started from) → its centroids"""
+    average: AveragingFold
+    cluster: Callable[[Tensor, Tensor], tuple[Tensor, float]]
+    shape_LF: tuple[int, int]
+    momentum: float
+    steps: list[int] = field(default_factory=list)
+    points: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    """(Client, version that it started from) → its centroids"""
 
     def add(self, answer: Answer) -> Verdict:
         update = dict(answer.update)
@@ -279,30 +271,30 @@ class OrchestraFold:
         misfit = self._find_misfit(points_LF)
         if points_LF is None or misfit:
             return Verdict(INVALID, misfit)
-        verdict = self._average.add(replace(answer, update=update))
+        verdict = self.average.add(replace(answer, update=update))
         if verdict.counts:
-            self._points[answer.client, answer.base_version] = points_LF.clone()
-            self._steps.append(answer.num_steps)
+            self.points[answer.client, answer.base_version] = points_LF.clone()
+            self.steps.append(answer.num_steps)
         return verdict
 
     def _find_misfit(self, points_LF: Tensor | None) -> str:
         if points_LF is None:
             return "no centroids"
-        if tuple(points_LF.shape) != self._shape_LF or points_LF.dtype != torch.float32:
-            return f"centroids of {points_LF.dtype} and shape {tuple(points_LF.shape)}, not {self._shape_LF}"
+        if tuple(points_LF.shape) != self.shape_LF or points_LF.dtype != torch.float32:
+            return f"centroids of {points_LF.dtype} and shape {tuple(points_LF.shape)}, not {self.shape_LF}"
         furthest = float((torch.linalg.vector_norm(points_LF, dim=1) - 1.0).abs().max())
         return "" if furthest < 1e-3 else f"lengths of centroids differ from 1 by up to {furthest:.3g}"
 
     def close(self) -> Folded:
-        folded = self._average.close()
-        if not self._points:
+        folded = self.average.close()
+        if not self.points:
             return folded
         before_KF = folded.state["centroids"]
         # In an order that does not depend on when they came
-        points_NF = torch.cat([self._points[key].to(before_KF.device) for key in sorted(self._points)])
-        centroids_KF, agreement = self._cluster(points_NF, before_KF)
+        points_NF = torch.cat([self.points[key].to(before_KF.device) for key in sorted(self.points)])
+        centroids_KF, agreement = self.cluster(points_NF, before_KF)
         # The middle client's: what a single client claims does not decide.
-        kept_share = self._momentum ** statistics.median_low(self._steps)
+        kept_share = self.momentum ** statistics.median_low(self.steps)
         online_P = folded.state["online.params"]
         target_P = folded.state["target"].to(online_P.device).lerp(online_P, 1.0 - kept_share)
         return replace(

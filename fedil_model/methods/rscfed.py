@@ -11,7 +11,7 @@ B batch, C classes, P parameters, Q buffer values.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -22,7 +22,7 @@ from torch import Tensor
 from fedil_model.data.datasets.interface import Samples
 from fedil_model.methods.averaging import check_delta, max_norm_of, norm_of, read_delta, typical_effort
 from fedil_model.methods.base import AveragingMethod, split_batch
-from fedil_model.methods.declared import SHARED_OPTIMISERS, loss_series, losses_chart, steps_chart
+from fedil_model.methods.declared import SHARED_OPTIMISERS, chart, loss_series, losses_chart, steps_chart
 from fedil_model.methods.interface import (
     ACCEPTED,
     INVALID,
@@ -30,7 +30,6 @@ from fedil_model.methods.interface import (
     Answer,
     Arrays,
     Bases,
-    Chart,
     ClientResult,
     Display,
     Folded,
@@ -106,17 +105,15 @@ DISPLAY = Display(
                 "consistency", "teacher", "Squared distance of predictions from the teacher's sharpened ones."
             )
         ),
-        Chart(
+        chart(
             "Groups",
             "Weight of the server's model in the groups; the rest is the clients'.",
-            (
-                Series(
-                    "server_weight",
-                    "server",
-                    "Mean weight of the server's model in the groups.",
-                    unit="share",
-                    column="server %",
-                ),
+            Series(
+                "server_weight",
+                "server",
+                "Mean weight of the server's model in the groups.",
+                unit="share",
+                column="server %",
             ),
         ),
     ),
@@ -211,10 +208,10 @@ class RSCFed(AveragingMethod):
             state,
             Weights.named(bases[version], "global"),
             version,
-            num_labelled=len(labelled.labels),
-            sizes=self._student.sizes,
-            variances_Q=self._variances(),
-            seed=self._seed("groups", version),
+            len(labelled.labels),
+            self._student.sizes,
+            self._variances(),
+            self._seed("groups", version),
         )
 
     def end_round(self, state: State, broadcast: Tensors, labelled: Samples, round_number: int) -> RoundEnd:  # noqa: ARG002
@@ -257,10 +254,8 @@ def weighted_mean(models: Sequence[Weights], weights: Sequence[float]) -> Weight
 
 
 def _distance(model: Weights, mean: Weights, sizes: Sizes) -> float:
-    parts = (
-        *torch.split(model.params - mean.params, list(sizes.params)),
-        *torch.split(model.buffers - mean.buffers, list(sizes.buffers)),
-    )
+    vectors = (model.params - mean.params, model.buffers - mean.buffers)
+    parts = (part for each in zip(vectors, sizes, strict=True) for part in torch.split(*each))
     return math.fsum(float(torch.linalg.vector_norm(part)) for part in parts)
 
 
@@ -274,64 +269,62 @@ class _Kept:
     norm: float
 
 
+@dataclass
 class ConsensusFold:
     """Keeps the updates of the round until it closes: which of them make a group depends on all of them."""
 
-    def __init__(
-        self,
-        learning: Learning,
-        settings: RSCFedSettings,
-        state: State,
-        base: Weights,
-        version: int,
-        *,
-        num_labelled: int,
-        sizes: Sizes,
-        variances_Q: Tensor,
-        seed: int,
-    ) -> None:
-        self._learning, self._settings, self._state = learning, settings, state
-        self._base, self._version, self._num_labelled = base, version, num_labelled
-        self._sizes, self._variances_Q, self._seed = sizes, variances_Q.to(base.params.device), seed
-        self._max_norm = max_norm_of(base)
-        self._magnitude_Q = base.buffers.abs().clamp(min=1.0)
-        self._kept: dict[int, _Kept] = {}
+    learning: Learning
+    settings: RSCFedSettings
+    state: State
+    base: Weights
+    version: int
+    num_labelled: int
+    sizes: Sizes
+    variances_Q: Tensor
+    seed: int
+    kept: dict[int, _Kept] = field(default_factory=dict)
+    """By client"""
+
+    def __post_init__(self) -> None:
+        self._max_norm = max_norm_of(self.base)
+        self._magnitude_Q = self.base.buffers.abs().clamp(min=1.0)
 
     def add(self, answer: Answer) -> Verdict:
-        delta = read_delta(answer, {self._version: {}}, self._base.params.device)
+        delta = read_delta(answer, {self.version: {}}, self.base.params.device)
         if isinstance(delta, Verdict):
             return delta
-        checked = check_delta(delta, self._base, self._variances_Q, self._max_norm)
+        variances_Q = self.variances_Q.to(self.base.params.device)
+        checked = check_delta(delta, self.base, variances_Q, self._max_norm)
         if isinstance(checked, Verdict):
             return checked
         values_Q, norm = checked
         if largest_entry(values_Q / self._magnitude_Q) > MAX_ENTRY:
             return Verdict(INVALID, f"a value moves by more than {MAX_ENTRY:.0f}")
-        model = Weights(self._base.params + delta.params, values_Q)
-        self._kept[answer.client] = _Kept(model, answer.num_samples, answer.num_steps, norm)
+        model = Weights(self.base.params + delta.params, values_Q)
+        self.kept[answer.client] = _Kept(model, answer.num_samples, answer.num_steps, norm)
         return Verdict(ACCEPTED, counts=True)
 
     def close(self) -> Folded:
         """Without an accepted update the new model is the server's."""
-        server = Weights.named(self._state, "server").to(self._base.params.device)
-        kept = [self._kept[client] for client in sorted(self._kept)]
+        server = Weights.named(self.state, "server").to(self.base.params.device)
+        kept = [self.kept[client] for client in sorted(self.kept)]
         most = typical_effort([one.num_samples for one in kept])
         groups, server_weights = [], []
         for members in self._draw_groups(kept):
             models = [server, *(one.model for one in members)]
-            counts = [self._num_labelled, *(min(one.num_samples, most) for one in members)]
-            factors = self._settings.labelled_factor, self._settings.distance_factor
-            weights = weigh_group(models, counts, self._sizes, *factors)
+            counts = [self.num_labelled, *(min(one.num_samples, most) for one in members)]
+            factors = self.settings.labelled_factor, self.settings.distance_factor
+            weights = weigh_group(models, counts, self.sizes, *factors)
             groups.append(weighted_mean(models, weights))
             server_weights.append(weights[0])
         consensus = weighted_mean(groups, [1.0 / len(groups)] * len(groups))
-        lr = learning_rate(self._learning.client, self._version, self._learning.rounds)
+        lr = learning_rate(self.learning.client, self.version, self.learning.rounds)
         metrics = {"server_weight": math.fsum(server_weights) / len(groups)}
         if kept:
             metrics["client_norm"] = math.fsum(one.norm for one in kept) / len(kept)
         return Folded(
-            {**self._state, **consensus.tensors("global")},
-            delta_norm=norm_of(consensus.params - self._base.params),
+            {**self.state, **consensus.tensors("global")},
+            delta_norm=norm_of(consensus.params - self.base.params),
             effort=typical_effort([lr * one.num_steps for one in kept]),
             metrics=metrics,
             notes=() if kept else ("no update was accepted",),
@@ -339,7 +332,7 @@ class ConsensusFold:
 
     def _draw_groups(self, kept: "Sequence[_Kept]") -> "list[list[_Kept]]":
         """Clients may be in several groups; the server is in all of them."""
-        rng = np.random.default_rng(self._seed)
-        size = min(self._settings.clients_per_group, len(kept))
-        drawn = [rng.permutation(len(kept))[:size] for _ in range(self._settings.groups)]
+        rng = np.random.default_rng(self.seed)
+        size = min(self.settings.clients_per_group, len(kept))
+        drawn = [rng.permutation(len(kept))[:size] for _ in range(self.settings.groups)]
         return [[kept[number] for number in sorted(numbers)] for numbers in drawn]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedil_model.data.augment import Distortion
 from fedil_model.data.datasets.interface import Samples, Views
 from fedil_model.methods.base import AveragingMethod
-from fedil_model.methods.declared import CLIENT_NORM
+from fedil_model.methods.declared import CLIENT_NORM, chart
 from fedil_model.methods.interface import Chart, Model, RoundEnd, Series, ServerStep, State, Tensors
 from fedil_model.networks.heads import WithHeads, add_heads
 from fedil_model.settings import MethodSettings
@@ -40,13 +40,13 @@ FITTED_MODELS = (
         fit="linear_probe",
     ),
 )
-UPDATES_CHART = Chart(
-    "Updates", "How far clients move the network and its heads that they receive.", (CLIENT_NORM,), log=True
+UPDATES_CHART = chart(
+    "Updates", "How far clients move the network and its heads that they receive.", CLIENT_NORM, log=True
 )
 
 
 def client_losses_chart(*terms: Series) -> Chart:
-    return Chart("Losses", "Mean of each loss term of the clients, on their own samples.", terms)
+    return chart("Losses", "Mean of each loss term of the clients, on their own samples.", *terms)
 
 
 def distorted_view(views: Views, distortion: Distortion) -> View:

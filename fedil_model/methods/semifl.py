@@ -21,6 +21,7 @@ from fedil_model.methods.declared import (
     CLIENT_NORM,
     CONFIDENT_BY_CLIENT,
     SHARED_OPTIMISERS,
+    chart,
     confident_chart,
     loss_series,
     losses_chart,
@@ -29,7 +30,6 @@ from fedil_model.methods.interface import (
     Activation,
     Answer,
     Bases,
-    Chart,
     ClientResult,
     Display,
     MethodSpec,
@@ -71,7 +71,7 @@ PROFILES: dict[str, dict[str, Any]] = {
     "paper": _PAPER,
 }
 
-UPDATES = Chart("Updates", "How far clients move the model that they receive.", (CLIENT_NORM,), log=True)
+UPDATES = chart("Updates", "How far clients move the model that they receive.", CLIENT_NORM, log=True)
 LOSS_FIX = loss_series("fix", "strong views", "Cross-entropy of strong views against pseudo-labels.")
 DISPLAY = Display(
     models=(

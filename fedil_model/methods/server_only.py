@@ -6,7 +6,7 @@ is drawn anew for it. The part is everything for `server_only`, and a fifth for 
 has as many steps as one pass over all samples.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,13 +15,12 @@ from pydantic import Field
 from fedil_model.data.datasets.interface import Samples
 from fedil_model.methods.averaging import norm_of
 from fedil_model.methods.base import AveragingMethod
-from fedil_model.methods.declared import SERVER_NORM, SHARED_OPTIMISERS, loss_series
+from fedil_model.methods.declared import LOSS_SERVER, SERVER_NORM, SHARED_OPTIMISERS, chart
 from fedil_model.methods.interface import (
     INVALID,
     Activation,
     Answer,
     Bases,
-    Chart,
     ClientResult,
     Display,
     Folded,
@@ -54,12 +53,8 @@ _FIFTH: dict[str, Any] = {"method": {"part": 0.2}}
 DISPLAY = Display(
     models=(Model("global", "server's", "the model trained on the server's labelled samples"),),
     charts=(
-        Chart("Steps", "How far a round moves the model.", (SERVER_NORM,), log=True),
-        Chart(
-            "Losses",
-            "Mean over the last epoch of a round.",
-            (loss_series("server", "server", "Cross-entropy on the labelled samples.", at_server=True),),
-        ),
+        chart("Steps", "How far a round moves the model.", SERVER_NORM, log=True),
+        chart("Losses", "Mean over the last epoch of a round.", LOSS_SERVER),
     ),
 )
 
@@ -120,16 +115,18 @@ class ServerOnly(AveragingMethod):
         return RoundEnd(state, {"global": Weights.named(state, "global")})
 
 
+@dataclass
 class EmptyFold:
     """Of a round without clients: the new model is what the server's step made."""
 
-    def __init__(self, state: State, trained: Tensors, effort: float) -> None:
-        self._state, self._trained, self._effort = state, trained, effort
+    state: State
+    trained: Tensors
+    effort: float
 
     def add(self, answer: Answer) -> Verdict:  # noqa: ARG002
         return Verdict(INVALID, ASKS_NO_CLIENTS)
 
     def close(self) -> Folded:
-        before, after = Weights.named(self._state, "global"), Weights.named(self._trained, "global")
+        before, after = Weights.named(self.state, "global"), Weights.named(self.trained, "global")
         norm = norm_of(after.params - before.params.to(after.params.device))
-        return Folded({**self._state, **self._trained}, norm, self._effort)
+        return Folded({**self.state, **self.trained}, norm, self.effort)

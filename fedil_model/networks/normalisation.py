@@ -3,16 +3,16 @@
 "none" no normalisation · "bn" batch norm · "sbn" static batch norm · "gn" group norm.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedil_model.errors import DataError
-
 NormKind = Literal["none", "bn", "sbn", "gn"]
+_AT_A_TIME = 500
+"""Samples at most, of which statistics are computed"""
 
 
 class _StaticStatistics(nn.modules.batchnorm._BatchNorm):
@@ -65,10 +65,9 @@ def freeze_statistics(model: nn.Module) -> None:
             module.eval()
 
 
-def refresh_statistics(model: nn.Module, batches: Iterable[Tensor]) -> None:
-    """Recompute the buffers of static batch norm in one pass, each batch counting the same.
-
-    A network without static batch norm is left alone, and `batches` is then not consumed."""
+def refresh_statistics(model: nn.Module, raw_N: Tensor, view: Callable[[Tensor], Tensor]) -> None:
+    """Recompute the buffers of static batch norm in one pass over what `view` makes of the samples. A network without
+    static batch norm is left alone."""
     layers = [module for module in model.modules() if isinstance(module, _StaticStatistics)]
     if not layers:
         return
@@ -80,10 +79,10 @@ def refresh_statistics(model: nn.Module, batches: Iterable[Tensor]) -> None:
         layer.collecting = True
     try:
         with torch.no_grad():
-            num_batches = sum(1 for batch in batches if model(batch) is not None)
+            # Parts of one size: each counts the same, and batch norm has nothing to say about a single sample.
+            for part in raw_N.tensor_split(-(-len(raw_N) // _AT_A_TIME)):
+                model(view(part))
     finally:
         for layer in layers:
             layer.collecting = False
         model.train(was_training)
-    if num_batches == 0:
-        raise DataError("static batch norm needs at least one batch to compute its statistics")

@@ -87,5 +87,10 @@ def _native(x: Tensor) -> Any:
     return x.numpy() if x.device.type == "cpu" else x
 
 
+def blocks(*vectors: Tensor) -> "zip[tuple[Tensor, ...]]":
+    """Side by side: differences of whole models would take memory."""
+    return zip(*(torch.split(vector, BLOCK) for vector in vectors), strict=True)
+
+
 def largest_entry(x: Tensor) -> float:
     return float(x.abs().max()) if x.numel() else 0.0

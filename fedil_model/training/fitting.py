@@ -83,8 +83,7 @@ def _tune(model: FlatModel, labelled: Samples, views: Views, learning: Learning,
             loss.backward()  # type: ignore[no-untyped-call]
             optimiser.step()
         schedule.step()
-    parts = labelled.inputs.tensor_split(-(-len(labelled.labels) // 500))
-    refresh_statistics(module, (views.plain(part) for part in parts))
+    refresh_statistics(module, labelled.inputs, views.plain)
 
 
 def _decayed_and_rest(module: nn.Module) -> list[dict[str, object]]:

@@ -41,12 +41,8 @@ class Weights:
             raise StateError(f"the weights {name!r} are missing ({error} not found)") from error
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Of the tensors that the two vectors consist of, in their order"""
-
-    params: tuple[int, ...]
-    buffers: tuple[int, ...]
+Sizes = tuple[list[int], list[int]]
+"""Of the tensors that the two vectors consist of, in their order"""
 
 
 class FlatModel:
@@ -76,9 +72,7 @@ class FlatModel:
             if buffer.is_floating_point() and buffer.dtype != torch.float32:
                 raise NetworkError(f"buffer {name} is {buffer.dtype}; only float32 is supported")
         self._buffers = [b for _, b in module.named_buffers() if b.is_floating_point()]
-        self.sizes = Sizes(
-            tuple(p.numel() for p in self._parameters), tuple(b.numel() for b in self._buffers)
-        )
+        self.sizes: Sizes = ([p.numel() for p in self._parameters], [b.numel() for b in self._buffers])
         # Counters (BatchNorm's num_batches_tracked) are not sent, so every load begins with them as built;
         # otherwise one client's training would show in the next one's.
         self._counters = [(b, b.clone()) for _, b in module.named_buffers() if not b.is_floating_point()]
@@ -172,7 +166,7 @@ class FlatModel:
         self._load_buffers(weights.buffers)
 
     def _check_fit(self, weights: Weights) -> None:
-        num_buffers = sum(b.numel() for b in self._buffers)
+        num_buffers = sum(self.sizes[1])
         if weights.params.numel() != self.num_params or weights.buffers.numel() != num_buffers:
             raise StateError(
                 f"weights of {weights.params.numel()} parameters and {weights.buffers.numel()} buffer values "
@@ -182,11 +176,8 @@ class FlatModel:
     def _load_buffers(self, buffers: Tensor) -> None:
         for counter, as_built in self._counters:
             counter.copy_(as_built)
-        offset = 0
-        for buffer in self._buffers:
-            end = offset + buffer.numel()
-            buffer.copy_(buffers[offset:end].view_as(buffer))
-            offset = end
+        for buffer, part in zip(self._buffers, torch.split(buffers, self.sizes[1]), strict=True):
+            buffer.copy_(part.view_as(buffer))
 
 
 def all_finite(x: Tensor) -> bool:

@@ -6,7 +6,7 @@ them. N samples, C classes.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 
@@ -21,7 +21,6 @@ from fedil_model.seeding import derive_seed
 from fedil_model.settings import Learning, ServerSettings
 from fedil_model.training.evaluate import predict_logits
 from fedil_model.training.flat_model import FlatModel
-from fedil_model.training.precision import seeded
 from fedil_model.training.supervised import train_supervised
 
 HOLD_OUTS = 2
@@ -61,7 +60,8 @@ class Floor:
 
     def train(self) -> list[Choice]:
         """Leaves the trained floor in the model. Returns what was tried, the choice first."""
-        tried = self._rank([self._try(candidate) for candidate in self._candidates()])
+        server = self._learning.server
+        tried = self._rank([self._try(pair) for pair in product(_rates(server), _strong_weights(server))])
         for number, choice in enumerate(tried):
             try:
                 self._fit(self._labelled, choice.lr, choice.strong_weight, self._epochs, "baseline")
@@ -88,11 +88,8 @@ class Floor:
             return ranked
         return [own, *(one for one in ranked if one is not own)]
 
-    def _candidates(self) -> Iterator[tuple[float, float]]:
-        """Learning rates and weights of the strong view"""
-        return product(_rates(self._learning.server), _strong_weights(self._learning.server))
-
     def _try(self, candidate: tuple[float, float]) -> Choice:
+        """A learning rate and a weight of the strong view"""
         scores = [self._score(*candidate, number) for number in range(HOLD_OUTS)]
         accuracy, loss = np.mean(scores, axis=0).tolist()
         return Choice(*candidate, accuracy, loss)
@@ -112,25 +109,21 @@ class Floor:
         return float(right), float(F.cross_entropy(logits_NC, held_out.labels))
 
     def _fit(self, samples: Samples, lr: float, strong_weight: float, epochs: int, *names: int | str) -> None:
-        seed = derive_seed(self._learning.seed, *names)
         self._model.load(self._initial)
-        with seeded(seed, self._model.device):
-            train_supervised(
-                self._model,
-                samples,
-                self._views,
-                self._learning.server,
-                epochs=epochs,
-                lr=lr,
-                strong_weight=strong_weight,
-                generator=torch.Generator().manual_seed(seed),
-                precision=self._learning.autocast,
-                decay=True,
-                check_stop=self._check_stop,
-            )
+        train_supervised(
+            self._model,
+            samples,
+            self._views,
+            self._learning,
+            seed=derive_seed(self._learning.seed, *names),
+            epochs=epochs,
+            lr=lr,
+            strong_weight=strong_weight,
+            decay=True,
+            check_stop=self._check_stop,
+        )
         # Static batch norm leaves no statistics behind; a network without it is not touched.
-        parts = samples.inputs.tensor_split(-(-len(samples.labels) // 500))
-        refresh_statistics(self._model.module, (self._views.plain(part) for part in parts))
+        refresh_statistics(self._model.module, samples.inputs, self._views.plain)
 
 
 def hold_out(labelled: Samples, seed: int, number: int) -> tuple[Samples, Samples]:

@@ -10,11 +10,11 @@ from torch.nn import functional as F
 
 from fedil_model.data.datasets.interface import Samples, Views
 from fedil_model.errors import NumericError
-from fedil_model.settings import ServerSettings
+from fedil_model.settings import Learning
 from fedil_model.training.batches import shuffled_batches
 from fedil_model.training.flat_model import FlatModel, all_finite
 from fedil_model.training.optimiser import FlatSGD, cosine
-from fedil_model.training.precision import Autocast, autocast
+from fedil_model.training.precision import autocast, seeded
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,12 @@ def train_supervised(
     model: FlatModel,
     samples: Samples,
     views: Views,
-    settings: ServerSettings,
+    learning: Learning,
     *,
+    seed: int,
     epochs: int,
     lr: float,
     strong_weight: float,
-    generator: torch.Generator,
-    precision: Autocast = "off",
     decay: bool = False,
     ceiling: float = 1.0,
     check_stop: Callable[[], None] = lambda: None,
@@ -42,31 +41,33 @@ def train_supervised(
     """Eq. 22, with the loss that it means: cross-entropy of the weak view against the true label. With `decay` the rate
     goes to 0 along a cosine over these steps. A sample counts only while the probability of its label is at most
     `ceiling`. `check_stop` is called with every batch, and may raise."""
+    settings, generator = learning.server, torch.Generator().manual_seed(seed)
     optimiser = FlatSGD(model, settings, lr)
     model.module.train()
     epoch_loss = torch.zeros((), device=model.device)
-    for epoch in range(epochs):
-        epoch_loss = torch.zeros((), device=model.device)
-        batches = shuffled_batches(len(samples.labels), settings.batch_size, generator, model.device)
-        for number, batch in enumerate(batches):
-            check_stop()
-            if decay:
-                optimiser.lr = lr * cosine((epoch + number / len(batches)) / epochs)
-            raw, labels_B = samples.inputs[batch], samples.labels[batch]
-            inputs, weights = [views.weak(raw, generator)], [1.0]
-            if strong_weight > 0.0:
-                inputs.append(views.strong(raw, generator))
-                weights.append(strong_weight)
-            with autocast(model.device, precision):
-                parts = torch.split(model.module(torch.cat(inputs)).float(), len(batch))
-            losses = [
-                w * labelled_loss(part, labels_B, ceiling) for w, part in zip(weights, parts, strict=True)
-            ]
-            loss = torch.stack(losses).sum()
-            optimiser.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimiser.step()
-            epoch_loss += loss.detach() * (len(batch) / len(samples.labels))
+    with seeded(seed, model.device):
+        for epoch in range(epochs):
+            epoch_loss = torch.zeros((), device=model.device)
+            batches = shuffled_batches(len(samples.labels), settings.batch_size, generator, model.device)
+            for number, batch in enumerate(batches):
+                check_stop()
+                if decay:
+                    optimiser.lr = lr * cosine((epoch + number / len(batches)) / epochs)
+                raw, labels_B = samples.inputs[batch], samples.labels[batch]
+                inputs, weights = [views.weak(raw, generator)], [1.0]
+                if strong_weight > 0.0:
+                    inputs.append(views.strong(raw, generator))
+                    weights.append(strong_weight)
+                with autocast(model.device, learning.autocast):
+                    parts = torch.split(model.module(torch.cat(inputs)).float(), len(batch))
+                losses = [
+                    w * labelled_loss(part, labels_B, ceiling) for w, part in zip(weights, parts, strict=True)
+                ]
+                loss = torch.stack(losses).sum()
+                optimiser.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimiser.step()
+                epoch_loss += loss.detach() * (len(batch) / len(samples.labels))
     result = Supervised(optimiser.num_steps, float(epoch_loss))
     if not all_finite(model.params):
         raise NumericError(

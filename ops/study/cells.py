@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any
 
 from fedil_model.errors import SettingError
-from fedil_model.methods.registry import find_method, method_named
+from fedil_model.methods import find_method, method_named
 from ops.cli.recipe_files import find_recipe, flatten, with_data_root
 from server_worker.run.recipe import Recipe, make_recipe, read_values
 

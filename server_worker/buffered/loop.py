@@ -23,23 +23,23 @@ class BufferedMode(Mode[OpenBuffer]):
 
     @property
     def _rules(self) -> Rules:
-        return Rules(self._run, self._recipe.seed, self._recipe.federation)
+        return Rules(self.run, self.recipe.seed, self.recipe.federation)
 
     def first_progress(self, progress: Progress) -> Progress:
         fields = OpenBuffer(1, self._rules, progress.activations).to_fields()
         # An earlier run in this folder may have left its own journal.
-        self._context.checkpoints.save_journal(fields)
+        self.context.checkpoints.save_journal(fields)
         return replace(progress, buffer=fields)
 
     def open(self, progress: Progress) -> OpenBuffer:
         """After a restart: as of the last task that was sent, or else of the checkpoint."""
         if self._open is not None:
             return self._open
-        fields, journal = progress.buffer, self._context.checkpoints.journal()
+        fields, journal = progress.buffer, self.context.checkpoints.journal()
         if journal is not None and journal["version"] == progress.round + 1:
             fields = journal
         assert fields is not None
-        return OpenBuffer.from_fields(fields, self._rules, progress.activations, self._context.now())
+        return OpenBuffer.from_fields(fields, self._rules, progress.activations, self.context.now())
 
     def ask(self, opened: OpenBuffer, restarted: bool) -> OpenBuffer:
         if restarted:
@@ -50,20 +50,20 @@ class BufferedMode(Mode[OpenBuffer]):
         self, opened: OpenBuffer, fold: Fold, rewrite_models: Callable[[], None], stopwatch: Stopwatch
     ) -> OpenBuffer:
         """Take answers, and keep enough clients at work, until there is enough to aggregate."""
-        buffer, now = opened, self._context.now
+        buffer, now = opened, self.context.now
         heard = looked = now()
-        while not buffer.may_aggregate(candidates := self._dispatcher.candidates()):
-            self._context.check_stop()
+        while not buffer.may_aggregate(candidates := self.dispatcher.candidates()):
+            self.context.check_stop()
             self._check_hope(buffer, now() - heard)
-            buffer = self._desk.give_up(buffer, buffer.overdue(now()))
-            buffer = self._desk.give_up_on_absent_sites(buffer)
+            buffer = self.desk.give_up(buffer, buffer.overdue(now()))
+            buffer = self.desk.give_up_on_absent_sites(buffer)
             buffer = self._fill(buffer, candidates)
-            before, buffer = buffer, self._desk.receive(buffer, fold, POLL_SECONDS, stopwatch)
+            before, buffer = buffer, self.desk.receive(buffer, fold, POLL_SECONDS, stopwatch)
             if buffer is not before:
                 heard = looked = now()
             elif now() - looked >= QUIET_SECONDS:
-                self._send(buffer, self._desk.lost(buffer, rewrite_models))
-                buffer = self._desk.give_up_on_dead_tasks(buffer)
+                self._send(buffer, self.desk.lost(buffer, rewrite_models))
+                buffer = self.desk.give_up_on_dead_tasks(buffer)
                 looked = now()
         return buffer
 
@@ -76,20 +76,20 @@ class BufferedMode(Mode[OpenBuffer]):
         chosen = buffer.replacements(candidates)
         if not chosen:
             return buffer
-        buffer = buffer.ask(chosen, self._context.now())
-        self._context.checkpoints.save_journal(buffer.to_fields())
+        buffer = buffer.ask(chosen, self.context.now())
+        self.context.checkpoints.save_journal(buffer.to_fields())
         self._send(buffer, chosen)
         return buffer
 
     def _check_hope(self, buffer: OpenBuffer, silent_seconds: float) -> None:
-        federation = self._recipe.federation
+        federation = self.recipe.federation
         outcomes = buffer.outcomes()
         refusals = [outcome.detail for outcome in outcomes if outcome.outcome == REFUSED]
         any_invalid = any(outcome.outcome == INVALID for outcome in outcomes)
-        if refusals and not any_invalid and self._desk.is_hopeless(buffer, federation.in_flight):
+        if refusals and not any_invalid and self.desk.is_hopeless(buffer, federation.in_flight):
             raise FedILError(f"round {buffer.number}: every client refused; the first says {refusals[0]}")
         if silent_seconds >= federation.deadline_seconds:
             raise FedILError(
                 f"round {buffer.number}: no client has answered for {federation.deadline_seconds:g} s: start "
-                f"workers or raise federation.deadline_seconds, then resume{self._desk.example_of_failure(buffer)}"
+                f"workers or raise federation.deadline_seconds, then resume{self.desk.example_of_failure(buffer)}"
             )

@@ -1,7 +1,7 @@
 """Takes what arrives for an open round: judged by the fold, recorded, and held until a checkpoint has its effect."""
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from broker_config.protocol.errors import LedgerMissing, ModelMissing
 from broker_config.protocol.messages import Refusal, TrainTask, Update
@@ -28,25 +28,22 @@ _MANY = 3
 """Times as many failures as clients are asked at a time: then the fault is not one client's"""
 
 
+@dataclass
 class AnswerDesk:
-    def __init__(
-        self,
-        run: str,
-        recipe: Recipe,
-        inbox: Inbox,
-        dispatcher: TaskDispatcher,
-        context: ServerContext,
-        ledgers: LedgerChecks,
-        check_ledgers: Callable[[], None],
-        on_idle: Callable[[], None],
-    ) -> None:
-        """`check_ledgers` raises if the store has lost the run; `on_idle` is called after each wait for an answer."""
-        self._ledgers = ledgers
-        self._recipe, self._inbox = recipe, inbox
-        self._dispatcher, self._context = dispatcher, context
-        self._check_ledgers, self._on_idle = check_ledgers, on_idle
-        self._dead_tasks = DeadTasks(run, context)
-        self._display = find_method(recipe.method.name).display
+    run: str
+    recipe: Recipe
+    inbox: Inbox
+    dispatcher: TaskDispatcher
+    context: ServerContext
+    ledgers: LedgerChecks
+    check_ledgers: Callable[[], None]
+    """Raises if the store has lost the run."""
+    on_idle: Callable[[], None]
+    """Called after each wait for an answer"""
+
+    def __post_init__(self) -> None:
+        self._dead_tasks = DeadTasks(self.run, self.context)
+        self._display = find_method(self.recipe.method.name).display
         self._asked_again: dict[tuple[int, str], int] = {}
         """Client and why it was asked again → the activation"""
         self._ask_again: set[int] = set()
@@ -55,37 +52,37 @@ class AnswerDesk:
 
     def take_leftovers(self, opened: OpenT, fold: Fold) -> OpenT:
         """Answers to an earlier life of this server: those clients need not train again."""
-        for arrival in self._inbox.leftovers():
+        for arrival in self.inbox.leftovers():
             opened = self._take(arrival, opened, fold)
         self._ask_again = set()  # all that are awaited are asked now
         return opened
 
     def receive(self, opened: OpenT, fold: Fold, timeout_seconds: float, stopwatch: Stopwatch) -> OpenT:
         """One answer, if one comes in time. Its tensors are out of memory when this returns."""
-        arrival = self._inbox.next(timeout_seconds)
-        self._on_idle()
+        arrival = self.inbox.next(timeout_seconds)
+        self.on_idle()
         stopwatch.lap("wait")
         if arrival is None:
             return opened
         after = self._take(arrival, opened, fold)
         if isinstance(arrival.answer, Refusal) and arrival.answer.reason == LedgerMissing.__name__:
-            self._check_ledgers()
+            self.check_ledgers()
         stopwatch.lap("fold")
         return after
 
     def _take(self, arrival: Arrival, opened: OpenT, fold: Fold) -> OpenT:
         answer = arrival.answer
         objection = opened.objection(answer)
-        if objection is None and (why := self._will_be_asked_again(answer)):
-            self._inbox.drop(arrival, why)
+        if objection is None and self._will_be_asked_again(answer):
+            self.inbox.drop(arrival, "model_missing")
         elif objection is None:
             outcome = self._judge(answer, fold, opened.weight(answer.client))
-            self._inbox.hold(arrival)
+            self.inbox.hold(arrival)
             return self._record(opened, outcome)
         elif objection in _OF_NO_USE:
-            self._inbox.drop(arrival, objection)
+            self.inbox.drop(arrival, objection)
         else:
-            self._inbox.refuse(arrival.delivery, objection, f"round {answer.round}, client {answer.client}")
+            self.inbox.refuse(arrival.delivery, objection, f"round {answer.round}, client {answer.client}")
         return opened
 
     def _will_be_asked_again(self, answer: Update | Refusal) -> str:
@@ -95,8 +92,8 @@ class AnswerDesk:
         if isinstance(answer, Refusal):
             why = "model_missing" if answer.reason == ModelMissing.__name__ else ""
         else:
-            self._ledgers.count()
-            why = "" if self._ledgers.has(answer.client, answer.activation) else "ledger_missing"
+            self.ledgers.count()
+            why = "" if self.ledgers.has(answer.client, answer.activation) else "ledger_missing"
         if not why or self._asked_again.get((answer.client, why)) == answer.activation:
             return ""
         self._asked_again[answer.client, why] = answer.activation
@@ -106,7 +103,7 @@ class AnswerDesk:
     def _judge(self, answer: Update | Refusal, fold: Fold, weight: float) -> ClientOutcome:
         if isinstance(answer, Refusal):
             return ClientOutcome(answer.client, REFUSED, one_line(f"{answer.reason}: {answer.detail}"))
-        if wrong := impossible(answer, self._recipe.client, self._context.shard_sizes):
+        if wrong := impossible(answer, self.recipe.client, self.context.shard_sizes):
             return ClientOutcome(answer.client, INVALID, wrong)
         metrics = kept_metrics(answer, self._display)
         verdict = fold.add(
@@ -133,14 +130,14 @@ class AnswerDesk:
     def _record(self, opened: OpenT, outcome: ClientOutcome) -> OpenT:
         outcome = replace(outcome, staleness=opened.staleness(outcome.client))
         opened = opened.record(outcome)
-        self._context.watcher.update_arrived(opened.number, outcome, opened.answered, opened.expected)
+        self.context.watcher.update_arrived(opened.number, outcome, opened.answered, opened.expected)
         return opened
 
     # ---- clients that will not answer --------------------------------------------------------------------------
 
     def lost(self, opened: Open, rewrite_models: Callable[[], None]) -> list[int]:
         """Awaited clients that must be asked again"""
-        lost = self._dispatcher.lost(opened.awaited, rewrite_models) | self._ask_again
+        lost = self.dispatcher.lost(opened.awaited, rewrite_models) | self._ask_again
         self._ask_again = set()
         return [client for client in opened.awaited if client in lost]
 
@@ -151,7 +148,7 @@ class AnswerDesk:
 
     def give_up_on_absent_sites(self, opened: OpenT) -> OpenT:
         """As long as another site has workers: while no site has any, all tasks wait."""
-        sites, present = self._context.sites, set(self._context.sites.present())
+        sites, present = self.context.sites, set(self.context.sites.present())
         absent = [client for client in opened.awaited if present and sites.site_of(client) not in present]
         return self.give_up(
             opened, [ClientOutcome(client, MISSING, "its site has no worker") for client in absent]
@@ -163,7 +160,7 @@ class AnswerDesk:
         asked = opened.asked
 
         def note(task: TrainTask, reason: str) -> None:
-            if asked.get(task.client) == task.activation and self._dispatcher.has_sent(task):
+            if asked.get(task.client) == task.activation and self.dispatcher.has_sent(task):
                 dead[task.client] = reason
 
         self._dead_tasks.look(note)
@@ -174,13 +171,13 @@ class AnswerDesk:
     def _dead(self, client: int, reason: str) -> ClientOutcome:
         # A broker that was killed often gives up a task that a worker still trains, whose answer is welcome. One that
         # was not killed has seen workers die of it.
-        outcome = MISSING if reason in _GIVEN_UP_BY_BROKER and self._context.away() else REFUSED
+        outcome = MISSING if reason in _GIVEN_UP_BY_BROKER and self.context.away() else REFUSED
         return ClientOutcome(client, outcome, f"its task is a dead letter ({reason})")
 
     # ---- when too few learn ------------------------------------------------------------------------------------
 
     def sites_of(self, opened: Open, outcomes: Collection[str]) -> set[str]:
-        return {self._context.sites.site_of(o.client) for o in opened.outcomes() if o.outcome in outcomes}
+        return {self.context.sites.site_of(o.client) for o in opened.outcomes() if o.outcome in outcomes}
 
     def is_hopeless(self, opened: Open, at_a_time: int) -> bool:
         """All refuse or send invalid updates, or very many do and of every site: the fault is everywhere. One site
@@ -189,10 +186,10 @@ class AnswerDesk:
         if not (NOT_LEARNED | _BAD).issuperset(outcomes):
             return False
         if sum(outcome in _BAD for outcome in outcomes) < min(
-            _MANY * at_a_time, len(self._dispatcher.candidates())
+            _MANY * at_a_time, len(self.dispatcher.candidates())
         ):
             return False
-        return self.sites_of(opened, _BAD).issuperset(self._context.sites.names())
+        return self.sites_of(opened, _BAD).issuperset(self.context.sites.names())
 
     def example_of_failure(self, opened: Open) -> str:
         """One client that could not learn, for an error message"""

@@ -4,7 +4,7 @@ quorum and one deadline. The other mode is in buffered/loop.py."""
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Generic
 
 from broker_config.protocol.errors import FedILError
@@ -28,18 +28,14 @@ _LAST_LOOK_SECONDS = 10.0
 """At the deadline, answers that are already in the queue still count; looked at for this long at most."""
 
 
+@dataclass
 class Mode(ABC, Generic[OpenT]):
-    def __init__(
-        self,
-        run: str,
-        recipe: Recipe,
-        inbox: Inbox,
-        desk: AnswerDesk,
-        dispatcher: TaskDispatcher,
-        context: ServerContext,
-    ) -> None:
-        self._run, self._recipe, self._inbox = run, recipe, inbox
-        self._desk, self._dispatcher, self._context = desk, dispatcher, context
+    run: str
+    recipe: Recipe
+    inbox: Inbox
+    desk: AnswerDesk
+    dispatcher: TaskDispatcher
+    context: ServerContext
 
     @abstractmethod
     def first_progress(self, progress: Progress) -> Progress:
@@ -63,22 +59,22 @@ class Mode(ABC, Generic[OpenT]):
 
     def _send(self, opened: OpenT, clients: Iterable[int]) -> None:
         for client in clients:
-            self._dispatcher.ask(opened.base_of(client), client, opened.asked[client])
+            self.dispatcher.ask(opened.base_of(client), client, opened.asked[client])
 
 
 class RoundsMode(Mode[OpenRound]):
     def first_progress(self, progress: Progress) -> Progress:
-        progress = replace(progress, selection=self._dispatcher.select(1))
+        progress = replace(progress, selection=self.dispatcher.select(1))
         # An earlier run in this folder may have left its own journal.
         self._write_journal(1, progress.selection)
         return progress
 
     def open(self, progress: Progress) -> OpenRound:
-        federation, number = self._recipe.federation, progress.round + 1
+        federation, number = self.recipe.federation, progress.round + 1
         # Not of those selected: more may be asked later, and a restarted server must count alike.
-        needed = min(federation.clients_per_round, self._recipe.split.clients)
+        needed = min(federation.clients_per_round, self.recipe.split.clients)
         return OpenRound(
-            run=self._run,
+            run=self.run,
             number=number,
             activations={client: progress.activations[client] + 1 for client in self._selection(progress)},
             needed=needed,
@@ -94,7 +90,7 @@ class RoundsMode(Mode[OpenRound]):
         self, opened: OpenRound, fold: Fold, rewrite_models: Callable[[], None], stopwatch: Stopwatch
     ) -> OpenRound:
         """Take answers until the round may close; ask more clients when too few of those asked can learn."""
-        now = self._context.now
+        now = self.context.now
         heard, last_look = now(), math.inf
         while not opened.may_close(now()):
             if opened.is_settled:
@@ -102,48 +98,48 @@ class RoundsMode(Mode[OpenRound]):
                     opened, last_look = self._ask_others(opened, others), math.inf
                 elif self._is_final(opened, now()):
                     break
-            self._context.check_stop()
+            self.context.check_stop()
             overdue = opened.overdue(now())
-            before, opened = opened, self._desk.receive(opened, fold, POLL_SECONDS, stopwatch)
+            before, opened = opened, self.desk.receive(opened, fold, POLL_SECONDS, stopwatch)
             if opened is not before:
                 heard = now()
             elif overdue:
                 last_look = min(last_look, now() + _LAST_LOOK_SECONDS)
-                if self._inbox.is_empty or now() >= last_look:
+                if self.inbox.is_empty or now() >= last_look:
                     raise self._too_few(opened)
             if now() - heard >= QUIET_SECONDS:
-                self._send(opened, self._desk.lost(opened, rewrite_models))
-                opened = self._desk.give_up_on_dead_tasks(opened)
-                opened = self._desk.give_up_on_absent_sites(opened)
+                self._send(opened, self.desk.lost(opened, rewrite_models))
+                opened = self.desk.give_up_on_dead_tasks(opened)
+                opened = self.desk.give_up_on_absent_sites(opened)
                 heard = now()
         if opened.needed and not opened.learned:
             raise self._none_learned(opened)
         return opened
 
     def next_progress(self, closed: OpenRound, after: Progress, bases: Bases) -> Progress:  # noqa: ARG002
-        return replace(after, selection=self._dispatcher.select(closed.number + 1))
+        return replace(after, selection=self.dispatcher.select(closed.number + 1))
 
     # ---- asking ------------------------------------------------------------------------------------------------
 
     def _ask(self, opened: OpenRound, clients: Sequence[int]) -> OpenRound:
         self._send(opened, clients)
-        return replace(opened, deadline=self._context.now() + self._recipe.federation.deadline_seconds)
+        return replace(opened, deadline=self.context.now() + self.recipe.federation.deadline_seconds)
 
     def _others(self, settled: OpenRound) -> tuple[int, ...]:
         """Clients to ask as well, first of sites that have not refused."""
-        if self._desk.is_hopeless(settled, settled.needed):
+        if self.desk.is_hopeless(settled, settled.needed):
             return ()
-        left = [client for client in self._dispatcher.candidates() if client not in settled.asked]
-        refusing = self._desk.sites_of(settled, (REFUSED,))
-        willing = [client for client in left if self._context.sites.site_of(client) not in refusing]
+        left = [client for client in self.dispatcher.candidates() if client not in settled.asked]
+        refusing = self.desk.sites_of(settled, (REFUSED,))
+        willing = [client for client in left if self.context.sites.site_of(client) not in refusing]
         missing = settled.needed - settled.fitting
-        return select_clients(self._recipe.seed, settled.number, willing or left, missing)
+        return select_clients(self.recipe.seed, settled.number, willing or left, missing)
 
     def _ask_others(self, opened: OpenRound, others: Sequence[int]) -> OpenRound:
         """Written to the journal first: a restarted server must ask them too."""
         asked, learned = len(opened.asked), opened.fitting
         words = f"{learned} of {asked} clients have trained, the quorum is {opened.quorum}; asking {len(others)} more"
-        self._context.watcher.note(Notice(words, opened.number))
+        self.context.watcher.note(Notice(words, opened.number))
         self._write_journal(opened.number, (*opened.asked, *others))
         opened = opened.also(others)
         return self._ask(opened, opened.awaited)
@@ -151,19 +147,19 @@ class RoundsMode(Mode[OpenRound]):
     def _is_final(self, settled: OpenRound, now: float) -> bool:
         """No other client can be asked. One that was given up may still answer, while its site has a worker and time
         is left."""
-        if self._desk.is_hopeless(settled, settled.needed):
+        if self.desk.is_hopeless(settled, settled.needed):
             return True
-        hope = self._desk.sites_of(settled, (MISSING,)) & set(self._context.sites.present())
+        hope = self.desk.sites_of(settled, (MISSING,)) & set(self.context.sites.present())
         return bool(settled.learned) and (not hope or now >= settled.deadline)
 
     # ---- the journal: which clients were asked since the checkpoint ---------------------------------------------
 
     def _write_journal(self, number: int, selection: Sequence[int]) -> None:
         """Beside the checkpoint, which is large and has the selection that its round began with."""
-        self._context.checkpoints.save_journal({"version": number, "selection": list(selection)})
+        self.context.checkpoints.save_journal({"version": number, "selection": list(selection)})
 
     def _selection(self, progress: Progress) -> tuple[int, ...]:
-        journal = self._context.checkpoints.journal()
+        journal = self.context.checkpoints.journal()
         if journal is None or journal["version"] != progress.round + 1:
             return progress.selection
         selection = tuple(journal["selection"])
@@ -177,9 +173,9 @@ class RoundsMode(Mode[OpenRound]):
     def _too_few(self, opened: OpenRound) -> FedILError:
         return FedILError(
             f"round {opened.number}: {opened.learned} of {len(opened.asked)} clients have learned within "
-            f"{self._recipe.federation.deadline_seconds:g} s, the quorum is {opened.quorum}: "
+            f"{self.recipe.federation.deadline_seconds:g} s, the quorum is {opened.quorum}: "
             "start more workers, raise federation.deadline_seconds or lower federation.quorum, then resume"
-            f"{self._desk.example_of_failure(opened)}"
+            f"{self.desk.example_of_failure(opened)}"
         )
 
     def _none_learned(self, closed: OpenRound) -> FedILError:

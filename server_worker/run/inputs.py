@@ -69,7 +69,7 @@ def _split(where: RunDir, recipe: Recipe, dataset: Dataset, train: Samples, resu
     if resume and where.split.exists() and _saved(where).digest != split.digest:
         raise DataError(f"{where.split} is not the split of this recipe and this data: use another --run-dir")
     write_atomically(where.recipe, [recipe.model_dump_json(indent=1).encode()])
-    split.save(where.split)
+    write_atomically(where.split, [split.to_json().encode()])
     return split
 
 

@@ -24,7 +24,7 @@ from pydantic_core import ErrorDetails
 
 from broker_config.brokers.topology import DEFAULT_SITE
 from fedil_model.errors import SettingError
-from fedil_model.methods.registry import find_method, make_learning, method_named, settings_class, validate
+from fedil_model.methods import find_method, make_learning, method_named, settings_class, validate
 from fedil_model.settings import Learning, Settings, merge
 
 SiteName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$")]

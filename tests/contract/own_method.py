@@ -37,7 +37,7 @@ from fedil_model.networks.interface import features_of
 from fedil_model.settings import MethodSettings
 from fedil_model.training.batches import shuffled_batches
 from fedil_model.training.flat_model import Weights
-from fedil_model.training.optimiser import FlatSGD, learning_rate
+from fedil_model.training.optimiser import FlatSGD
 from fedil_model.training.precision import seeded
 
 LEFT_OUT = "left_out"
@@ -100,12 +100,8 @@ class Own(MethodBase):
     def server_step(self, state: State, labelled: Samples, round_number: int) -> ServerStep:
         assert int(state["rounds_so_far"]) == round_number - 1
         self._student.load(Weights.named(state, "global"))
-        settings = self._learning.server
-        lr = learning_rate(settings, round_number, self._learning.rounds)
-        done = self._train_supervised(
-            labelled, settings, settings.epochs, lr, 0.0, self._seed("server", round_number)
-        )
-        sent = self._student.take_weights().tensors("sent")
+        trained, done = self._train_on_labels(labelled, round_number)
+        sent = trained.tensors("sent")
         counted = {**state, "rounds_so_far": state["rounds_so_far"] + 1}
         return ServerStep(counted, sent, {"loss_server": done.loss})
 

@@ -40,10 +40,14 @@ def image_folder(
     class_names = _class_names(_training_folder(_existing(root))) if classes is None else _checked(classes)
 
     def load(part: str) -> Samples:
+        from fedil_model.data.datasets.pictures import read_pictures  # imports Pillow, for reading files only
+
         labelled = _existing(root)
         if classes is not None:
             _compare(class_names, _training_folder(labelled))
-        return _read(_files_of(labelled, part, class_names, test_share), (channels, size, size))
+        files, labels = zip(*_files_of(labelled, part, class_names, test_share), strict=True)
+        images = read_pictures(files, (channels, size, size))
+        return Samples(torch.from_numpy(images), torch.tensor(labels, dtype=torch.int64))
 
     views = ImageViews(
         tuple(mean or [0.5] * channels),
@@ -124,12 +128,3 @@ def _part_of(files: Labelled, part: str, test_share: float) -> Labelled:
             f"folder: test_share={test_share} of {len(files)} pictures leaves none for the {part} set"
         )
     return chosen
-
-
-def _read(files: Labelled, shape: tuple[int, int, int]) -> Samples:
-    from fedil_model.data.datasets.pictures import (
-        read_pictures,  # imports Pillow, which only reading files needs
-    )
-
-    images = read_pictures([path for path, _ in files], shape)
-    return Samples(torch.from_numpy(images), torch.tensor([label for _, label in files], dtype=torch.int64))

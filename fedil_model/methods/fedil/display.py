@@ -1,14 +1,7 @@
 """What FedIL shows of a round and of a client's answer."""
 
-from fedil_model.methods.declared import confident_chart, loss_series, losses_chart
-from fedil_model.methods.interface import (
-    Chart,
-    ClientValue,
-    Display,
-    Model,
-    Outcome,
-    Series,
-)
+from fedil_model.methods.declared import chart, confident_chart, loss_series, losses_chart
+from fedil_model.methods.interface import ClientValue, Display, Model, Outcome, Series
 
 PROJECTED, REJECTED = "projected", "rejected_cosine"
 REJECTED_LOSS, REJECTED_MOVEMENT = "rejected_loss", "rejected_movement"
@@ -35,68 +28,57 @@ DISPLAY = Display(
         Model("ema", "EMA", "moving average of θ′ over rounds", optional=True),
     ),
     charts=(
-        Chart(
+        chart(
             "Server step",
             "How far training on the labelled samples moves θ′. The cosine filter compares updates with this step.",
-            (
-                Series(
-                    "reference_norm",
-                    "‖θ₀ − θ′‖",
-                    "Norm of the server's own step, θ₀ − θ′.",
-                    unit="norm",
-                ),
-            ),
+            Series("reference_norm", "‖θ₀ − θ′‖", "Norm of the server's own step, θ₀ − θ′.", unit="norm"),
             log=True,
         ),
-        Chart(
+        chart(
             "Pseudo-labels",
             "Samples that carry a label at their clients. Credible ones have had the same confident label for T "
             "activations in a row and train as labelled samples.",
-            (
-                Series(
-                    "pseudo_labels",
-                    "with a pseudo-label",
-                    "Samples with a pseudo-label at their clients.",
-                    source="client_total",
-                    unit="samples",
-                    column="pseudo",
-                ),
-                Series(
-                    "credible",
-                    "credible",
-                    "Samples in the clients' credible sets.",
-                    source="client_total",
-                    unit="samples",
-                    column="credible",
-                    metric="fedil_credible_samples",
-                ),
-                Series(
-                    "promoted",
-                    "promoted in the round",
-                    "Samples that became credible.",
-                    source="client_gain",
-                    of="credible",
-                    unit="samples",
-                    metric="fedil_promoted_samples_total",
-                ),
+            Series(
+                "pseudo_labels",
+                "with a pseudo-label",
+                "Samples with a pseudo-label at their clients.",
+                source="client_total",
+                unit="samples",
+                column="pseudo",
+            ),
+            Series(
+                "credible",
+                "credible",
+                "Samples in the clients' credible sets.",
+                source="client_total",
+                unit="samples",
+                column="credible",
+                metric="fedil_credible_samples",
+            ),
+            Series(
+                "promoted",
+                "promoted in the round",
+                "Samples that became credible.",
+                source="client_gain",
+                of="credible",
+                unit="samples",
+                metric="fedil_promoted_samples_total",
             ),
         ),
-        Chart(
+        chart(
             "Purity of pseudo-labels",
             "Share of right labels, where the truth is known offline. Below the model's own accuracy, wrong labels "
             "are being taught.",
-            (
-                _purity(
-                    "pseudo_labels", "pseudo-labels", "Share of right ones among all pseudo-labels.", "pure %"
-                ),
-                _purity(
-                    "taught",
-                    "taught by ξa",
-                    "Share of right ones among the labels that ξa trained on, of each client's last activation.",
-                    "taught %",
-                ),
-                _purity("credible", "credible", "Share of right ones among credible labels."),
+            _purity(
+                "pseudo_labels", "pseudo-labels", "Share of right ones among all pseudo-labels.", "pure %"
             ),
+            _purity(
+                "taught",
+                "taught by ξa",
+                "Share of right ones among the labels that ξa trained on, of each client's last activation.",
+                "taught %",
+            ),
+            _purity("credible", "credible", "Share of right ones among credible labels."),
         ),
         losses_chart(
             loss_series("pseudo", "ξa pseudo-labels", "Cross-entropy of strong views against pseudo-labels."),

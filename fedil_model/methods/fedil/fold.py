@@ -3,7 +3,7 @@
 θ′ is "global", θ₀ is "server", θ* − θ′ is "delta".
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 import torch
@@ -15,7 +15,7 @@ from fedil_model.methods.fedil.gate import MOVEMENT, LabelGate
 from fedil_model.methods.fedil.settings import FedILSettings
 from fedil_model.methods.interface import ACCEPTED, INVALID, Answer, Folded, State, Tensors, Verdict
 from fedil_model.settings import Learning
-from fedil_model.training.exact_sum import BLOCK
+from fedil_model.training.exact_sum import blocks
 from fedil_model.training.flat_model import Weights
 from fedil_model.training.optimiser import decay_factor, learning_rate
 
@@ -88,8 +88,9 @@ class FedILFold:
         )
         delta = self._fold.mean()
         self._fold.drop_sums()
-        self._correct_stale_updates(delta)
-        self._remember_movement(delta)
+        if delta is not None:
+            self._correct_stale_updates(delta)
+            self._remember_movement(delta)
         if self._gate is not None:
             self._state.update(self._gate.seen())
         empty = 0 if delta is not None else int(self._state["empty_rounds"]) + 1
@@ -98,64 +99,53 @@ class FedILFold:
             notes += ("no update was accepted",)
             if 0 < self._settings.empty_rounds_before_fallback <= empty:
                 notes += ("θ′ takes the server's own step",)
-                delta = self._server_step(self._version)
-        step = self._with_momentum(delta)
-        if step is not None:
-            self._apply(step)
-        norm = float(torch.linalg.vector_norm(step.params)) if step is not None else 0.0
+                global_, server = self._sides(self._version)
+                delta = Weights(server.params - global_.params, server.buffers)
+        norm = 0.0
+        if delta is not None:  # else θ′ stays as it is, bit for bit, with momentum too
+            step_P = add_momentum(self._state, delta.params, self._settings.server_momentum)
+            norm = float(torch.linalg.vector_norm(step_P))
+            self._apply(Weights(self._global.params + step_P, delta.buffers))
         metrics = {"reference_norm": self._fold.gauge.step_norm}
         effort = effort_behind(self._state, self._efforts, self._settings.server_momentum)
         return Folded(self._state, norm, effort, metrics, notes)
 
-    def _correct_stale_updates(self, delta: Weights | None) -> None:
+    def _correct_stale_updates(self, delta: Weights) -> None:
         """Updates that started from earlier versions repeat movement that θ′ has made since; added as they are, θ′
         swings ever wider.
 
         Clients that start from θ₀ bring the server's step of their version along: this version's takes its place.
         Clients that start from θ′ go most of the way to where θ₀ points, from anywhere. Their θ* counts as a value
         (FedAsync) rather than as an increment, the more so the older it is."""
-        if delta is None:
-            return
         for version in sorted(self._gauges.keys() - {self._version}):
             gauge = self._gauges[version]
             (global_, server), (global_then, server_then) = self._sides(self._version), self._sides(version)
             if self._settings.client_init == "server":
                 share = self._fold.share_of_step(gauge)
-                for total, *step in _blocks(delta, server, global_, server_then, global_then):
+                sides = (delta, server, global_, server_then, global_then)
+                for total, *step in blocks(*(side.params for side in sides)):
                     total += share * ((step[0] - step[1]) - (step[2] - step[3]))
             else:
                 staleness = self._version - version
                 share = self._fold.share(gauge) * staleness / (1 + staleness)
-                for total, now, then in _blocks(delta, global_, global_then):
+                for total, now, then in blocks(delta.params, global_.params, global_then.params):
                     total += share * (then - now)
 
-    def _remember_movement(self, delta: Weights | None) -> None:
+    def _remember_movement(self, delta: Weights) -> None:
         """What clients added to where they started, on average, and most of what is remembered"""
-        if delta is None or MOVEMENT not in self._state:
+        if MOVEMENT not in self._state:
             return
         global_, server = self._sides(self._version)
         start = server if self._settings.client_init == "server" else global_
         moved_P = delta.params - (start.params - global_.params)
         self._state[MOVEMENT] = moved_P.add_(self._state[MOVEMENT].to(moved_P.device), alpha=0.9)
 
-    def _server_step(self, version: int) -> Weights:
-        """θ₀ − θ′, and θ₀'s running statistics"""
-        global_, server = self._sides(version)
-        return Weights(server.params - global_.params, server.buffers)
-
     def _sides(self, version: int) -> tuple[Weights, Weights]:
         """θ′ and θ₀"""
         base, device = self._bases[version], self._global.params.device
         return Weights.named(base, "global").to(device), Weights.named(base, "server").to(device)
 
-    def _with_momentum(self, delta: Weights | None) -> Weights | None:
-        """Without an accepted update θ′ stays as it is, bit for bit, with momentum too."""
-        if delta is None:
-            return None
-        return Weights(add_momentum(self._state, delta.params, self._settings.server_momentum), delta.buffers)
-
-    def _apply(self, step: Weights) -> None:
-        moved = Weights(self._global.params + step.params, step.buffers)
+    def _apply(self, moved: Weights) -> None:
         self._state.update(moved.tensors("global"))
         if "ema.params" in self._state:
             keep = self._settings.ema_decay
@@ -164,8 +154,3 @@ class FedILFold:
                 torch.lerp(moved.params, old.params, keep), torch.lerp(moved.buffers, old.buffers, keep)
             )
             self._state.update(average.tensors("ema"))
-
-
-def _blocks(*sides: Weights) -> Iterator[tuple[Tensor, ...]]:
-    """Parameters, block by block: differences of whole models would take memory."""
-    return zip(*(torch.split(side.params, BLOCK) for side in sides), strict=True)

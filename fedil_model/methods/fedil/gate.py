@@ -14,7 +14,7 @@ from torch import Tensor
 from fedil_model.methods.fedil.display import REJECTED_LOSS, REJECTED_MOVEMENT
 from fedil_model.methods.fedil.settings import FedILSettings
 from fedil_model.methods.interface import ACCEPTED, State, Verdict
-from fedil_model.training.exact_sum import BLOCK
+from fedil_model.training.exact_sum import blocks
 from fedil_model.training.flat_model import Weights
 
 MOVEMENT = "movement"
@@ -104,14 +104,10 @@ class LabelGate:
             return None
         dot = square = known = 0.0
         movement_P = self._movement.to(trained.params.device)
-        for then, end, begin in _blocks(movement_P, trained.params, start.params):
+        for then, end, begin in blocks(movement_P, trained.params, start.params):
             moved = (end - begin).double()
             then = then.double()
             dot += float(moved @ then)
             square += float(moved @ moved)
             known += float(then @ then)
         return dot / math.sqrt(square * known) if square > 0.0 and known > 0.0 else None
-
-
-def _blocks(*vectors: Tensor) -> "zip[tuple[Tensor, ...]]":
-    return zip(*(torch.split(vector, BLOCK) for vector in vectors), strict=True)

@@ -7,12 +7,14 @@ from pydantic import Field
 from fedil_model.methods.declared import (
     CONFIDENT_BY_CLIENT,
     SHARED_OPTIMISERS,
+    chart,
+    client_share,
     confident_chart,
     loss_series,
     losses_chart,
     steps_chart,
 )
-from fedil_model.methods.interface import Chart, Display, Method, MethodContext, MethodSpec, Model, Series
+from fedil_model.methods.interface import Display, Method, MethodContext, MethodSpec, Model, Series
 from fedil_model.settings import MethodSettings, merge
 
 MOST_HELPERS = 2
@@ -72,13 +74,11 @@ DISPLAY = Display(
     ),
     charts=(
         steps_chart("How far training moves the model: the server moves σ, clients move ψ."),
-        Chart(
+        chart(
             "Parts",
             "Size of the server's part σ and of the clients' part ψ.",
-            (
-                Series("sigma_norm", "‖σ‖", "Norm of σ.", unit="norm"),
-                Series("psi_norm", "‖ψ‖", "Norm of ψ.", unit="norm"),
-            ),
+            Series("sigma_norm", "‖σ‖", "Norm of σ.", unit="norm"),
+            Series("psi_norm", "‖ψ‖", "Norm of ψ.", unit="norm"),
         ),
         losses_chart(
             loss_series("pseudo", "pseudo-labels", "Cross-entropy of strong views against the voted label."),
@@ -87,18 +87,10 @@ DISPLAY = Display(
             ),
         ),
         confident_chart("sure %"),
-        Chart(
+        chart(
             "Sparse updates",
             "Share of ψ's entries that changed enough to be sent.",
-            (
-                Series(
-                    "sent_share",
-                    "sent",
-                    "Share of entries in the clients' updates.",
-                    source="client_mean",
-                    unit="share",
-                ),
-            ),
+            client_share("sent_share", "sent", "Share of entries in the clients' updates."),
         ),
     ),
     client_values=(CONFIDENT_BY_CLIENT,),

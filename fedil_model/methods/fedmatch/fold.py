@@ -4,7 +4,7 @@ P parameters, C classes.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -16,33 +16,29 @@ from fedil_model.training.flat_model import Weights, all_finite
 _FLOATS = (torch.float32, torch.float32)
 
 
+@dataclass
 class FedMatchFold:
     """ψ ← mean of the clients' ψ; σ becomes what the server broadcast. Keeps the ψ of every client that counts, as
     helpers of later rounds."""
 
-    def __init__(
-        self,
-        average: AveragingFold,
-        bases: Bases,
-        version: int,
-        pool: int,
-        embed: Callable[[Weights], Tensor],
-    ) -> None:
-        self._average, self._bases, self._version = average, bases, version
-        self._pool, self._embed = pool, embed
-        self._reported: dict[int, tuple[int, Weights]] = {}
-        """Client → the version that it started from, and its ψ"""
+    average: AveragingFold
+    bases: Bases
+    version: int
+    pool: int
+    embed: Callable[[Weights], Tensor]
+    reported: dict[int, tuple[int, Weights]] = field(default_factory=dict)
+    """Client → the version that it started from, and its ψ"""
 
     def add(self, answer: Answer) -> Verdict:
         misfit = self._find_misfit(answer)
         if misfit:
             return Verdict(INVALID, misfit)
-        base = Weights.named(self._bases[answer.base_version], "psi")
+        base = Weights.named(self.bases[answer.base_version], "psi")
         sent = {name: tensor.to(base.params.device) for name, tensor in answer.update.items()}
         delta_P = torch.zeros_like(base.params)
         delta_P[sent["psi.indices"].long()] = sent["psi.values"]
         delta = Weights(delta_P, sent["psi.buffers"])
-        verdict = self._average.add_delta(delta, answer)
+        verdict = self.average.add_delta(delta, answer)
         if verdict.counts:
             psi = Weights(base.params + delta.params, base.buffers + delta.buffers)
             self._keep(answer, psi)
@@ -52,10 +48,10 @@ class FedMatchFold:
         update, names = answer.update, ("psi.indices", "psi.values", "psi.buffers")
         if set(update) != set(names):
             return f"tensors {sorted(update)} instead of {', '.join(names)}"
-        if answer.base_version not in self._bases:
+        if answer.base_version not in self.bases:
             return f"version {answer.base_version}, where it started, is not kept"
         indices, values, buffers = (update[name] for name in names)
-        size = len(self._bases[answer.base_version]["psi.params"])
+        size = len(self.bases[answer.base_version]["psi.params"])
         if any(tensor.ndim != 1 for tensor in update.values()) or len(indices) != len(values):
             return "psi.indices and psi.values are not vectors of the same length"
         found, expected = (indices.dtype, values.dtype, buffers.dtype), (index_type(size), *_FLOATS)
@@ -69,17 +65,17 @@ class FedMatchFold:
 
     def _keep(self, answer: Answer, psi: Weights) -> None:
         """The latest of a client's; of two from one version the one with more in it, whichever comes first."""
-        kept = self._reported.get(answer.client)
+        kept = self.reported.get(answer.client)
         if kept is None or _age(answer.base_version, psi) > _age(*kept):
-            self._reported[answer.client] = (answer.base_version, psi)
+            self.reported[answer.client] = (answer.base_version, psi)
 
     def close(self) -> Folded:
-        before_P = self._average.state["sigma.params"] + self._average.state["psi.params"]
-        folded = self._average.close()
-        sigma_P = self._bases[self._version]["sigma.params"]
+        before_P = self.average.state["sigma.params"] + self.average.state["psi.params"]
+        folded = self.average.close()
+        sigma_P = self.bases[self.version]["sigma.params"]
         state = {**folded.state, "sigma.params": sigma_P}
-        for client, (version, psi) in sorted(self._reported.items()):
-            embedding_C = self._embed(add_parts(sigma_P, psi))
+        for client, (version, psi) in sorted(self.reported.items()):
+            embedding_C = self.embed(add_parts(sigma_P, psi))
             # Without an embedding it is no client's neighbour.
             if all_finite(embedding_C):
                 state |= psi.tensors(f"helper.{client}")
@@ -90,7 +86,7 @@ class FedMatchFold:
         psi_P = state["psi.params"]
         return replace(
             folded,
-            state=_without_oldest(state, self._pool),
+            state=_without_oldest(state, self.pool),
             delta_norm=norm_of(sigma_P + psi_P - before_P.to(psi_P.device)),
             metrics={**folded.metrics, "sigma_norm": norm_of(sigma_P), "psi_norm": norm_of(psi_P)},
         )

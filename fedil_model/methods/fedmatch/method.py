@@ -57,7 +57,8 @@ class FedMatch(AveragingMethod):
             "weight_decay": server.weight_decay / factor,
             "clip_norm": server.clip_norm / factor,
         }
-        trained, done = self._train_on_labels(labelled, round_number, server.model_copy(update=scaled))
+        learning = self._learning.model_copy(update={"server": server.model_copy(update=scaled)})
+        trained, done = self._train_on_labels(labelled, round_number, learning)
         moved_P = trained.params - psi.params
         metrics = {"loss_server": done.loss, "server_norm": norm_of(moved_P - sigma_P)}
         return ServerStep(state, parts(moved_P, Weights(psi.params, trained.buffers)), metrics)

@@ -77,7 +77,7 @@ def find_ledgers(args: argparse.Namespace) -> "tuple[str, str, AbstractContextMa
         )
     if not args.run_id:
         raise SettingError("which run? Give --run ID")
-    from fedil_model.methods.registry import DEFAULT_METHOD
+    from fedil_model.methods import DEFAULT_METHOD
     from ops.inspect.ledgers import shelves_in_redis
 
     return args.run_id, args.method or DEFAULT_METHOD, shelves_in_redis(url, args.run_id, args.site)
@@ -85,7 +85,7 @@ def find_ledgers(args: argparse.Namespace) -> "tuple[str, str, AbstractContextMa
 
 def own_method(values: dict[str, Any]) -> str:
     """That of a folder's recipe. The folder may come from elsewhere: code that it names is not run."""
-    from fedil_model.methods.registry import method_named
+    from fedil_model.methods import method_named
     from fedil_model.plugins import is_plugin
 
     name = method_named(values)

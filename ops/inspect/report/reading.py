@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from broker_config.protocol.errors import FedILError
 from fedil_model.data.split import Split
 from fedil_model.errors import DataError
+from fedil_model.methods import find_method, method_named, settings_class, validate
 from fedil_model.methods.interface import Display
-from fedil_model.methods.registry import find_method, method_named, settings_class, validate
 from ops.cli.recipe_files import flatten
 from ops.inspect.run_reading import recipe_values, refuse_other_plugins
 from server_worker.run.checkpoint import CheckpointFolder

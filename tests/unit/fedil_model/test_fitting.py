@@ -110,7 +110,7 @@ def test_static_statistics_belong_to_the_tuned_weights() -> None:
     assert not torch.allclose(after.buffers, weights.buffers)
     again = FlatModel(network("sbn"))
     again.load(Weights(after.params, weights.buffers))
-    refresh_statistics(again.module, [LABELLED.inputs])
+    refresh_statistics(again.module, LABELLED.inputs, TensorViews().plain)
     assert torch.equal(again.buffers(), after.buffers)
 
 

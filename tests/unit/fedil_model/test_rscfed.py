@@ -12,7 +12,7 @@ from fedil_model.errors import StateError
 from fedil_model.methods import find_method, make_learning
 from fedil_model.methods.interface import INVALID, Folded, Verdict
 from fedil_model.methods.rscfed import RSCFed, RSCFedSettings, consistency_loss, teacher_share, weigh_group
-from fedil_model.training.flat_model import Sizes, Weights
+from fedil_model.training.flat_model import Weights
 from tests.unit.fedil_model.steps import (
     LABELLED,
     activate,
@@ -26,7 +26,7 @@ from tests.unit.fedil_model.steps import (
     same,
 )
 
-SIZES = Sizes((2, 1), (1,))
+SIZES = ([2, 1], [1])
 
 
 def method(**changes: Any) -> RSCFed:

@@ -153,7 +153,7 @@ def test_another_dataset_than_the_splits_is_noticed(tmp_path: Path, monkeypatch:
 def test_samples_that_lie_at_their_sites_are_not_looked_for(tmp_path: Path) -> None:
     folder = make_run_folder(tmp_path / "r")
     nothing = np.zeros(0, np.int64)
-    Split(np.arange(30), (nothing,) * 20, 0).save(folder / "split.json")
+    (folder / "split.json").write_text(Split(np.arange(30), (nothing,) * 20, 0).to_json())
     found = gather(read_run(folder), None)
     assert found.held_labels == Missing("the clients’ samples are at their sites")
     assert isinstance(found.class_counts, np.ndarray)

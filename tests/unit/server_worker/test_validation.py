@@ -5,10 +5,10 @@ import pytest
 
 from broker_config.protocol.messages import Update
 from fedil_model.methods import find_method
-from fedil_model.settings import ClientSettings
+from fedil_model.settings import OptimiserSettings
 from server_worker.round.validation import MOST_SAMPLES, impossible, kept_metrics, one_line
 
-SETTINGS = ClientSettings(epochs=3, batch_size=20)
+SETTINGS = OptimiserSettings(epochs=3, batch_size=20)
 HONEST = Update("r", 1, 0, 1, 1, num_samples=41, num_steps=9, tensors={"x": np.zeros(1)})
 
 
