@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -42,7 +43,8 @@ clients_per_round = 4
 
 
 class Simulation:
-    """`fedil simulate` on the tiny recipe in a folder of its own."""
+    """`fedil simulate` on the tiny recipe in a folder of its own, with one worker if `start` is not told otherwise: the
+    digests do not depend on it, and every process loads torch."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.run_dir = folder, folder / "run"
@@ -50,10 +52,10 @@ class Simulation:
         folder.mkdir(exist_ok=True)
         self.recipe.write_text(RECIPE)
 
-    def start(self, *options: str, **popen: Any) -> "subprocess.Popen[str]":
+    def start(self, *options: str, workers: int = 1, **popen: Any) -> "subprocess.Popen[str]":
         command = [sys.executable, "-m", "ops.cli", "simulate", str(self.recipe), "--json"]
         return subprocess.Popen(
-            [*command, "--run-dir", str(self.run_dir), *options],
+            [*command, "--run-dir", str(self.run_dir), "--workers", str(workers), *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -103,11 +105,24 @@ def workers_of(process: "subprocess.Popen[str]") -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    simulation = Simulation(tmp_path_factory.mktemp("undisturbed"))
-    summary = simulation.finish(simulation.start("--workers", "2"))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("undisturbed")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder: Path) -> dict[str, Any]:
+    simulation = Simulation(folder)
+    summary = simulation.finish(simulation.start(workers=2))
     assert simulation.history() == [1, 2, 3, 4, 5]
     return summary
+
+
+@pytest.fixture
+def ended(folder: Path, undisturbed: dict[str, Any], tmp_path: Path) -> Simulation:
+    """The undisturbed run, in a folder that may be harmed"""
+    simulation = Simulation(tmp_path)
+    shutil.copytree(folder / "run", simulation.run_dir)
+    return simulation
 
 
 def test_it_learns_and_fills_the_ledgers(undisturbed: dict[str, Any]) -> None:
@@ -118,7 +133,7 @@ def test_it_learns_and_fills_the_ledgers(undisturbed: dict[str, Any]) -> None:
 
 def test_one_worker_and_two_give_the_same_digests(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
     simulation = Simulation(tmp_path)
-    assert digests(simulation.finish(simulation.start("--workers", "1"))) == digests(undisturbed)
+    assert digests(simulation.finish(simulation.start())) == digests(undisturbed)
 
 
 def test_killed_again_and_again_it_resumes_to_the_same_digests(
@@ -132,13 +147,13 @@ def test_killed_again_and_again_it_resumes_to_the_same_digests(
         (simulation.has_round(1), 0.05),
         (simulation.has_round(3), 0.2),
     ):
-        process = simulation.start("--workers", "2", "--resume")
+        process = simulation.start("--resume", workers=2)
         simulation.wait_until(condition, process)
         time.sleep(pause)
         orphans += workers_of(process)
         process.kill()
         process.communicate()
-    assert digests(simulation.finish(simulation.start("--workers", "2", "--resume"))) == digests(undisturbed)
+    assert digests(simulation.finish(simulation.start("--resume"))) == digests(undisturbed)
     assert simulation.history() == [1, 2, 3, 4, 5]
     assert orphans
     assert not any(Path(f"/proc/{pid}").exists() for pid in orphans), "workers outlive a killed server"
@@ -146,7 +161,7 @@ def test_killed_again_and_again_it_resumes_to_the_same_digests(
 
 def test_a_killed_worker_is_replaced_and_nothing_is_lost(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
     simulation = Simulation(tmp_path)
-    process = simulation.start("--workers", "2")
+    process = simulation.start(workers=2)
     for number in (1, 2):
         simulation.wait_until(simulation.has_round(number), process)
         os.kill(workers_of(process)[0], signal.SIGKILL)
@@ -155,7 +170,7 @@ def test_a_killed_worker_is_replaced_and_nothing_is_lost(tmp_path: Path, undistu
 
 def test_ctrl_c_stops_cleanly_and_says_how_to_resume(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
     simulation = Simulation(tmp_path)
-    process = simulation.start("--workers", "2")
+    process = simulation.start(workers=2)
     simulation.wait_until(simulation.has_round(1), process)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=240)
@@ -168,7 +183,7 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_resume(tmp_path: Path, undisturbed
 
 def test_a_full_disk_is_one_clear_line_and_loses_nothing(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
     simulation = Simulation(tmp_path)
-    process = simulation.start("--workers", "2")
+    process = simulation.start()
     simulation.wait_until(simulation.has_round(2), process)
     process.kill()
     process.communicate()
@@ -188,15 +203,13 @@ def test_a_full_disk_is_one_clear_line_and_loses_nothing(tmp_path: Path, undistu
 
 
 def test_a_history_with_a_text_where_a_number_belongs_is_named_before_anything_is_done(
-    tmp_path: Path,
+    ended: Simulation,
 ) -> None:
-    simulation = Simulation(tmp_path)
-    simulation.finish(simulation.start())
-    history = simulation.run_dir / "history.jsonl"
+    history = ended.run_dir / "history.jsonl"
     lines = history.read_text("utf-8").splitlines()
     lines[1] = json.dumps(json.loads(lines[1]) | {"accuracy": {"global": "abc"}})
     history.write_text("\n".join(lines) + "\n", "utf-8")
-    process = simulation.start("--resume")
+    process = ended.start("--resume")
     _, err = process.communicate(timeout=240)
     assert process.returncode == 1
     assert "history.jsonl, line 2 is no round (accuracy.global is 'abc'): take it out" in err
@@ -204,22 +217,20 @@ def test_a_history_with_a_text_where_a_number_belongs_is_named_before_anything_i
 
 
 def test_a_damaged_checkpoint_is_named_and_deleting_it_helps(
-    tmp_path: Path, undisturbed: dict[str, Any]
+    ended: Simulation, undisturbed: dict[str, Any]
 ) -> None:
-    simulation = Simulation(tmp_path)
-    simulation.finish(simulation.start())
-    newest = simulation.run_dir / "checkpoints" / simulation.checkpoints()[-1]
+    newest = ended.run_dir / "checkpoints" / ended.checkpoints()[-1]
     body = bytearray(newest.read_bytes())
     body[-100] ^= 0xFF
     newest.write_bytes(body)
-    process = simulation.start("--resume")
+    process = ended.start("--resume")
     _, err = process.communicate(timeout=240)
     assert process.returncode == 1
     assert f"{newest.name} is damaged" in err
     assert "delete it to continue from round-00000004.ckpt" in err
     assert "Traceback" not in err
     newest.unlink()
-    assert digests(simulation.finish(simulation.start("--resume"))) == digests(undisturbed)
+    assert digests(ended.finish(ended.start("--resume"))) == digests(undisturbed)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +247,7 @@ def test_a_damaged_checkpoint_is_named_and_deleting_it_helps(
 def test_bad_input_is_one_clear_line_that_names_it(tmp_path: Path, override: str, words: str) -> None:
     simulation = Simulation(tmp_path)
     more = ["--set", "client.clip_norm=0"] if "1e30" in override else []
-    process = simulation.start("--set", override, *more, "--workers", "1")
+    process = simulation.start("--set", override, *more)
     _, err = process.communicate(timeout=120)
     assert process.returncode in (1, 2)
     assert words in err
