@@ -73,8 +73,8 @@ class AnswerDesk:
     def _take(self, arrival: Arrival, opened: OpenT, fold: Fold) -> OpenT:
         answer = arrival.answer
         objection = opened.objection(answer)
-        if objection is None and self._will_be_asked_again(answer):
-            self.inbox.drop(arrival, "model_missing")
+        if objection is None and (why := self._will_be_asked_again(answer)):
+            self.inbox.drop(arrival, why)
         elif objection is None:
             outcome = self._judge(answer, fold, opened.weight(answer.client))
             self.inbox.hold(arrival)
