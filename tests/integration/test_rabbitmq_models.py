@@ -190,6 +190,54 @@ connect_transport({rabbitmq.url!r}).append_model({run!r}, 2, [bytes({MODEL})])
     assert transport.read_model(second) == weights(2)
 
 
+# What a reader knows from the body before
+
+
+def test_a_reader_of_one_version_after_another_looks_at_the_end_of_the_log_once(
+    rabbitmq: Service, transport: RabbitTransport, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offsets = read_offsets(monkeypatch)
+    with closing(RabbitTransport(rabbitmq.url)) as reader:
+        for version in range(12):
+            address = transport.append_model(run, version, [weights(version)], entries=2)
+            extra = transport.append_model(run, version, [b"extra"], entry="extra", entries=2)
+            del offsets[:]
+            assert reader.read_model(address) == weights(version)
+            assert bytes(reader.read_model(extra)) == b"extra"
+            assert offsets.count("last") == (1 if version == 0 else 0), version
+
+
+def test_a_version_far_after_the_one_before_is_found_from_the_end_of_the_log(
+    rabbitmq: Service, transport: RabbitTransport, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    addresses = [transport.append_model(run, version, [weights(version)], kept=8) for version in range(6)]
+    offsets = read_offsets(monkeypatch)
+    with closing(RabbitTransport(rabbitmq.url)) as reader:
+        for version, looks in ((0, 1), (5, 1), (4, 1), (5, 0)):
+            del offsets[:]
+            assert reader.read_model(addresses[version]) == weights(version)
+            assert offsets.count("last") == looks
+
+
+def test_what_is_known_of_a_log_that_was_made_anew_misleads_no_reader(
+    rabbitmq: Service, transport: RabbitTransport, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_log, "_EMPTY_SECONDS", 1.0)
+    for leading, following in ((0, 4), (4, 0)):
+        for version in range(leading):
+            transport.append_model(run, 100 + version, [b"one chunk"])
+        address = transport.append_model(run, 1, [weights(1)])
+        with closing(RabbitTransport(rabbitmq.url)) as reader:
+            assert reader.read_model(address) == weights(1)
+            transport.retire(run)
+            for version in range(following):
+                transport.append_model(run, 200 + version, [b"one chunk"])
+            others = [transport.append_model(run, version, [weights(version)]) for version in (7, 8)]
+            for other in others:
+                assert reader.read_model(other) == weights(other.version)
+        transport.retire(run)
+
+
 # What the leader knows about the end of its log
 
 

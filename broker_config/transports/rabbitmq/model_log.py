@@ -6,7 +6,8 @@ its writer died after a chunk.
 
 Numbers are ours and have no gaps. Offsets are the broker's, and every segment takes one for itself. The leader counts
 numbers, and need not read the stream before it writes. A reader computes the offset of a number backwards from the last
-message, of which it knows both.
+message, of which it knows both. One that reads version after version computes it forwards from the chunk that it read
+last, and saves a round trip: every chunk says to which entry it belongs.
 """
 
 import json
@@ -21,7 +22,7 @@ from pika.exceptions import ChannelClosedByBroker
 
 from broker_config.brokers.topology import models_queue
 from broker_config.protocol.buffers import size
-from broker_config.protocol.chunks import Assembler, split
+from broker_config.protocol.chunks import Assembler, count_chunks, split
 from broker_config.protocol.errors import BrokerUnavailable, FedILError, QueueMissing
 from broker_config.transports.interface import Buffers, ModelAddress
 from broker_config.transports.rabbitmq.connection import is_usable
@@ -30,7 +31,7 @@ from broker_config.transports.rabbitmq.publisher import Headers
 from broker_config.transports.rabbitmq.session import RabbitSession
 from broker_config.transports.rabbitmq.stream_reader import StreamMessage, StreamReader
 
-_INDEX, _BODY, _NUMBER = "fedil-index", "fedil-body", "fedil-number"
+_INDEX, _BODY, _NUMBER, _ENTRY = "fedil-index", "fedil-body", "fedil-number", "fedil-entry"
 _CHUNK_BYTES = 2 << 20
 """Streams deliver smaller messages faster than larger ones, and accept them no more slowly."""
 _PREFETCH = 8
@@ -40,6 +41,8 @@ _STALL_SECONDS = 60.0
 _BEHIND_SECONDS, _POLL_SECONDS = 10.0, 0.1
 _SPARE_BODIES = 3
 """Space for the body that is being written and for those of dead writers"""
+_NEAR_BODIES = 3
+"""Further away the computed offset may be many messages too early, one for each segment."""
 _MIN_SEGMENT, _MAX_SEGMENT = 16 << 20, 500_000_000
 
 
@@ -65,6 +68,16 @@ class _End:
     term: object
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Of the chunk that was read last"""
+
+    run: str
+    number: int
+    offset: int
+    num_chunks: int
+
+
 class ModelLog:
     def __init__(self, session: RabbitSession, term_of: Callable[[str], object | None]) -> None:
         """`term_of` returns an object for our term as leader of a run, None if we do not lead."""
@@ -74,6 +87,7 @@ class ModelLog:
         self._ends: dict[str, _End] = {}
         self._readers: dict[int, StreamReader] = {}
         """By prefetch"""
+        self._last_read: _Place | None = None
 
     def append(
         self, run: str, version: int, body: Buffers, kept: int, entry: str, entries: int
@@ -91,16 +105,41 @@ class ModelLog:
 
     def read(self, address: ModelAddress) -> memoryview:
         try:
+            body = self._read_next(address)
+            if body is not None:
+                return body
             last, entry = self._find(address)
-            assembler = Assembler()
+            assembler, prefetch = Assembler(), min(_PREFETCH, entry.num_chunks)
             # The computed offset is wrong if two servers wrote at a time, or an operator declared the stream.
             for offset in (_offset_of(entry, last), "first"):
-                body = self._assemble(address.run, entry, offset, last.offset, assembler)
+                with self._reading(address.run, offset, prefetch) as reader:
+                    body = self._assemble(address.run, entry, reader, assembler, last.offset)
                 if body is not None:
                     return body
             raise address.missing()  # the stream has dropped its first chunks
         except QueueMissing:
             raise address.missing() from None
+
+    def _read_next(self, address: ModelAddress) -> memoryview | None:
+        """The body, if it comes soon after the one that was read last. None if something else is there: then the last
+        message says what can be read."""
+        before = self._last_read
+        if before is None or before.run != address.run:
+            return None
+        ahead = address.offset - before.number
+        if not 0 < ahead <= _NEAR_BODIES * (before.num_chunks + 1):
+            return None
+        prefetch = min(_PREFETCH, before.num_chunks)
+        with self._reading(address.run, before.offset + ahead, prefetch) as reader:
+            message = reader.next(_EMPTY_SECONDS)
+            while message is not None and _number_of(message) < address.offset:
+                reader.request(before.num_chunks, message)
+                message = reader.next(_EMPTY_SECONDS)
+            entry = _entry_of(message) if message is not None else None
+            wanted = (address.version, address.entry, address.offset)
+            if entry is None or (entry.version, entry.entry, entry.number) != wanted:
+                return None
+            return self._assemble(address.run, entry, reader, Assembler(), first=message)
 
     def _find(self, address: ModelAddress) -> tuple[StreamMessage, _IndexEntry]:
         """The last message and the index entry, once the replica of this node of a cluster has them."""
@@ -128,8 +167,10 @@ class ModelLog:
         if end is None or end.term is not term:
             end = self._read_end(run, term)
         body_id, first = uuid.uuid4(), end.number + 1
-        frames = split(body, min(chunk_bytes, _CHUNK_BYTES), body_id.bytes)
-        headers = {_BODY: body_id.hex, **_index_header(end.index)}
+        chunk_bytes = min(chunk_bytes, _CHUNK_BYTES)
+        added = _IndexEntry(version, first, body_id.hex, count_chunks(size(body), chunk_bytes), entry)
+        frames = split(body, chunk_bytes, body_id.bytes)
+        headers = {_BODY: body_id.hex, _ENTRY: json.dumps(astuple(added)), **_index_header(end.index)}
         number = end.number
         # Each is confirmed before the next: a stream stores messages that arrive together as one unit, and delivers
         # all of it regardless of prefetch.
@@ -137,7 +178,6 @@ class ModelLog:
             publish(queue, frame, {**headers, _NUMBER: number})
         # A main entry replaces all entries of its version.
         others = [k for k in end.index if k.version != version or (entry and k.entry != entry)]
-        added = _IndexEntry(version, first, body_id.hex, number + 1 - first, entry)
         index = _newest((*others, added), kept)
         publish(queue, b"", {_NUMBER: number + 1, **_index_header(index)})
         if term is not None:
@@ -182,24 +222,32 @@ class ModelLog:
             return reader.next(seconds)
 
     def _assemble(
-        self, run: str, wanted: _IndexEntry, start: int | str, end: int, assembler: Assembler
+        self,
+        run: str,
+        wanted: _IndexEntry,
+        reader: StreamReader,
+        assembler: Assembler,
+        end: int | None = None,
+        first: StreamMessage | None = None,
     ) -> memoryview | None:
+        """`first`: a message that was taken from the reader already. None if the message at offset `end` came before
+        the last chunk."""
         num_left = wanted.num_chunks
-        with self._reading(run, start, min(_PREFETCH, num_left)) as reader:
-            while True:
-                message = reader.next(_STALL_SECONDS)
-                if message is None:
-                    raise BrokerUnavailable(f"RabbitMQ sent nothing of {models_queue(run)} for a minute")
-                body = None
-                if message.headers.get(_BODY) == wanted.body_id:
-                    self.bytes_received["model"] += len(message.body)
-                    body = assembler.add(message.body)
-                    num_left -= 1
-                elif message.offset >= end:
-                    return None
-                reader.request(num_left, message)
-                if body is not None:
-                    return body
+        while True:
+            message, first = first or reader.next(_STALL_SECONDS), None
+            if message is None:
+                raise BrokerUnavailable(f"RabbitMQ sent nothing of {models_queue(run)} for a minute")
+            body = None
+            if message.headers.get(_BODY) == wanted.body_id:
+                self.bytes_received["model"] += len(message.body)
+                body = assembler.add(message.body)
+                num_left -= 1
+            elif end is not None and message.offset >= end:
+                return None
+            reader.request(num_left, message)
+            if body is not None:
+                self._last_read = _Place(run, _number_of(message), message.offset, wanted.num_chunks)
+                return body
 
     @contextmanager
     def _reading(self, run: str, offset: int | str, prefetch: int) -> Iterator[StreamReader]:
@@ -237,6 +285,14 @@ def _index_of(message: StreamMessage) -> _Index:
         return tuple(_IndexEntry(*fields) for fields in json.loads(str(message.headers.get(_INDEX))))
     except (ValueError, TypeError):
         return ()
+
+
+def _entry_of(message: StreamMessage) -> _IndexEntry | None:
+    """Of a chunk; None for another message, and for a chunk that an earlier release wrote."""
+    try:
+        return _IndexEntry(*json.loads(str(message.headers.get(_ENTRY))))
+    except (ValueError, TypeError):
+        return None
 
 
 def _number_of(message: StreamMessage) -> int:
