@@ -53,7 +53,7 @@ def decode_in_place(connection: BlockingConnection) -> None:
             if end > len(buffer):
                 break
             if kind == spec.FRAME_BODY and buffer[end - 1] == spec.FRAME_END:
-                decoded: Any = frame.Body(channel, view[after : end - 1])  # type: ignore[arg-type]
+                decoded: Any = frame.Body(channel, view[after : end - 1])
             else:
                 _, decoded = frame.decode_frame(buffer[begin:end])
             inner.bytes_received += end - begin
