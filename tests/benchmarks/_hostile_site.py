@@ -5,7 +5,7 @@ import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,9 +73,15 @@ class Sender:
         properties = {"user_id": self.user, "delivery_mode": 2, **properties}
         self.channel.basic_publish(exchange, key, body, pika.BasicProperties(**properties))
 
+    def send_heartbeats(self) -> None:
+        if self._connection is not None and self._connection.is_open:
+            with suppress(AMQPError):
+                self._connection.process_data_events(0)
+
     def close(self) -> None:
         if self._connection is not None and self._connection.is_open:
-            self._connection.close()
+            with suppress(AMQPError):
+                self._connection.close()
 
 
 class Spy:
@@ -131,6 +137,7 @@ class Hostile:
             self._stack.callback(each.close)
         self._bodies: deque[str] = deque()
         self._announced = 0.0
+        self._real: Update | None = None
         self.sent: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         """By the brokers"""
@@ -141,6 +148,8 @@ class Hostile:
 
     def look(self) -> None:
         self._spy.collect()
+        for sender in (self._north, self._worker, self._west):
+            sender.send_heartbeats()
         if time.monotonic() - self._announced >= _NOTICE_SECONDS:
             # A site without a worker would not be waited for.
             self._board.announce(workers_topic(NORTH), "worker", {"state": "idle"}, 5 * _NOTICE_SECONDS)
@@ -157,9 +166,9 @@ class Hostile:
 
     def answer_tasks(self) -> None:
         """With updates that are not valid, whichever of them comes first"""
-        real = next(
-            (found for found in map(decode_message, self.material.updates) if isinstance(found, Update)), None
-        )
+        # Kept: a worker that finds repeats of old tasks may send nothing but refusals for a while.
+        seen = map(decode_message, self.material.updates)
+        self._real = real = next((found for found in seen if isinstance(found, Update)), self._real)
         while real is not None:
             # Not on the channel that the broker closes time and again: it would return the task, and count that.
             method, _, body = self._worker.channel.basic_get(tasks_queue(NORTH))

@@ -10,6 +10,7 @@ import tempfile
 import time
 import uuid
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +29,7 @@ MODEL_BYTES = 26_310_000
 CHUNK_MB = (1, 2, 4, 8, 16)
 TRIALS, ROUNDS = 3, 64
 LEAD_SECONDS = 20.0
+SETTLE_SECONDS = 0.25
 QUEUE_TYPES = ("stream", "classic")
 Times = dict[str, list[float]]
 
@@ -94,6 +96,7 @@ def best_ways(bare: Bare) -> dict[str, Way]:
         for way in (Way(queue_type, mb) for queue_type in QUEUE_TYPES for mb in CHUNK_MB):
             queue, seconds = bare.publish(way)
             times["publish"][way].append(seconds)
+            time.sleep(SETTLE_SECONDS)
             times[way.queue_type][way].append(bare.consume(way, queue))
             bare.delete(queue)
     return {
@@ -103,8 +106,8 @@ def best_ways(bare: Bare) -> dict[str, Way]:
 
 
 def measure(transport: RabbitTransport, bare: Bare, pieces: list[memoryview], ways: dict[str, Way]) -> Times:
-    """Both sides do the same, one right after the other. For a while the broker is still busy with what came before, so
-    they take turns in going first."""
+    """Both sides do the same, one right after the other, and take turns in going first. Before they read, the broker
+    has time to finish what it was sent."""
     run = f"run-{uuid.uuid4().hex}"
     times: Times = defaultdict(list)
     addresses: list[ModelAddress] = []
@@ -114,15 +117,24 @@ def measure(transport: RabbitTransport, bare: Bare, pieces: list[memoryview], wa
             partial(append, transport, run, version, pieces, addresses, times),
             partial(publish, bare, ways["publish"], times),
         ]
+        _take_turns(writing, version)
+        queues = {kind: bare.publish(ways[kind])[0] for kind in QUEUE_TYPES}
+        time.sleep(SETTLE_SECONDS)
         reading = [
             partial(read, transport, addresses, times),
-            *(partial(consume, bare, ways[kind], times[kind]) for kind in QUEUE_TYPES),
+            *(partial(consume, bare, ways[kind], queues[kind], times[kind]) for kind in QUEUE_TYPES),
         ]
-        for tasks in (writing, reading):
-            for task in tasks if version % 2 else tasks[::-1]:
-                task()
+        _take_turns(reading, version)
+        for queue in queues.values():
+            bare.delete(queue)
     transport.retire(run)
     return times
+
+
+def _take_turns(tasks: Sequence[Callable[[], None]], turn: int) -> None:
+    first = turn % len(tasks)
+    for task in (*tasks[first:], *tasks[:first]):
+        task()
 
 
 def append(
@@ -152,10 +164,8 @@ def publish(bare: Bare, way: Way, times: Times) -> None:
     bare.delete(queue)
 
 
-def consume(bare: Bare, way: Way, times: list[float]) -> None:
-    queue, _ = bare.publish(way)
+def consume(bare: Bare, way: Way, queue: str, times: list[float]) -> None:
     times.append(bare.consume(way, queue))
-    bare.delete(queue)
 
 
 def run() -> dict[str, object]:

@@ -163,10 +163,10 @@ def test_a_model_log_that_is_deleted_during_a_read_is_missing_in_the_next(
     address = transport.append_model(run, 1, [weights(1, 40_000_000)])
     request = StreamReader.request
 
-    def deleting(reader: StreamReader, num_left: int, taken: Any) -> None:
+    def deleting(reader: StreamReader, num_left: int) -> None:
         if num_left == 10:
             delete_queue(rabbitmq.url, models_queue(run))
-        request(reader, num_left, taken)
+        request(reader, num_left)
 
     monkeypatch.setattr(StreamReader, "request", deleting)
     with pytest.raises(BrokerUnavailable, match="ask again"):

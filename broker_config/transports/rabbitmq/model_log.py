@@ -34,7 +34,7 @@ from broker_config.transports.rabbitmq.stream_reader import StreamMessage, Strea
 _INDEX, _BODY, _NUMBER, _ENTRY = "fedil-index", "fedil-body", "fedil-number", "fedil-entry"
 _CHUNK_BYTES = 2 << 20
 """Streams deliver smaller messages faster than larger ones, and accept them no more slowly."""
-_PREFETCH = 8
+_PREFETCH = 16
 """Chunks: enough to keep the connection busy, few enough for the reader's memory"""
 _EMPTY_SECONDS = 5.0
 _STALL_SECONDS = 60.0
@@ -133,7 +133,7 @@ class ModelLog:
         with self._reading(address.run, before.offset + ahead, prefetch) as reader:
             message = reader.next(_EMPTY_SECONDS)
             while message is not None and _number_of(message) < address.offset:
-                reader.request(before.num_chunks, message)
+                reader.request(before.num_chunks)
                 message = reader.next(_EMPTY_SECONDS)
             entry = _entry_of(message) if message is not None else None
             wanted = (address.version, address.entry, address.offset)
@@ -244,7 +244,7 @@ class ModelLog:
                 num_left -= 1
             elif end is not None and message.offset >= end:
                 return None
-            reader.request(num_left, message)
+            reader.request(num_left)
             if body is not None:
                 self._last_read = _Place(run, _number_of(message), message.offset, wanted.num_chunks)
                 return body
