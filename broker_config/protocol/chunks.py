@@ -44,11 +44,6 @@ def split(buffers: Buffers, max_bytes: int, body_id: bytes | None = None) -> Ite
         yield b"".join([head, *payload, raw_digest([head, *payload])])
 
 
-def count_chunks(num_bytes: int, max_bytes: int) -> int:
-    """How many frames `split` makes"""
-    return _count(num_bytes, max_bytes - OVERHEAD_BYTES)
-
-
 def _count(total: int, stride: int) -> int:
     return max(1, -(-total // stride))
 

@@ -193,7 +193,7 @@ connect_transport({rabbitmq.url!r}).append_model({run!r}, 2, [bytes({MODEL})])
 # What a reader knows from the body before
 
 
-def test_a_reader_of_one_version_after_another_looks_at_the_end_of_the_log_once(
+def test_a_reader_of_one_version_after_another_asks_for_the_next_before_it_looks_at_the_end_of_the_log(
     rabbitmq: Service, transport: RabbitTransport, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offsets = read_offsets(monkeypatch)
@@ -204,7 +204,9 @@ def test_a_reader_of_one_version_after_another_looks_at_the_end_of_the_log_once(
             del offsets[:]
             assert reader.read_model(address) == weights(version)
             assert bytes(reader.read_model(extra)) == b"extra"
-            assert offsets.count("last") == (1 if version == 0 else 0), version
+            assert [offset == "last" for offset in offsets] == [version == 0, version > 0, False, True], (
+                offsets
+            )
 
 
 def test_a_version_far_after_the_one_before_is_found_from_the_end_of_the_log(
@@ -213,10 +215,43 @@ def test_a_version_far_after_the_one_before_is_found_from_the_end_of_the_log(
     addresses = [transport.append_model(run, version, [weights(version)], kept=8) for version in range(6)]
     offsets = read_offsets(monkeypatch)
     with closing(RabbitTransport(rabbitmq.url)) as reader:
-        for version, looks in ((0, 1), (5, 1), (4, 1), (5, 0)):
+        for version, looks_first in ((0, True), (5, True), (4, True), (5, False)):
             del offsets[:]
             assert reader.read_model(addresses[version]) == weights(version)
-            assert offsets.count("last") == looks
+            assert [offset == "last" for offset in offsets] == [looks_first, not looks_first]
+
+
+def test_a_version_that_was_written_anew_is_read_as_it_is_now_at_its_earlier_address_too(
+    rabbitmq: Service, transport: RabbitTransport, run: str
+) -> None:
+    first = transport.append_model(run, 1, [weights(1)])
+    second = transport.append_model(run, 2, [weights(2)])
+    transport.append_model(run, 2, [weights(3)])
+    with closing(RabbitTransport(rabbitmq.url)) as reader:
+        assert reader.read_model(first) == weights(1)
+        assert reader.read_model(second) == weights(3)
+
+
+def test_reading_opens_no_channel_for_every_version(
+    rabbitmq: Service, transport: RabbitTransport, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[BlockingChannel] = []
+    subscribe = StreamReader.subscribe
+
+    def recording(reader: StreamReader, queue: str, offset: int | str) -> None:
+        opened.append(reader.channel)
+        subscribe(reader, queue, offset)
+
+    monkeypatch.setattr(StreamReader, "subscribe", recording)
+    with closing(RabbitTransport(rabbitmq.url)) as reader:
+        for version in range(6):
+            address = transport.append_model(run, version, [b"one chunk"])
+            assert bytes(reader.read_model(address)) == b"one chunk"
+        theirs = [
+            channel for channel in opened if channel.connection is reader._session.receiving._connection
+        ]
+    assert len(theirs) == 12
+    assert len({id(channel) for channel in theirs}) == 2
 
 
 def test_what_is_known_of_a_log_that_was_made_anew_misleads_no_reader(

@@ -6,8 +6,8 @@ its writer died after a chunk.
 
 Numbers are ours and have no gaps. Offsets are the broker's, and every segment takes one for itself. The leader counts
 numbers, and need not read the stream before it writes. A reader computes the offset of a number backwards from the last
-message, of which it knows both. One that reads version after version computes it forwards from the chunk that it read
-last, and saves a round trip: every chunk says to which entry it belongs.
+message, of which it knows both. One that reads version after version also computes it forwards from the chunk that it
+read last: then the chunks are on their way while it looks at the last message.
 """
 
 import json
@@ -22,7 +22,7 @@ from pika.exceptions import ChannelClosedByBroker
 
 from broker_config.brokers.topology import models_queue
 from broker_config.protocol.buffers import size
-from broker_config.protocol.chunks import Assembler, count_chunks, split
+from broker_config.protocol.chunks import Assembler, split
 from broker_config.protocol.errors import BrokerUnavailable, FedILError, QueueMissing
 from broker_config.transports.interface import Buffers, ModelAddress
 from broker_config.transports.rabbitmq.connection import is_usable
@@ -31,7 +31,7 @@ from broker_config.transports.rabbitmq.publisher import Headers
 from broker_config.transports.rabbitmq.session import RabbitSession
 from broker_config.transports.rabbitmq.stream_reader import StreamMessage, StreamReader
 
-_INDEX, _BODY, _NUMBER, _ENTRY = "fedil-index", "fedil-body", "fedil-number", "fedil-entry"
+_INDEX, _BODY, _NUMBER = "fedil-index", "fedil-body", "fedil-number"
 _CHUNK_BYTES = 2 << 20
 """Streams deliver smaller messages faster than larger ones, and accept them no more slowly."""
 _PREFETCH = 16
@@ -85,8 +85,8 @@ class ModelLog:
         self.bytes_received: Counter[str] = Counter()
         self._opened: set[str] = set()
         self._ends: dict[str, _End] = {}
-        self._readers: dict[int, StreamReader] = {}
-        """By prefetch"""
+        self._readers: dict[tuple[bool, int], StreamReader] = {}
+        """By whether they look at the last message, and by prefetch"""
         self._last_read: _Place | None = None
 
     def append(
@@ -121,25 +121,19 @@ class ModelLog:
             raise address.missing() from None
 
     def _read_next(self, address: ModelAddress) -> memoryview | None:
-        """The body, if it comes soon after the one that was read last. None if something else is there: then the last
-        message says what can be read."""
+        """The body, if it comes soon after the one that was read last; None if something else is there."""
         before = self._last_read
         if before is None or before.run != address.run:
             return None
         ahead = address.offset - before.number
         if not 0 < ahead <= _NEAR_BODIES * (before.num_chunks + 1):
             return None
-        prefetch = min(_PREFETCH, before.num_chunks)
-        with self._reading(address.run, before.offset + ahead, prefetch) as reader:
-            message = reader.next(_EMPTY_SECONDS)
-            while message is not None and _number_of(message) < address.offset:
-                reader.request(before.num_chunks)
-                message = reader.next(_EMPTY_SECONDS)
-            entry = _entry_of(message) if message is not None else None
-            wanted = (address.version, address.entry, address.offset)
-            if entry is None or (entry.version, entry.entry, entry.number) != wanted:
-                return None
-            return self._assemble(address.run, entry, reader, Assembler(), first=message)
+        start = before.offset + ahead
+        with self._reading(address.run, start, min(_PREFETCH, before.num_chunks)) as reader:
+            last, entry = self._find(address)
+            if entry.number != address.offset or start > last.offset:
+                return None  # the version or the whole log was written anew
+            return self._assemble(address.run, entry, reader, Assembler(), last.offset)
 
     def _find(self, address: ModelAddress) -> tuple[StreamMessage, _IndexEntry]:
         """The last message and the index entry, once the replica of this node of a cluster has them."""
@@ -167,10 +161,8 @@ class ModelLog:
         if end is None or end.term is not term:
             end = self._read_end(run, term)
         body_id, first = uuid.uuid4(), end.number + 1
-        chunk_bytes = min(chunk_bytes, _CHUNK_BYTES)
-        added = _IndexEntry(version, first, body_id.hex, count_chunks(size(body), chunk_bytes), entry)
-        frames = split(body, chunk_bytes, body_id.bytes)
-        headers = {_BODY: body_id.hex, _ENTRY: json.dumps(astuple(added)), **_index_header(end.index)}
+        frames = split(body, min(chunk_bytes, _CHUNK_BYTES), body_id.bytes)
+        headers = {_BODY: body_id.hex, **_index_header(end.index)}
         number = end.number
         # Each is confirmed before the next: a stream stores messages that arrive together as one unit, and delivers
         # all of it regardless of prefetch.
@@ -178,6 +170,7 @@ class ModelLog:
             publish(queue, frame, {**headers, _NUMBER: number})
         # A main entry replaces all entries of its version.
         others = [k for k in end.index if k.version != version or (entry and k.entry != entry)]
+        added = _IndexEntry(version, first, body_id.hex, number + 1 - first, entry)
         index = _newest((*others, added), kept)
         publish(queue, b"", {_NUMBER: number + 1, **_index_header(index)})
         if term is not None:
@@ -222,19 +215,12 @@ class ModelLog:
             return reader.next(seconds)
 
     def _assemble(
-        self,
-        run: str,
-        wanted: _IndexEntry,
-        reader: StreamReader,
-        assembler: Assembler,
-        end: int | None = None,
-        first: StreamMessage | None = None,
+        self, run: str, wanted: _IndexEntry, reader: StreamReader, assembler: Assembler, end: int
     ) -> memoryview | None:
-        """`first`: a message that was taken from the reader already. None if the message at offset `end` came before
-        the last chunk."""
+        """None if the message at offset `end` came before the last chunk"""
         num_left = wanted.num_chunks
         while True:
-            message, first = first or reader.next(_STALL_SECONDS), None
+            message = reader.next(_STALL_SECONDS)
             if message is None:
                 raise BrokerUnavailable(f"RabbitMQ sent nothing of {models_queue(run)} for a minute")
             body = None
@@ -242,7 +228,7 @@ class ModelLog:
                 self.bytes_received["model"] += len(message.body)
                 body = assembler.add(message.body)
                 num_left -= 1
-            elif end is not None and message.offset >= end:
+            elif message.offset >= end:
                 return None
             reader.request(num_left)
             if body is not None:
@@ -254,14 +240,15 @@ class ModelLog:
         queue, receiving = models_queue(run), self._session.receiving
         with receiving.exclusive() as connection:
             # Taken out while it is in use: pending messages must not reach the next reader.
-            reader = self._readers.pop(prefetch, None)
+            kind = (offset == "last", prefetch)
+            reader = self._readers.pop(kind, None)
             if reader is None or not is_usable(reader.channel, connection):
                 reader = StreamReader(receiving, connection.channel(), prefetch)
             try:
                 reader.subscribe(queue, offset)
                 yield reader
                 if reader.unsubscribe():
-                    self._readers[prefetch] = reader
+                    self._readers[kind] = reader
             except ChannelClosedByBroker as error:
                 raise channel_error(receiving.address, error, queue) from error
             except FedILError:
@@ -285,14 +272,6 @@ def _index_of(message: StreamMessage) -> _Index:
         return tuple(_IndexEntry(*fields) for fields in json.loads(str(message.headers.get(_INDEX))))
     except (ValueError, TypeError):
         return ()
-
-
-def _entry_of(message: StreamMessage) -> _IndexEntry | None:
-    """Of a chunk; None for another message, and for a chunk that an earlier release wrote."""
-    try:
-        return _IndexEntry(*json.loads(str(message.headers.get(_ENTRY))))
-    except (ValueError, TypeError):
-        return None
 
 
 def _number_of(message: StreamMessage) -> int:
