@@ -57,7 +57,7 @@ def recipe() -> Recipe:
             "data": {"name": f"{__name__}:pictures"},
             "split": {"labelled": LABELLED, "clients": CLIENTS},
             "network": {"name": "resnet9", "width": 12},
-            "client": {"epochs": 1, "lr": 0.01},
+            "client": {"epochs": 2, "lr": 0.01},
             "server": {"epochs": 1, "pretrain_epochs": 10, "lr": 0.01},
             # Every sample is sure, as in a run that goes well.
             "method": {"threshold": 0.0},
