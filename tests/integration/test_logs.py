@@ -286,13 +286,13 @@ def test_what_happens_to_a_broker_is_told_with_the_task_at_hand(site: Site) -> N
     worker.terminate()
     assert worker.wait(PATIENCE) == 0
     told = events(site.said(), "json")
-    # The first of each kind: the thread that tells of the worker's state has the same trouble, and no task.
     for words, where in (
         ("; trying again", (RUN, 1, 3)),
         ("the broker is back", (RUN, 1, 3)),
         ("stopped as asked", (None, None, None)),
     ):
-        assert next(event for event in told if event.message.endswith(words)).where == where, words
+        # The thread that tells of the worker's state may have the same trouble, and has no task.
+        assert where in [event.where for event in told if event.message.endswith(words)], words
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
