@@ -27,7 +27,7 @@ from fedil_model.training.precision import choose_device, repeatable_on
 from server_worker.coordinator import Coordinator
 from server_worker.errors import Superseded
 from server_worker.round.context import LabelTruth, ServerContext, Stopped
-from server_worker.round.sites import WatchedSites
+from server_worker.round.sites import Sites
 from server_worker.run.checkpoint import CheckpointFolder
 from server_worker.run.digests import ledger_digest, model_digest
 from server_worker.run.environment import record_environment
@@ -151,7 +151,7 @@ class _Server:
                 watcher=HistoryWriter(self.where.history, watcher),
                 clock=time.monotonic,
                 stop=self.stop,
-                sites=WatchedSites(
+                sites=Sites(
                     recipe.sites,
                     store,
                     time.monotonic,

@@ -2,6 +2,7 @@
 embedded broker between them."""
 
 import json
+import math
 import os
 import tempfile
 import threading
@@ -29,7 +30,7 @@ from ops.inspect.diagnostics import LabelSetTruth
 from ops.inspect.summary import Summary, summarise
 from ops.local.workers import start_workers
 from server_worker.coordinator import Coordinator, ServerContext, Stopped
-from server_worker.round.sites import OneSite
+from server_worker.round.sites import Sites
 from server_worker.run.checkpoint import CheckpointFolder
 from server_worker.run.digests import ledger_digest
 from server_worker.run.environment import record_environment
@@ -140,7 +141,7 @@ def _play_rounds(
         stack.enter_context(pool)
         evaluator = inputs.evaluator(recipe)
         stack.callback(evaluator.close)
-        transport = MemoryTransport(broker)
+        transport, clients = MemoryTransport(broker), {_SITE: range(recipe.split.clients)}
         context = ServerContext(
             transport=transport,
             store=store,
@@ -149,12 +150,11 @@ def _play_rounds(
             watcher=HistoryWriter(where.history, watcher, on_answer=pool.progress),
             clock=time.monotonic,
             stop=stop,
-            sites=OneSite(_SITE),
+            sites=Sites(clients, store, time.monotonic, math.inf, None, watcher.note),
             connect_for_inspection=lambda: MemoryTransport(broker),
             label_truth=LabelSetTruth(store, run, spec, inputs.train.labels.numpy(), split.clients).shares,
             shard_sizes=split.held,
         )
-        clients = {_SITE: range(recipe.split.clients)}
         stack.enter_context(Surveyor(run, clients, lambda: (MemoryTransport(broker), store), watch.survey))
         watch.leading(inputs.dataset.class_names, lambda: (transport.bytes_sent, transport.bytes_received))
         method = make_method(recipe.learning(), inputs.dataset, inputs.device)
