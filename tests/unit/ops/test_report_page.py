@@ -176,7 +176,7 @@ def test_messages_that_did_not_count_are_listed(tmp_path: Path) -> None:
     text = parsed_page(
         make_run(tmp_path / "r", [make_record(1, refused={"late": 4}), make_record(2, refused={"late": 3})])
     ).text
-    assert "late 7 the round had closed" in text
+    assert "late 7 answered after its round had closed" in text
 
 
 def test_a_round_with_hundreds_of_exclusions_names_some(tmp_path: Path) -> None:
