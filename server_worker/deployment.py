@@ -37,7 +37,7 @@ from server_worker.run.inputs import RunInputs, read_inputs
 from server_worker.run.lock import FolderInUse, sole_use
 from server_worker.run.name import run_id
 from server_worker.run.recipe import Recipe
-from server_worker.watch.events import Watcher, Watchers
+from server_worker.watch.events import Watcher
 from server_worker.watch.notices import Notice
 from server_worker.watch.status import StatusTeller
 from server_worker.watch.survey import Surveyor
@@ -132,10 +132,10 @@ class _Server:
             presence = stack.enter_context(self._presence())
             watch.tell_address(self.watcher.note)
             status = StatusTeller(presence.update, recipe.federation.expected)
-            watcher = Watchers(watch.watcher, status, self.watcher)
+            watcher = Watcher(watch.watcher, status, self.watcher)
             if deployment.tensorboard:
                 events = TensorBoardWatcher(self.where.tensorboard, spec.display, watcher.note)
-                watcher = Watchers(stack.enter_context(events), watcher)
+                watcher = Watcher(stack.enter_context(events), watcher)
             for concern in transport.timeout_warnings(recipe.federation.deadline_seconds):
                 watcher.note(Notice(concern))
             watcher.phase(0, "load_data")

@@ -46,7 +46,7 @@ from server_worker.run.digests import ledger_digest, model_digest
 from server_worker.run.inputs import labelled_samples
 from server_worker.run.progress import Progress
 from server_worker.run.recipe import Recipe, make_recipe
-from server_worker.watch.events import ClientOutcome, RoundRecord
+from server_worker.watch.events import ClientOutcome, RoundRecord, Watcher
 from server_worker.watch.notices import Notice
 
 RUN = "blobs"
@@ -92,7 +92,7 @@ def count_parameters(models: Mapping[str, Weights]) -> "Future[Evaluation]":
 
 
 @dataclass
-class Diary:
+class Diary(Watcher):
     """A watcher that remembers."""
 
     records: list[RoundRecord] = field(default_factory=list)

@@ -40,7 +40,7 @@ from server_worker.run.inputs import RunInputs, network_of, read_inputs
 from server_worker.run.name import run_id, simulation_id
 from server_worker.run.progress import Progress
 from server_worker.run.recipe import Recipe
-from server_worker.watch.events import Watcher, Watchers
+from server_worker.watch.events import Watcher
 from server_worker.watch.notices import Notice
 from server_worker.watch.survey import Surveyor
 from server_worker.watch.tensorboard import TensorBoardWatcher
@@ -89,10 +89,10 @@ def simulate(
     with ExitStack() as stack:
         watch = stack.enter_context(watching(run, recipe, where, web, stop))
         watch.tell_address(watcher.note)
-        watcher = Watchers(watch.watcher, watcher)
+        watcher = Watcher(watch.watcher, watcher)
         if tensorboard:
             written = TensorBoardWatcher(where.tensorboard, spec.display, watcher.note)
-            watcher = Watchers(stack.enter_context(written), watcher)
+            watcher = Watcher(stack.enter_context(written), watcher)
         watcher.phase(0, "load_data")
         inputs = read_inputs(where, recipe, chosen, resume=resume)
         run_id(where, recipe, run)

@@ -13,7 +13,6 @@ from server_worker.watch.events import (
     ClientOutcome,
     RoundRecord,
     Watcher,
-    Watchers,
     record_from_fields,
     record_to_json,
 )
@@ -67,7 +66,7 @@ class HistoryTail:
                 yield line
 
 
-class HistoryWriter(Watchers):
+class HistoryWriter(Watcher):
     """Hands every event on to another watcher, and keeps each round once. `on_answer` is called for every
     answer of a client."""
 

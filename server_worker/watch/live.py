@@ -24,7 +24,7 @@ from server_worker.run.folder import RunDir
 from server_worker.run.history import HistoryTail, read_records
 from server_worker.run.recipe import Recipe
 from server_worker.watch import page_rows as rows
-from server_worker.watch.events import ClientOutcome, RoundRecord, record_from_fields
+from server_worker.watch.events import ClientOutcome, RoundRecord, Watcher, record_from_fields
 from server_worker.watch.notices import Notice
 from server_worker.watch.survey import Survey
 
@@ -48,7 +48,7 @@ class _OpenRound:
     outcomes: list[ClientOutcome] = field(default_factory=list)
 
 
-class LiveRun:
+class LiveRun(Watcher):
     def __init__(self, run: str, recipe: Recipe, history: Path) -> None:
         self._recipe, self._history = recipe, history
         self._encoder = rows.Rows(find_method(recipe.method.name).display)

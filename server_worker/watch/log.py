@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from broker_config.process.logs import about
 from fedil_model.methods.interface import INVALID
-from server_worker.watch.events import REFUSED, ClientOutcome, RoundRecord
+from server_worker.watch.events import REFUSED, ClientOutcome, RoundRecord, Watcher
 from server_worker.watch.notices import Notice
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def log_outcome(outcome: "Outcome", rounds: int) -> None:
         )
 
 
-class LogWatcher:
+class LogWatcher(Watcher):
     def __init__(self, run: str, always: Callable[..., None] = lambda **_: None) -> None:
         """`always` takes what every other log line of this process carries too: the run and its round."""
         self._run, self._always = run, always

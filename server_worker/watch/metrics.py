@@ -17,7 +17,7 @@ from fedil_model.methods import find_method
 from fedil_model.methods.interface import ACCEPTED, ClientValue, Display
 from fedil_model.training.convergence import VERDICTS
 from server_worker.run.recipe import Recipe
-from server_worker.watch.events import STALE, ClientOutcome, RoundRecord
+from server_worker.watch.events import STALE, ClientOutcome, RoundRecord, Watcher
 from server_worker.watch.notices import UNKNOWN_SITE, Notice
 from server_worker.watch.outcomes import REASONS, all_outcomes
 from server_worker.watch.survey import Survey
@@ -39,9 +39,7 @@ _CONVERGENCE = {
 }
 
 
-class ServerMetrics:
-    """A watcher."""
-
+class ServerMetrics(Watcher):
     def __init__(self, run: str, recipe: Recipe, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         display, federation = find_method(recipe.method.name).display, recipe.federation

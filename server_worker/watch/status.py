@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 
-from server_worker.watch.events import ClientOutcome, RoundRecord
+from server_worker.watch.events import ClientOutcome, RoundRecord, Watcher
 from server_worker.watch.notices import Notice
 
 _RECENT_ROUNDS = 5
 _LONGEST_NOTE = 300
 
 
-class StatusTeller:
+class StatusTeller(Watcher):
     def __init__(self, tell: Callable[..., None], expected: int) -> None:
         """`expected`: answers wanted, until the first answer of a round says how many clients were asked"""
         self._tell, self._expected = tell, expected

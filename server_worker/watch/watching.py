@@ -14,7 +14,7 @@ from broker_config.process.metrics import EXPOSITION, Bytes
 from server_worker.run.folder import RunDir
 from server_worker.run.history import read_records
 from server_worker.run.recipe import Recipe
-from server_worker.watch.events import Watcher, Watchers
+from server_worker.watch.events import Watcher
 from server_worker.watch.live import LiveRun
 from server_worker.watch.metrics import ServerMetrics
 from server_worker.watch.notices import Notice
@@ -37,7 +37,7 @@ class Watching:
     def __init__(self, run: str, recipe: Recipe, where: RunDir, address: WebAddress | None = None) -> None:
         self.metrics = ServerMetrics(run, recipe)
         self.live = LiveRun(run, recipe, where.history)
-        self.watcher: Watcher = Watchers(self.metrics, self.live)
+        self.watcher = Watcher(self.metrics, self.live)
         self._history = where.history
         self._evaluated_every = recipe.evaluate_every
         self._unready = "starting"

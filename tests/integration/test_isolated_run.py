@@ -71,9 +71,7 @@ def sites_of(sites: dict[str, range], store: Any) -> Sites:
     return Sites(sites, store, lambda: 0.0, 60.0, "server", lambda _: None)
 
 
-def context_of(
-    federation: Federation, brokers: Brokers, transport: Transport, sites: Sites
-) -> ServerContext:
+def context_of(federation: Federation, brokers: Brokers, transport: Transport, sites: Sites) -> ServerContext:
     return ServerContext(
         transport=transport,
         store=federation.store,

@@ -94,7 +94,7 @@ def serve_logged(
     from server_worker.deployment import serve
     from server_worker.run.folder import RunDir
     from server_worker.run.name import run_id
-    from server_worker.watch.events import Watchers
+    from server_worker.watch.events import Watcher
     from server_worker.watch.log import LOGGER, LogWatcher, log_outcome
 
     with set_up_logs(level="warning") as shown:
@@ -104,7 +104,7 @@ def serve_logged(
         run = run_id(RunDir(deployment.run_dir), deployment.recipe, deployment.run)
         with set_up_logs(args.log_format, args.log_level, args.log_file) as logs:
             try:
-                watchers = Watchers(view, LogWatcher(run, logs.always))
+                watchers = Watcher(view, LogWatcher(run, logs.always))
                 outcome = serve(deployment, watchers, stop, shares_where_known)
             except Exception as error:
                 logs.end(LOGGER, error)

@@ -20,9 +20,7 @@ def pass_time(sites: Sites, clock: Clock, until: float) -> None:
         sites.present()
 
 
-def watched(
-    store: MemoryStore, clock: Clock, notes: list[Notice], user: str | None = "server"
-) -> Sites:
+def watched(store: MemoryStore, clock: Clock, notes: list[Notice], user: str | None = "server") -> Sites:
     return Sites({"a": range(0, 4), "b": range(4, 6)}, store, clock, 60.0, user, notes.append)
 
 
