@@ -11,14 +11,15 @@ import re
 import secrets
 import threading
 import time
-from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from broker_config.process.logs import plain
 from fedil_model.methods import find_method
 from server_worker.run.folder import RunDir
 from server_worker.run.history import HistoryTail, read_records
@@ -62,8 +63,8 @@ class LiveRun(Watcher):
         self._surveys = 0
         self._notes: deque[tuple[int, float, str]] = deque(maxlen=_MOST_NOTES)
         self._noted = 0
-        self._numbers: list[int] = []
-        self._rows: list[bytes] = []
+        self._rows: dict[int, bytes] = {}
+        """By round, in order"""
         self._restore(below=None)
 
     # ---- written by the run ----------------------------------------------------------------------------------
@@ -110,10 +111,9 @@ class LiveRun(Watcher):
     def round_closed(self, record: RoundRecord) -> None:
         row = self._encoder.encode(record)
         with self._lock:
-            if self._numbers and record.round <= self._numbers[-1]:
+            if record.round <= self._last_round():
                 self._forget_from(record.round)
-            self._numbers.append(record.round)
-            self._rows.append(row)
+            self._rows[record.round] = row
             self._open.pop(record.round, None)
 
     def note(self, notice: Notice) -> None:
@@ -129,8 +129,7 @@ class LiveRun(Watcher):
         baseline = _read_baseline(self._history)
         with self._lock:
             self._life = secrets.token_hex(6)
-            self._numbers = sorted(kept)
-            self._rows = [kept[number] for number in self._numbers]
+            self._rows = dict(sorted(kept.items()))
             self._open = {}
             self._tail = tail
             if baseline is not None:
@@ -142,7 +141,7 @@ class LiveRun(Watcher):
 
     def _follow(self) -> None:
         for line in self._tail.new_lines(lambda: self._forget_from(0)):
-            last = self._numbers[-1] if self._numbers else 0
+            last = self._last_round()
             numbered = _NUMBERED_LINE.match(line)
             if numbered and int(numbered[1]) <= last:
                 continue
@@ -150,12 +149,13 @@ class LiveRun(Watcher):
             with suppress(ValueError):
                 record = record_from_fields(json.loads(line))
                 if record.round > last:
-                    self._rows.append(self._encoder.encode(record))
-                    self._numbers.append(record.round)
+                    self._rows[record.round] = self._encoder.encode(record)
 
-    def _forget_from(self, number: int) -> None:
-        index = bisect_left(self._numbers, number)
-        del self._numbers[index:], self._rows[index:]
+    def _last_round(self) -> int:
+        return next(reversed(self._rows), 0)
+
+    def _forget_from(self, first: int) -> None:
+        self._rows = {number: row for number, row in self._rows.items() if number < first}
         self._life = secrets.token_hex(6)
 
     # ---- read by the page ------------------------------------------------------------------------------------
@@ -169,15 +169,15 @@ class LiveRun(Watcher):
                 self._follow()
             if query.get("life", self._life) != self._life:
                 known = dict.fromkeys(known, 0)
-            begin = bisect_right(self._numbers, known["after"])
-            page = self._page(begin)
+            wanted = [row for number, row in self._rows.items() if number > known["after"]]
+            page = _first_page(wanted)
             answer: dict[str, Any] = {
                 "life": self._life,
                 "now": time.time(),
                 **self._state,
                 "phase": self._phase,
                 "open": [{**vars(one), **self._encoder.clients(one.outcomes)} for one in self._open.values()],
-                "more": begin + len(page) < len(self._rows),
+                "more": len(page) < len(wanted),
                 "notes": [list(note) for note in self._notes if note[0] > known["note"]],
             }
             if known["about"] != self._abouts:
@@ -188,15 +188,6 @@ class LiveRun(Watcher):
         answer["rounds"] = [json.loads(row) for row in page]
         return answer
 
-    def _page(self, begin: int) -> list[bytes]:
-        page, size = list[bytes](), 0
-        for row in self._rows[begin : begin + MOST_ROUNDS]:
-            size += len(row)
-            if page and size > _MOST_BYTES:
-                break
-            page.append(row)
-        return page
-
     def round(self, query: Mapping[str, str]) -> dict[str, Any]:
         """All of one round, with the outcome of every client: read from the history, since it is rarely needed. Raises
         ValueError."""
@@ -206,9 +197,15 @@ class LiveRun(Watcher):
         fields = _find_line(self._history, number)
         if fields is None:
             with self._lock:
-                known = f"{self._numbers[0]} to {self._numbers[-1]}" if self._numbers else "none yet"
+                known = f"{next(iter(self._rows))} to {self._last_round()}" if self._rows else "none yet"
             raise ValueError(f"round {number} is not in the history; rounds there: {known}")
-        return rows.whole_round(fields)
+        return {name: plain(value) for name, value in fields.items()}
+
+
+def _first_page(wanted: Sequence[bytes]) -> Sequence[bytes]:
+    """At least one"""
+    sizes = accumulate(map(len, wanted[:MOST_ROUNDS]))
+    return wanted[: max(1, sum(size <= _MOST_BYTES for size in sizes))]
 
 
 def _number(query: Mapping[str, str], name: str) -> int:

@@ -86,11 +86,6 @@ def _rounded(value: float | None, digits: int) -> float | None:
     return round(value, digits) if value is not None and math.isfinite(value) else None
 
 
-def whole_round(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """All of one line of the history, fit for JSON readers and for people."""
-    return {str(key): _plain(value) for key, value in fields.items()}
-
-
 def about(run: str, recipe: Recipe) -> dict[str, Any]:
     federation, display = recipe.federation, find_method(recipe.method.name).display
     sites = [[site, len(clients)] for site, clients in recipe.sites.items()]
@@ -163,14 +158,3 @@ def finite(value: object, digits: int = 6) -> float | None:
 
 def cut(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
-
-
-def _plain(value: Any) -> Any:
-    """As JSON knows it. Most of a round are numbers of its clients."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, str):
-        return cut(value, LONGEST_TEXT)
-    if isinstance(value, dict):
-        return {cut(key, LONGEST_NAME): _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list) else value

@@ -296,7 +296,6 @@ def test_every_answer_is_strict_json(tmp_path: Path) -> None:
     whole = json.dumps(live.round({"number": "1"}), allow_nan=False)
     assert len(state) < 12_000
     assert len(whole) < 60_000
-    assert json.loads(whole)["outcomes"][0]["detail"].endswith("…")
 
 
 def test_a_whole_round_is_read_from_the_history(tmp_path: Path) -> None:
@@ -381,7 +380,7 @@ def test_a_round_is_kept_in_little_memory(tmp_path: Path) -> None:
     record: RoundRecord = make_record(1, outcomes=crowd(100))
     live = live_run(tmp_path)
     live.round_closed(record)
-    assert sum(map(len, live._rows)) < 3000
+    assert sum(map(len, live._rows.values())) < 3000
 
 
 def test_what_the_method_declares_is_sent_once(tmp_path: Path) -> None:
