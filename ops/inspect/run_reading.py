@@ -1,6 +1,5 @@
 """How to read back what a run keeps."""
 
-import json
 import shlex
 from collections.abc import Collection
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from broker_config.protocol.errors import FedILError
 from fedil_model.errors import SettingError
 from ops.cli.recipe_files import differences, with_data_root
-from server_worker.run.folder import RunDir
+from server_worker.run.folder import RunDir, read_json
 
 if TYPE_CHECKING:
     from torch import nn
@@ -50,12 +49,9 @@ def recipe_values(run_dir: Path) -> dict[str, Any]:
     path = RunDir(run_dir).recipe
     if not run_dir.exists():
         raise SettingError(f"there is no folder {run_dir}")
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise SettingError(f"{run_dir} is not the folder of a run (it has no {path.name})") from error
-    except ValueError as error:
-        raise FedILError(f"{path} is not readable as JSON ({error})") from error
+    if not path.exists():
+        raise SettingError(f"{run_dir} is not the folder of a run (it has no {path.name})")
+    values = read_json(path)
     if not isinstance(values, dict):
         raise FedILError(f"{path} is not a recipe: it holds a {type(values).__name__}")
     return values

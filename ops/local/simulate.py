@@ -16,7 +16,7 @@ import torch
 from broker_config.embedded.server import BrokerServer
 from broker_config.process.addresses import WebAddress
 from broker_config.process.durable import write_atomically
-from broker_config.protocol.errors import BrokerUnavailable
+from broker_config.protocol.errors import BrokerUnavailable, FedILError
 from broker_config.stores.memory.store import MemoryStore
 from broker_config.transports.memory.broker import EmbeddedBroker
 from broker_config.transports.memory.transport import MemoryTransport
@@ -34,7 +34,7 @@ from server_worker.round.sites import Sites
 from server_worker.run.checkpoint import CheckpointFolder
 from server_worker.run.digests import ledger_digest
 from server_worker.run.environment import record_environment
-from server_worker.run.folder import RunDir
+from server_worker.run.folder import RunDir, read_baseline
 from server_worker.run.history import HistoryWriter
 from server_worker.run.inputs import RunInputs, network_of, read_inputs
 from server_worker.run.name import run_id, simulation_id
@@ -209,8 +209,8 @@ def _baseline(
 
 def _known_baseline(where: RunDir, epochs: int) -> float | None:
     """None if it is another's, or cannot be read: it is measured again, from the same seed."""
-    try:
-        known = json.loads(where.baseline.read_text(encoding="utf-8"))
-        return float(known["accuracy"]) if known["epochs"] == epochs and known["choice"] else None
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return None
+    with suppress(FedILError):
+        known = read_baseline(where)
+        if known.get("epochs") == epochs and known.get("choice"):
+            return float(known["accuracy"])
+    return None

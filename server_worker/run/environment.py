@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from broker_config.process.durable import write_atomically
 from broker_config.process.version import software_version
 from broker_config.protocol.errors import FedILError
-from server_worker.run.folder import RunDir
+from server_worker.run.folder import RunDir, read_json
 
 if TYPE_CHECKING:
     import torch
@@ -39,12 +39,7 @@ def record_environment(where: RunDir, device: "torch.device", **more: str | int)
 
 def read_environment(where: RunDir) -> tuple[Mapping[str, Any], ...]:
     """Oldest first; empty for a run of a version that did not record it. Raises FedILError if it is damaged."""
-    if not where.environment.exists():
-        return ()
-    try:
-        known = json.loads(where.environment.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise FedILError(f"{where.environment.name} is not readable as JSON ({error})") from error
+    known = read_json(where.environment) or []
     if not isinstance(known, list) or not all(isinstance(entry, dict) for entry in known):
         raise FedILError(f"{where.environment.name} is not a list of environments")
     return tuple(known)

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from broker_config.process.logs import plain
+from broker_config.protocol.errors import FedILError
 from fedil_model.methods import find_method
-from server_worker.run.folder import RunDir
+from server_worker.run.folder import RunDir, read_baseline
 from server_worker.run.history import HistoryTail, read_records
 from server_worker.run.recipe import Recipe
 from server_worker.watch import page_rows as rows
@@ -217,9 +218,8 @@ def _number(query: Mapping[str, str], name: str) -> int:
 
 def _read_baseline(history: Path) -> float | None:
     """Accuracy of training on the labels alone, where it was measured"""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        known = json.loads(RunDir(history.parent).baseline.read_text(encoding="utf-8"))
-        return rows.finite(known["accuracy"])
+    with suppress(FedILError, OSError):
+        return rows.finite(read_baseline(RunDir(history.parent)).get("accuracy"))
     return None
 
 
