@@ -56,7 +56,6 @@ class Coordinator:
         self._dispatcher = TaskDispatcher(run, recipe, method, context)
         self._inbox = Inbox(run, context)
         self._ledgers = LedgerChecks(run, context.store)
-        self._answered: tuple[int, ...] = ()
         self._desk = AnswerDesk(
             run,
             recipe,
@@ -64,7 +63,6 @@ class Coordinator:
             self._dispatcher,
             context,
             self._ledgers,
-            check_ledgers=lambda: self._ledgers.check(self._answered),
             on_idle=lambda: self._reporter.flush(wait=False),
         )
         self._restarted = True
@@ -102,7 +100,6 @@ class Coordinator:
 
     def _play_round(self, progress: Progress) -> Progress:
         number, stopwatch = progress.round + 1, Stopwatch(self._context.clock)
-        self._answered = progress.answered
 
         self._reporter.enter(number, "server_step")
         step = self._server_step(progress, number)

@@ -36,8 +36,6 @@ class AnswerDesk:
     dispatcher: TaskDispatcher
     context: ServerContext
     ledgers: LedgerChecks
-    check_ledgers: Callable[[], None]
-    """Raises if the store has lost the run."""
     on_idle: Callable[[], None]
     """Called after each wait for an answer"""
 
@@ -66,7 +64,7 @@ class AnswerDesk:
             return opened
         after = self._take(arrival, opened, fold)
         if isinstance(arrival.answer, Refusal) and arrival.answer.reason == LedgerMissing.__name__:
-            self.check_ledgers()
+            self.ledgers.check(self.dispatcher.answered)
         stopwatch.lap("fold")
         return after
 

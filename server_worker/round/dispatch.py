@@ -29,11 +29,12 @@ class TaskDispatcher:
         """Versions that this process has written, the last `kept`"""
         self._extras: dict[tuple[int, str], ModelEntry] = {}
         self._state: State = {}
-        self._answered: tuple[int, ...] = ()
+        self.answered: tuple[int, ...] = ()
+        """The last activation that each client has answered"""
 
     def start_round(self, state: State, answered: tuple[int, ...]) -> None:
-        """`state`: what extras are made from; `answered`: each client's last answered activation."""
-        self._state, self._answered = state, answered
+        """`state`: what extras are made from"""
+        self._state, self.answered = state, answered
 
     # ---- models ------------------------------------------------------------------------------------------------
 
@@ -84,7 +85,7 @@ class TaskDispatcher:
             model=self._models[version],
             extras=self._extras_for(version, client),
             learning=self._learning,
-            ledger_at_least=min(self._answered[client], activation - 1),
+            ledger_at_least=min(self.answered[client], activation - 1),
         )
         self._publish(tasks_queue(self._context.sites.site_of(client)), task)
 
