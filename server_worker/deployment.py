@@ -5,6 +5,7 @@ import os
 import socket
 import threading
 import time
+from argparse import Namespace
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 from broker_config.brokers.topology import RUNS_TOPIC
 from broker_config.process.addresses import WebAddress
+from broker_config.process.logs import Logs
 from broker_config.process.retry import RetryPolicy
 from broker_config.protocol.errors import BrokerUnavailable, LedgerMissing
 from broker_config.stores import connect_store
@@ -38,6 +40,7 @@ from server_worker.run.lock import FolderInUse, sole_use
 from server_worker.run.name import run_id
 from server_worker.run.recipe import Recipe
 from server_worker.watch.events import Watcher
+from server_worker.watch.log import LogWatcher, log_outcome
 from server_worker.watch.notices import Notice
 from server_worker.watch.status import StatusTeller
 from server_worker.watch.survey import Surveyor
@@ -64,6 +67,15 @@ class Deployment:
     web: WebAddress | None = None
     tensorboard: bool = False
 
+    @classmethod
+    def from_options(cls, recipe: Recipe, options: Namespace) -> "Deployment":
+        """`options`: those of server_worker.options"""
+        same = {
+            name: getattr(options, name)
+            for name in ("broker", "store", "device", "standby", "web", "tensorboard")
+        }
+        return cls(recipe, options.run_dir or Path("runs") / recipe.name, run=options.run_id, **same)
+
     def connect_store(self, retry: RetryPolicy) -> Store:
         return connect_store(self.store, site_of=self.recipe.site_of, retry=retry)
 
@@ -87,10 +99,14 @@ def serve(
     watcher: Watcher,
     stop: threading.Event,
     label_truth: MakeLabelTruth = lambda *_: lambda _: {},
+    logs: Logs | None = None,
 ) -> Outcome:
-    """Blocks until the run is done or `stop` is set. The same call goes on where a killed one was."""
+    """Blocks until the run is done or `stop` is set. The same call goes on where a killed one was. `logs`: what each
+    event and the outcome are written to"""
     where = RunDir(deployment.run_dir)
     run = run_id(where, deployment.recipe, deployment.run)
+    if logs is not None:
+        watcher = Watcher(watcher, LogWatcher(run, logs.always))
     if deployment.tensorboard:
         check_installed()
     with watching(run, deployment.recipe, where, deployment.web, stop) as watch:
@@ -103,7 +119,10 @@ def serve(
                 raise
             outcome = server.outcome(stopped=True)
         watch.ended("stopped" if outcome.stopped else "done")
-        return outcome
+    if logs is not None:
+        logs.always(round=None)
+        log_outcome(outcome, deployment.recipe.rounds)
+    return outcome
 
 
 @dataclass(frozen=True)
