@@ -17,7 +17,6 @@ from broker_config.protocol.errors import FedILError
 from broker_config.stores.batches import newest_ledgers
 from broker_config.transports.interface import MAX_BODY_BYTES
 from fedil_model.data.datasets.interface import Samples
-from fedil_model.methods import find_method
 from fedil_model.methods.interface import Folded, Method, ServerStep
 from fedil_model.training.convergence import Increment, assess
 from fedil_model.training.flat_model import num_bytes
@@ -51,7 +50,7 @@ class Coordinator:
         self._run, self._recipe, self._method, self._labelled = run, recipe, method, labelled
         self._context = context
         method.check_stop = context.check_stop
-        self._display = find_method(recipe.method.name).display
+        self._display = recipe.spec.display
         self._reporter = Reporter(recipe, context)
         self._dispatcher = TaskDispatcher(run, recipe, method, context)
         self._inbox = Inbox(run, context)

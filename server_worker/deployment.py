@@ -23,7 +23,7 @@ from broker_config.stores.presence import Presence
 from broker_config.transports import connect_transport
 from broker_config.transports.interface import Transport
 from broker_config.transports.reconnecting import ReconnectingTransport
-from fedil_model.methods import find_method, make_method
+from fedil_model.methods import make_method
 from fedil_model.methods.interface import MethodSpec
 from fedil_model.training.precision import choose_device, repeatable_on
 from server_worker.coordinator import Coordinator
@@ -137,7 +137,7 @@ class _Server:
 
     def serve(self) -> Outcome:
         deployment, recipe, run, watch = self.deployment, self.deployment.recipe, self.run, self.watch
-        spec = find_method(recipe.method.name)
+        spec = recipe.spec
         _give_memory_back()
         device = choose_device(deployment.device)
         # For cuBLAS, which reads it when it is first used; see repeatable_on.
@@ -266,7 +266,7 @@ class _Server:
             "recipe": recipe.name,
             "mode": recipe.federation.mode,
             "rounds": recipe.rounds,
-            "models": {model.name: model.title for model in find_method(recipe.method.name).display.models},
+            "models": {model.name: model.title for model in recipe.spec.display.models},
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "sites": {site: len(clients) for site, clients in recipe.sites.items()},

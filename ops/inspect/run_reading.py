@@ -32,9 +32,8 @@ def load_run(run_dir: Path, plugins: Collection[str] = (), remedy: str = ALLOW_B
 
 def load_same_run(run_dir: Path, recipe: "Recipe", remedy: str) -> "Recipe":
     """The recipe that a run was started with, if the run may go on with the given one."""
-    from fedil_model.methods import plugins_named
 
-    saved = load_run(run_dir, plugins_named(recipe.model_dump()), NAME_THE_RECIPE)
+    saved = load_run(run_dir, recipe.plugins, NAME_THE_RECIPE)
     refuse_differences(run_dir, saved, recipe, remedy)
     return saved
 
@@ -77,7 +76,6 @@ def load_weights(
 
     from fedil_model.data.datasets import open_dataset
     from fedil_model.data.split import Split
-    from fedil_model.methods import find_method
     from fedil_model.training.flat_model import FlatModel, Weights, from_arrays
     from server_worker.run.checkpoint import CheckpointFolder
     from server_worker.run.inputs import labelled_samples, make_fit, network_of
@@ -86,7 +84,7 @@ def load_weights(
     models = checkpoint.meta.get("models", {}) if checkpoint else {}
     if checkpoint is None or not models:
         raise FedILError(f"{run_dir} has no finished round yet: continue it with --resume")
-    declared = {model.name: model for model in find_method(recipe.method.name).display.models}
+    declared = {model.name: model for model in recipe.spec.display.models}
     if which not in models:
         known = "; ".join(f"{name} ({declared[name].help})" for name in declared if name in models)
         raise SettingError(f"{run_dir} has no model {which!r}; it has {known}")

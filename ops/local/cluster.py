@@ -15,7 +15,6 @@ from broker_config.process.addresses import WebAddress
 from broker_config.process.http import check_free
 from broker_config.protocol.errors import FedILError
 from client_worker.pool import WorkerPool
-from fedil_model.methods import plugins_named
 from ops.cli.invocation import STARTED_AS
 from ops.local.services import Prometheus, RabbitMQ, Redis, ServiceMissing
 from ops.local.services.process import LOOPBACK, GuardedProcess, PrivateService, free_ports
@@ -187,7 +186,7 @@ def workers_of(
     site: str, cluster: Cluster, count: int, connection: Sequence[str], stop: threading.Event
 ) -> WorkerPool:
     words = [*connection, "--site", site, "--shards", str(shards_of(cluster, site))]
-    plugins, logs = plugins_named(cluster.recipe.model_dump()), RunDir(cluster.run_dir).logs
+    plugins, logs = cluster.recipe.plugins, RunDir(cluster.run_dir).logs
     return start_workers(
         words, plugins, count, logs, lambda text: say(f"site {site}: {text}"), stop.set, f"worker-{site}"
     )

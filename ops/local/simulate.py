@@ -21,7 +21,7 @@ from broker_config.stores.memory.store import MemoryStore
 from broker_config.transports.memory.broker import EmbeddedBroker
 from broker_config.transports.memory.transport import MemoryTransport
 from client_worker.shards import ShardFolder, has_shards, write_shards
-from fedil_model.methods import find_method, make_method, plugins_named
+from fedil_model.methods import make_method
 from fedil_model.training.evaluate import accuracy
 from fedil_model.training.flat_model import FlatModel
 from fedil_model.training.floor import Floor
@@ -85,7 +85,7 @@ def simulate(
     # For cuBLAS here and in the workers, which inherit it; see repeatable_on.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     repeatable_on(chosen)
-    run, spec = simulation_id(where, recipe), find_method(recipe.method.name)
+    run, spec = simulation_id(where, recipe), recipe.spec
     with ExitStack() as stack:
         watch = stack.enter_context(watching(run, recipe, where, web, stop))
         watch.tell_address(watcher.note)
@@ -128,13 +128,13 @@ def _play_rounds(
 ) -> Progress | None:
     """None if it was asked to stop before the last round"""
     broker, split = EmbeddedBroker(), inputs.split
-    spec = find_method(recipe.method.name)
+    spec = recipe.spec
     with ExitStack() as stack:
         # A socket's path may have about 100 characters; a run's folder may have more.
         short = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedil-")))
         url = stack.enter_context(BrokerServer(broker, store, short / "broker")).url
         arguments = _worker_arguments(url, where, inputs.device)
-        plugins = plugins_named(recipe.model_dump())
+        plugins = recipe.plugins
         pool = start_workers(
             arguments, plugins, workers, where.logs, lambda text: watcher.note(Notice(text)), stop.set
         )

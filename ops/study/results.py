@@ -80,9 +80,8 @@ def gather(study: Study, progress: Sequence[Progress]) -> dict[str, Any]:
 
 
 def _run(study: Study, cell: Cell) -> Run:
-    from fedil_model.methods import plugins_named
 
-    return read_run(study.file_of(cell).run_dir, plugins_named(cell.recipe.model_dump()))
+    return read_run(study.file_of(cell).run_dir, cell.recipe.plugins)
 
 
 def _cell(study: Study, progress: Progress) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 from broker_config.protocol.errors import LedgerMissing, ModelMissing
 from broker_config.protocol.messages import Refusal, TrainTask, Update
-from fedil_model.methods import find_method
 from fedil_model.methods.interface import INVALID, Answer, Fold
 from fedil_model.training.flat_model import from_arrays
 from server_worker.round.context import ServerContext
@@ -41,7 +40,7 @@ class AnswerDesk:
 
     def __post_init__(self) -> None:
         self._dead_tasks = DeadTasks(self.run, self.context)
-        self._display = find_method(self.recipe.method.name).display
+        self._display = self.recipe.spec.display
         self._asked_again: dict[tuple[int, str], int] = {}
         """Client and why it was asked again → the activation"""
         self._ask_again: set[int] = set()

@@ -21,7 +21,6 @@ from typing import Any
 
 from broker_config.process.logs import plain
 from broker_config.protocol.errors import FedILError
-from fedil_model.methods import find_method
 from server_worker.run.folder import RunDir, read_baseline
 from server_worker.run.history import HistoryTail, read_records
 from server_worker.run.recipe import Recipe
@@ -53,7 +52,7 @@ class _OpenRound:
 class LiveRun(Watcher):
     def __init__(self, run: str, recipe: Recipe, history: Path) -> None:
         self._recipe, self._history = recipe, history
-        self._encoder = rows.Rows(find_method(recipe.method.name).display)
+        self._encoder = rows.Rows(recipe.spec.display)
         self._lock = threading.Lock()
         self._about = rows.about(run, recipe)
         self._abouts = 1

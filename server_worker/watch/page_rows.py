@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from fedil_model.methods import find_method
 from fedil_model.methods.interface import ClientValue, Display
 from server_worker.run.recipe import Recipe
 from server_worker.watch.events import ClientOutcome, RoundRecord
@@ -87,7 +86,7 @@ def _rounded(value: float | None, digits: int) -> float | None:
 
 
 def about(run: str, recipe: Recipe) -> dict[str, Any]:
-    federation, display = recipe.federation, find_method(recipe.method.name).display
+    federation, display = recipe.federation, recipe.spec.display
     sites = [[site, len(clients)] for site, clients in recipe.sites.items()]
     return {
         "run": cut(run, LONGEST_NAME),

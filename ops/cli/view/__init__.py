@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedil_model.methods import find_method
 from ops.cli.invocation import brief_path
 from ops.cli.view.lines import JsonView, PlainView, QuietView
 
@@ -21,7 +20,7 @@ def make_view(recipe: "Recipe", run_dir: Path, where: str, *, as_json: bool, qui
         return JsonView(quiet=quiet)
     if quiet:
         return QuietView()
-    display = find_method(recipe.method.name).display
+    display = recipe.spec.display
     if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
         return PlainView(display)
     from ops.cli.view.live import LiveView

@@ -17,7 +17,6 @@ from broker_config.stores.memory.store import MemoryStore
 from broker_config.stores.redis.store import RedisStore
 from fedil_model.data.datasets import open_dataset
 from fedil_model.data.datasets.interface import Dataset, Samples
-from fedil_model.methods import find_method
 from fedil_model.training.precision import repeatable_on
 from ops.cli.invocation import without_password
 from ops.cli.recipe_files import with_data_root
@@ -140,7 +139,7 @@ def _redis_left_by(run: Run) -> AbstractContextManager[str]:
 def _held_labels(
     run: Run, dataset: Dataset | Missing, train: Samples | Missing, ledgers: Ledgers | Missing
 ) -> HeldLabels:
-    split, view = run.split, find_method(run.recipe.method.name).view_state
+    split, view = run.split, run.recipe.spec.view_state
     if view is None:
         raise Missing(f"clients of method {run.recipe.method.name} keep no labels")
     if split is None or not any(len(held) for held in split.clients):

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from broker_config.protocol.errors import FedILError
 from fedil_model.data.split import Split
 from fedil_model.errors import DataError
-from fedil_model.methods import find_method, method_named, settings_class, validate
+from fedil_model.methods import method_named, settings_class, validate
 from fedil_model.methods.interface import Display
 from ops.cli.recipe_files import flatten
 from ops.inspect.run_reading import recipe_values, refuse_other_plugins
@@ -49,7 +49,7 @@ class Run:
 
     @property
     def display(self) -> Display:
-        return find_method(self.recipe.method.name).display
+        return self.recipe.spec.display
 
     @property
     def label(self) -> str:

@@ -3,7 +3,6 @@
 import statistics
 from collections.abc import Iterator
 
-from fedil_model.methods import find_method
 from fedil_model.methods.interface import Series
 from ops.cli.view.ending import duration
 from ops.cli.view.rows import percent
@@ -56,7 +55,7 @@ def _label_cards(run: Run) -> Iterator[tuple[str, str, str]]:
         below = (
             f"and {unlabelled:,} samples without at {len(run.split.clients)} clients" if unlabelled else ""
         )
-        if find_method(run.recipe.method.name).labels == "all":
+        if run.recipe.spec.labels == "all":
             labelled, below = labelled + unlabelled, "of all training samples"
         yield "labels at the server", f"{labelled:,}", below
     for chart in run.display.charts if run.records else ():
