@@ -39,7 +39,9 @@ def record_environment(where: RunDir, device: "torch.device", **more: str | int)
 
 def read_environment(where: RunDir) -> tuple[Mapping[str, Any], ...]:
     """Oldest first; empty for a run of a version that did not record it. Raises FedILError if it is damaged."""
-    known = read_json(where.environment) or []
+    known = read_json(where.environment)
+    if known is None:
+        return ()
     if not isinstance(known, list) or not all(isinstance(entry, dict) for entry in known):
         raise FedILError(f"{where.environment.name} is not a list of environments")
     return tuple(known)

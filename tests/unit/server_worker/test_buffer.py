@@ -22,7 +22,11 @@ def rules(seed: int = 3, in_flight: int = 4, size: int = 2, max_staleness: int =
         "max_staleness": max_staleness,
     }
     return make_recipe(
-        {"seed": seed, "split": {"clients": 8}, "federation": {**federation, "deadline_seconds": 10.0}}
+        {
+            "seed": seed,
+            "split": {"labelled": 10, "clients": 8},
+            "federation": {**federation, "deadline_seconds": 10.0},
+        }
     )
 
 
