@@ -26,7 +26,7 @@ from fedil_model.training.evaluate import accuracy
 from fedil_model.training.flat_model import FlatModel
 from fedil_model.training.floor import Floor
 from fedil_model.training.precision import choose_device, repeatable_on
-from ops.inspect.diagnostics import LabelSetTruth
+from ops.inspect.diagnostics import shares_where_known
 from ops.inspect.summary import Summary, summarise
 from ops.local.workers import start_workers
 from server_worker.coordinator import Coordinator, ServerContext, Stopped
@@ -85,13 +85,13 @@ def simulate(
     # For cuBLAS here and in the workers, which inherit it; see repeatable_on.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     repeatable_on(chosen)
-    run, spec = simulation_id(where, recipe), recipe.spec
+    run = simulation_id(where, recipe)
     with ExitStack() as stack:
         watch = stack.enter_context(watching(run, recipe, where, web, stop))
         watch.tell_address(watcher.note)
         watcher = Watcher(watch.watcher, watcher)
         if tensorboard:
-            written = TensorBoardWatcher(where.tensorboard, spec.display, watcher.note)
+            written = TensorBoardWatcher(where.tensorboard, recipe.spec.display, watcher.note)
             watcher = Watcher(stack.enter_context(written), watcher)
         watcher.phase(0, "load_data")
         inputs = read_inputs(where, recipe, chosen, resume=resume)
@@ -102,7 +102,7 @@ def simulate(
         progress = _play_rounds(run, recipe, where, inputs, store, workers, watch, watcher, stop)
         # After the rounds, so that nobody waits for the first one.
         baseline = _baseline(where, recipe, inputs, watcher, stop) if progress else None
-        watch.live.tell(baseline=baseline)
+        watch.live.learn(baseline=baseline)
         watch.ended("done" if progress else "stopped")
     return summarise(
         where,
@@ -127,16 +127,14 @@ def _play_rounds(
     stop: threading.Event,
 ) -> Progress | None:
     """None if it was asked to stop before the last round"""
-    broker, split = EmbeddedBroker(), inputs.split
-    spec = recipe.spec
+    broker = EmbeddedBroker()
     with ExitStack() as stack:
         # A socket's path may have about 100 characters; a run's folder may have more.
         short = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedil-")))
         url = stack.enter_context(BrokerServer(broker, store, short / "broker")).url
         arguments = _worker_arguments(url, where, inputs.device)
-        plugins = recipe.plugins
         pool = start_workers(
-            arguments, plugins, workers, where.logs, lambda text: watcher.note(Notice(text)), stop.set
+            arguments, recipe.plugins, workers, where.logs, lambda text: watcher.note(Notice(text)), stop.set
         )
         stack.enter_context(pool)
         evaluator = inputs.evaluator(recipe)
@@ -152,8 +150,8 @@ def _play_rounds(
             stop=stop,
             sites=Sites(clients, store, time.monotonic, math.inf, None, watcher.note),
             connect_for_inspection=lambda: MemoryTransport(broker),
-            label_truth=LabelSetTruth(store, run, spec, inputs.train.labels.numpy(), split.clients).shares,
-            shard_sizes=split.held,
+            label_truth=shares_where_known(store, run, recipe.spec, inputs),
+            shard_sizes=inputs.split.held,
         )
         stack.enter_context(Surveyor(run, clients, lambda: (MemoryTransport(broker), store), watch.survey))
         watch.leading(inputs.dataset.class_names, lambda: (transport.bytes_sent, transport.bytes_received))

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, StrictFloat, StrictInt, StrictStr, TypeAdapter, ValidationError
 
@@ -62,6 +62,12 @@ class RoundRecord:
     """By the name of the method's models; empty when not evaluated"""
     per_class: tuple[float | None, ...] = ()
     """Accuracy of "global" on each class; None for one without test samples, empty when not evaluated"""
+
+    @property
+    def headline(self) -> dict[str, Any]:
+        """For log lines and the status board"""
+        names = ("round", "accepted", "selected", "delta_norm", "accuracy")
+        return {**{name: getattr(self, name) for name in names}, "seconds": self.seconds.get("total", 0.0)}
 
 
 def record_to_json(record: RoundRecord) -> str:

@@ -34,7 +34,6 @@ _MOST_BYTES = 250_000
 """Of one answer, a quarter of that when compressed: a slow link must receive it before the web server's time-out. The
 page asks again for the rest."""
 _MOST_NOTES = 200
-_MOST_CLASSES = 1000
 _NUMBERED_LINE = re.compile(rb'\{"round": (\d+),')
 
 
@@ -69,18 +68,17 @@ class LiveRun(Watcher):
 
     # ---- written by the run ----------------------------------------------------------------------------------
 
-    def tell(self, **facts: Any) -> None:
-        """Facts: state (starting, standby, running, done, stopped, failed) with an optional reason; class_names;
-        baseline; rounds."""
+    def enter(self, state: str, reason: str = "") -> None:
+        """States: starting, standby, running, done, stopped, failed"""
         with self._lock:
-            if "state" in facts:
-                reason = rows.cut(str(facts.pop("reason", "")), rows.LONGEST_TEXT)
-                self._state = {"state": str(facts.pop("state")), "since": time.time(), "reason": reason}
-            if "class_names" in facts:
-                names = [rows.cut(str(name), rows.LONGEST_NAME) for name in facts["class_names"]]
-                facts["class_names"] = names[:_MOST_CLASSES]
-            if facts:
-                self._learn(facts)
+            reason = rows.cut(reason, rows.LONGEST_TEXT)
+            self._state = {"state": state, "since": time.time(), "reason": reason}
+
+    def learn(self, **facts: Any) -> None:
+        """Facts: class_names, baseline, rounds"""
+        with self._lock:
+            self._about = {**self._about, **facts}  # a new dict: a request may be encoding the old one
+            self._abouts += 1
 
     def survey(self, survey: Survey) -> None:
         fleet = rows.fleet(survey, self._recipe)
@@ -91,7 +89,7 @@ class LiveRun(Watcher):
     def run_started(self, first_round: int, rounds: int) -> None:
         """Rounds after the checkpoint from which the run resumes are repeated."""
         self._restore(below=first_round)
-        self.tell(rounds=rounds)
+        self.learn(rounds=rounds)
 
     def phase(self, round_number: int, name: str) -> None:
         now = time.time()
@@ -132,12 +130,8 @@ class LiveRun(Watcher):
             self._rows = dict(sorted(kept.items()))
             self._open = {}
             self._tail = tail
-            if baseline is not None:
-                self._learn({"baseline": baseline})
-
-    def _learn(self, facts: Mapping[str, Any]) -> None:
-        self._about = {**self._about, **facts}  # a new dict: a request may be encoding the old one
-        self._abouts += 1
+        if baseline is not None:
+            self.learn(baseline=baseline)
 
     def _follow(self) -> None:
         for line in self._tail.new_lines(lambda: self._forget_from(0)):

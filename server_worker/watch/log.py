@@ -69,21 +69,13 @@ class LogWatcher(Watcher):
 
     def round_closed(self, record: RoundRecord) -> None:
         accuracy = ", ".join(f"{name} {100 * value:.2f} %" for name, value in record.accuracy.items())
-        seconds = record.seconds.get("total", 0.0)
-        facts = {
-            "round": record.round,
-            "accepted": record.accepted,
-            "selected": record.selected,
-            "delta_norm": record.delta_norm,
-            "accuracy": record.accuracy,
-            "seconds": seconds,
-        }
+        facts = record.headline
         self._write(
             logging.INFO,
             facts,
             "closed: accepted %d of %d, ‖Δθ‖ %.4g%s, %.1f s; rounds left: %d",
             *(record.accepted, record.selected, record.delta_norm),
-            *(f", accuracy {accuracy}" if accuracy else "", seconds, record.rounds - record.round),
+            *(f", accuracy {accuracy}" if accuracy else "", facts["seconds"], record.rounds - record.round),
         )
 
     def note(self, notice: Notice) -> None:

@@ -20,6 +20,7 @@ MOST_CLIENTS = 512
 MOST_WORKERS = 200
 MOST_SITES = 200
 _MOST_NUMBERS = 16
+_MOST_CLASSES = 1000
 LONGEST_NAME = 120
 LONGEST_TEXT = 1000
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -108,6 +109,10 @@ def about(run: str, recipe: Recipe) -> dict[str, Any]:
         "display": {**asdict(display), "outcomes": [asdict(one) for one in all_outcomes(display)]},
         "reasons": REASONS,
     }
+
+
+def shown_classes(names: Sequence[str]) -> list[str]:
+    return [cut(name, LONGEST_NAME) for name in names[:_MOST_CLASSES]]
 
 
 def fleet(survey: Survey, recipe: Recipe) -> dict[str, Any]:

@@ -25,15 +25,7 @@ class StatusTeller(Watcher):
         self._tell(answered=answered, selected=selected)
 
     def round_closed(self, record: RoundRecord) -> None:
-        row = {
-            "round": record.round,
-            "accuracy": dict(record.accuracy),
-            "delta_norm": record.delta_norm,
-            "accepted": record.accepted,
-            "selected": record.selected,
-            "seconds": record.seconds.get("total"),
-        }
-        self._rounds = [*self._rounds, row][-_RECENT_ROUNDS:]
+        self._rounds = [*self._rounds, record.headline][-_RECENT_ROUNDS:]
         self._tell(recent=self._rounds, verdict=record.verdict)
 
     def note(self, notice: Notice) -> None:

@@ -21,7 +21,7 @@ def numbers(answer: dict[str, Any]) -> list[int]:
 
 def standby(tmp_path: Path) -> LiveRun:
     live = LiveRun("blobs-1a2b3c", blobs_recipe(), tmp_path / "history.jsonl")
-    live.tell(state="standby")
+    live.enter("standby")
     return live
 
 
@@ -101,7 +101,7 @@ def test_a_standby_that_begins_to_lead_shows_every_round_once_and_stops_reading(
     writer = HistoryWriter(tmp_path / "history.jsonl", live)
     append(tmp_path, line(3) + '{"round": 4, "rou')
     assert numbers(live.state({})) == [1, 2, 3]
-    live.tell(state="running")
+    live.enter("running")
     writer.run_started(4, 30)
     for number in (4, 5):
         writer.round_closed(make_record(number))
