@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from ops.inspect.report import drawing
 from ops.inspect.report.comparison import Comparison, Group, Series, at_common_rounds, final_accuracy
 from ops.inspect.report.curves import only_finite, series_of
-from ops.inspect.report.drawing import FAINT, MARKERS, SERIES, NothingToDraw, Plot, Scale
+from ops.inspect.report.drawing import FAINT, MARKERS, SERIES, Missing, Plot, Scale
 from ops.inspect.report.reading import Run
 from server_worker.watch.events import RoundRecord
 
@@ -71,7 +71,7 @@ def draw_curve(figure: Figure, comparison: Comparison, curve: Curve) -> None:
     for place, group in enumerate(comparison.groups):
         rounds |= _draw_group(axes, group, place, series, named)
     if not rounds:
-        raise NothingToDraw("no run has measured it")
+        raise Missing("no run has measured it")
     drawing.finish(axes, rounds, scale, axis, columns=2 if named else 5)
 
 
@@ -98,7 +98,7 @@ def draw_final(figure: Figure, comparison: Comparison) -> None:
     axes = figure.subplots()
     accuracies = [final_accuracy(group, "global") for group in comparison.groups]
     if not any(accuracies):
-        raise NothingToDraw("no run was evaluated")
+        raise Missing("no run was evaluated")
     for place, (group, found) in enumerate(zip(comparison.groups, accuracies, strict=True)):
         if not found:
             continue
