@@ -8,7 +8,7 @@ import time
 from argparse import Namespace
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -31,7 +31,7 @@ from server_worker.errors import Superseded
 from server_worker.round.context import LabelTruth, ServerContext, Stopped
 from server_worker.round.sites import Sites
 from server_worker.run.checkpoint import CheckpointFolder
-from server_worker.run.digests import ledger_digest, model_digest
+from server_worker.run.digests import Outcome, ledger_digest, outcome_of
 from server_worker.run.environment import record_environment
 from server_worker.run.folder import RunDir
 from server_worker.run.history import HistoryWriter
@@ -80,17 +80,6 @@ class Deployment:
         return connect_store(self.store, site_of=self.recipe.site_of, retry=retry)
 
 
-@dataclass(frozen=True)
-class Outcome:
-    run: str
-    rounds_done: int
-    stopped: bool
-    model_digest: str
-    ledger_digest: str = ""
-    split_digest: str = ""
-    """These two are empty where they are not known."""
-
-
 MakeLabelTruth = Callable[[Store, str, MethodSpec, RunInputs], LabelTruth]
 
 
@@ -117,7 +106,7 @@ def serve(
             # A stopping server waits neither for a broker nor for another server to end.
             if not stop.is_set():
                 raise
-            outcome = server.outcome(stopped=True)
+            outcome = outcome_of(where, run, stopped=True)
         watch.ended("stopped" if outcome.stopped else "done")
     if logs is not None:
         logs.always(round=None)
@@ -198,12 +187,7 @@ class _Server:
                 ledgers = ledger_digest(store, run)
             except LedgerMissing as error:  # the model is complete even if a ledger was damaged
                 watcher.note(Notice(f"no digest of the ledgers: {error}"))
-            outcome = self.outcome(stopped)
-            return replace(outcome, ledger_digest=ledgers, split_digest=inputs.split.digest)
-
-    def outcome(self, stopped: bool) -> Outcome:
-        latest = CheckpointFolder(self.where.checkpoints).latest()
-        return Outcome(self.run, latest.round if latest else 0, stopped, model_digest(latest))
+            return outcome_of(self.where, run, stopped, ledgers, inputs.split.digest)
 
     def _take_charge(self, patience: RetryPolicy, stack: ExitStack) -> ReconnectingTransport:
         """The lead first, then the folder, which a standby server shares with the one that it waits for. The other may

@@ -38,11 +38,11 @@ from fedil_model.methods.interface import Method
 from fedil_model.settings import merge
 from fedil_model.training.flat_model import Weights
 from server_worker.coordinator import Coordinator, ServerContext, Stopped
-from server_worker.deployment import Deployment, Outcome, serve
+from server_worker.deployment import Deployment, serve
 from server_worker.round.evaluation import Evaluation
 from server_worker.round.sites import Sites
 from server_worker.run.checkpoint import CheckpointFolder
-from server_worker.run.digests import ledger_digest, model_digest
+from server_worker.run.digests import Outcome, ledger_digest, model_digest
 from server_worker.run.inputs import labelled_samples
 from server_worker.run.progress import Progress
 from server_worker.run.recipe import Recipe, make_recipe

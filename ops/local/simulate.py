@@ -32,7 +32,7 @@ from ops.local.workers import start_workers
 from server_worker.coordinator import Coordinator, ServerContext, Stopped
 from server_worker.round.sites import Sites
 from server_worker.run.checkpoint import CheckpointFolder
-from server_worker.run.digests import ledger_digest
+from server_worker.run.digests import ledger_digest, outcome_of
 from server_worker.run.environment import record_environment
 from server_worker.run.folder import RunDir, read_baseline
 from server_worker.run.history import HistoryWriter
@@ -104,15 +104,8 @@ def simulate(
         baseline = _baseline(where, recipe, inputs, watcher, stop) if progress else None
         watch.live.learn(baseline=baseline)
         watch.ended("done" if progress else "stopped")
-    return summarise(
-        where,
-        recipe,
-        ledger_digest=ledger_digest(store, run),
-        split_digest=inputs.split.digest,
-        baseline=baseline,
-        seconds=time.monotonic() - began,
-        stopped=progress is None,
-    )
+    outcome = outcome_of(where, run, progress is None, ledger_digest(store, run), inputs.split.digest)
+    return summarise(where, recipe, outcome, seconds=time.monotonic() - began, baseline=baseline)
 
 
 def _play_rounds(

@@ -2,15 +2,12 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from broker_config.process.logs import about
 from fedil_model.methods.interface import INVALID
+from server_worker.run.digests import Outcome
 from server_worker.watch.events import REFUSED, ClientOutcome, RoundRecord, Watcher
 from server_worker.watch.notices import Notice
-
-if TYPE_CHECKING:
-    from server_worker.deployment import Outcome
 
 LOGGER = "server_worker"
 _log = logging.getLogger(LOGGER)
@@ -21,7 +18,7 @@ _OUTSIDE_ROUNDS = {
 }
 
 
-def log_outcome(outcome: "Outcome", rounds: int) -> None:
+def log_outcome(outcome: Outcome, rounds: int) -> None:
     """A server's last line."""
     digests = {"model_digest": outcome.model_digest, "ledger_digest": outcome.ledger_digest}
     how = "stopped as asked (the same command goes on with it)" if outcome.stopped else "done"

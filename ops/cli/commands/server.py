@@ -24,7 +24,8 @@ from ops.inspect.run_reading import load_same_run
 from server_worker import options
 
 if TYPE_CHECKING:
-    from server_worker.deployment import Deployment, Outcome
+    from server_worker.deployment import Deployment
+    from server_worker.run.digests import Outcome
     from server_worker.watch.events import Watcher
 
 
@@ -68,15 +69,7 @@ def run(args: argparse.Namespace) -> int:
         except FedILError as error:
             error.add_note(f"what was saved before is intact; go on with: {again}")
             raise
-    summary = summarise(
-        RunDir(run_dir),
-        recipe,
-        ledger_digest=outcome.ledger_digest,
-        split_digest=outcome.split_digest,
-        baseline=None,
-        seconds=time.monotonic() - began,
-        stopped=outcome.stopped,
-    )
+    summary = summarise(RunDir(run_dir), recipe, outcome, seconds=time.monotonic() - began)
     view.finish(summary, recipe, again)
     return interruption.exit_code if summary.stopped else 0
 
