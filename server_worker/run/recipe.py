@@ -3,7 +3,7 @@
 import difflib
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial, reduce
 from ipaddress import ip_network
 from itertools import accumulate
@@ -292,16 +292,19 @@ def numbers_depend_on(recipe: Recipe) -> dict[str, Any]:
     asked for later, unless a schedule counts them."""
     constant = {recipe.client.lr_schedule, recipe.server.lr_schedule} == {"constant"}
     ignored = {**_NO_NUMBER, "rounds": constant}
-    return dict(_flatten(recipe.model_dump(mode="json", exclude=ignored)))
+    return flatten(recipe.model_dump(mode="json", exclude=ignored), whole=("options",))
 
 
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        # A table of a user's own options counts as one value: it may be empty.
-        if isinstance(value, Mapping) and key != "options":
-            yield from _flatten(value, f"{prefix}{key}.")
+def flatten(table: Mapping[str, Any], prefix: str = "", whole: Collection[str] = ()) -> dict[str, Any]:
+    """Nested tables → dotted keys, plain values before tables, so that it reads top down. Empty tables, and those in
+    `whole`, are values."""
+    flat: dict[str, Any] = {}
+    for key, value in sorted(table.items(), key=lambda item: isinstance(item[1], dict)):
+        if isinstance(value, dict) and value and key not in whole:
+            flat |= flatten(value, f"{prefix}{key}.", whole)
         else:
-            yield prefix + key, value
+            flat[prefix + key] = value
+    return flat
 
 
 def parse_override(text: str) -> dict[str, Any]:

@@ -8,9 +8,8 @@ from string import ascii_uppercase
 
 import numpy as np
 
-from ops.cli.recipe_files import flatten
 from ops.inspect.report.reading import Run
-from server_worker.run.recipe import numbers_depend_on
+from server_worker.run.recipe import flatten, numbers_depend_on
 
 _NOT_OF_THE_METHOD = frozenset({"seed", "name"})
 _NOT_SHOWN = frozenset({"seed", "name", "description", "data.root", "data.download"})
