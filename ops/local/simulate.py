@@ -176,9 +176,12 @@ def _baseline(
     """The floor: the same network trained on the same labels and nothing else. None if it was left out, or asked to
     stop before it was known: the next life measures it."""
     epochs, dataset = recipe.floor_epochs, inputs.dataset
-    known = _known_baseline(where, epochs)
-    if epochs == 0 or known is not None:
-        return known if epochs else None
+    if epochs == 0:
+        return None
+    with suppress(FedILError):  # one that cannot be read is measured again, from the same seed
+        known = read_baseline(where)
+        if known.get("epochs") == epochs and known.get("choice"):
+            return float(known["accuracy"])
 
     def check_stop() -> None:
         if stop.is_set():
@@ -196,12 +199,3 @@ def _baseline(
     fields = {"accuracy": found, "epochs": epochs, "labels": labels, "choice": tried[0], "tried": tried}
     write_atomically(where.baseline, [json.dumps(fields).encode()])
     return found
-
-
-def _known_baseline(where: RunDir, epochs: int) -> float | None:
-    """None if it is another's, or cannot be read: it is measured again, from the same seed."""
-    with suppress(FedILError):
-        known = read_baseline(where)
-        if known.get("epochs") == epochs and known.get("choice"):
-            return float(known["accuracy"])
-    return None
