@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from ops.inspect.report import drawing
-from ops.inspect.report.comparison import Comparison, Group, Series, at_common_rounds, final_accuracy
+from ops.inspect.report.comparison import Comparison, Group, Series, at_common_rounds
 from ops.inspect.report.curves import only_finite, series_of
 from ops.inspect.report.drawing import FAINT, MARKERS, SERIES, Missing, Plot, Scale
 from ops.inspect.report.reading import Run
@@ -96,7 +96,7 @@ def _draw_group(axes: Axes, group: Group, place: int, series: Series, named: boo
 
 def draw_final(figure: Figure, comparison: Comparison) -> None:
     axes = figure.subplots()
-    accuracies = [final_accuracy(group, "global") for group in comparison.groups]
+    accuracies = [group.final_accuracy("global") for group in comparison.groups]
     if not any(accuracies):
         raise Missing("no run was evaluated")
     for place, (group, found) in enumerate(zip(comparison.groups, accuracies, strict=True)):
