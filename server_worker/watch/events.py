@@ -69,23 +69,22 @@ class RoundRecord:
         names = ("round", "accepted", "selected", "delta_norm", "accuracy")
         return {**{name: getattr(self, name) for name in names}, "seconds": self.seconds.get("total", 0.0)}
 
+    def to_json(self) -> str:
+        """Not by dataclasses.asdict: it copies every number of every client, and takes four times as long."""
+        return json.dumps(vars(self), default=vars)
 
-def record_to_json(record: RoundRecord) -> str:
-    """Not by dataclasses.asdict: it copies every number of every client, and takes four times as long."""
-    return json.dumps(vars(record), default=vars)
+    @staticmethod
+    def from_fields(fields: object) -> "RoundRecord":
+        """From what JSON made of it. Fields that a later version has added are ignored. Raises ValueError."""
+        try:
+            return _RECORD.validate_python(fields)
+        except ValidationError as error:
+            first = error.errors()[0]
+            what = "is missing" if first["type"] == "missing" else f"is {first['input']!r}"
+            raise ValueError(f"{'.'.join(map(str, first['loc']))} {what}".strip()) from error
 
 
 _RECORD = TypeAdapter(RoundRecord)
-
-
-def record_from_fields(fields: object) -> RoundRecord:
-    """From what JSON made of it. Fields that a later version has added are ignored. Raises ValueError."""
-    try:
-        return _RECORD.validate_python(fields)
-    except ValidationError as error:
-        first = error.errors()[0]
-        what = "is missing" if first["type"] == "missing" else f"is {first['input']!r}"
-        raise ValueError(f"{'.'.join(map(str, first['loc']))} {what}".strip()) from error
 
 
 class Watcher:

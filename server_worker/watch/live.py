@@ -25,7 +25,7 @@ from server_worker.run.folder import RunDir, read_baseline
 from server_worker.run.history import HistoryTail, read_records
 from server_worker.run.recipe import Recipe
 from server_worker.watch import page_rows as rows
-from server_worker.watch.events import ClientOutcome, RoundRecord, Watcher, record_from_fields
+from server_worker.watch.events import ClientOutcome, RoundRecord, Watcher
 from server_worker.watch.notices import Notice
 from server_worker.watch.survey import Survey
 
@@ -141,7 +141,7 @@ class LiveRun(Watcher):
                 continue
             # A server that begins to lead reports a damaged line; here it is skipped.
             with suppress(ValueError):
-                record = record_from_fields(json.loads(line))
+                record = RoundRecord.from_fields(json.loads(line))
                 if record.round > last:
                     self._rows[record.round] = self._encoder.encode(record)
 

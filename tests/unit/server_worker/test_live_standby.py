@@ -9,7 +9,7 @@ import pytest
 
 from ops.cli.view import QuietView
 from server_worker.run.history import HistoryWriter
-from server_worker.watch.events import RoundRecord, record_from_fields
+from server_worker.watch.events import RoundRecord
 from server_worker.watch.live import LiveRun
 from tests.federation import blobs_recipe
 from tests.unit.ops.records import make_record
@@ -57,14 +57,14 @@ def test_a_standby_that_starts_before_the_first_round_shows_it(tmp_path: Path) -
 
 def test_a_standby_reads_only_new_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     append(tmp_path, "".join(map(line, range(1, 21))))
-    live, decoded = standby(tmp_path), list[int]()
+    live, decoded, read = standby(tmp_path), list[int](), RoundRecord.from_fields
     live.state({})
 
     def noted(fields: dict[str, Any]) -> RoundRecord:
         decoded.append(fields["round"])
-        return record_from_fields(fields)
+        return read(fields)
 
-    monkeypatch.setattr("server_worker.watch.live.record_from_fields", noted)
+    monkeypatch.setattr(RoundRecord, "from_fields", staticmethod(noted))
     offsets = [live._tail.offset]
     for number in (21, 22):
         append(tmp_path, line(number))
