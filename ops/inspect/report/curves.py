@@ -84,27 +84,23 @@ def draw_accuracy(axes: Axes, run: Run) -> Axis:
 
 
 def draw_delta_norm(axes: Axes, run: Run) -> Axis:
-    norms = {record.round: record.delta_norm for record in run.records}
-    averages = {record.round: record.convergence.get("moving_average") for record in run.records}
-    if not only_positive(norms):
+    steps = only_positive(run.by_round(lambda record: record.delta_norm))
+    averages = run.by_round(lambda record: record.convergence.get("moving_average"))
+    if not steps:
         raise Missing("the global model has not moved in any round")
     # NaN breaks the line in rounds without a step.
-    moved = {number: norm if 0 < norm < math.inf else math.nan for number, norm in norms.items()}
-    marker = drawing.marker_for(len(norms))
+    moved = {record.round: steps.get(record.round, math.nan) for record in run.records}
+    marker = drawing.marker_for(len(moved))
     _line(axes, moved, "‖Δθ‖", color=drawing.BLUE, linewidth=0.8, marker=marker)
     _line(axes, only_positive(averages), "mean of 10", color=drawing.RED, linewidth=2.0)
-    still = {number: 0.02 for number, norm in norms.items() if norm == 0}
+    still = {record.round: 0.02 for record in run.records if record.delta_norm == 0}
     bottom: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "color": drawing.PURPLE}
     _line(axes, still, f"Δθ = 0 ({len(still)} rounds)", **bottom, marker="x", linestyle="None")
     return "log", "norm"
 
 
-def only_finite(values: Mapping[int, float | None]) -> dict[int, float]:
-    return {key: value for key, value in values.items() if value is not None and math.isfinite(value)}
-
-
-def only_positive(values: Mapping[int, float | None]) -> dict[int, float]:
-    return {key: value for key, value in only_finite(values).items() if value > 0}
+def only_positive(values: Mapping[int, float]) -> dict[int, float]:
+    return {key: value for key, value in values.items() if value > 0}
 
 
 def _line(axes: Axes, values: dict[int, float], name: str, **style: Any) -> None:
@@ -168,8 +164,8 @@ def draw_chart(axes: Axes, run: Run, chart: Chart) -> Axis:
 
 
 def series_of(run: Run, name: str, *, positive: bool = False) -> dict[int, float]:
-    found = {record.round: record.series.get(name) for record in run.records}
-    return only_positive(found) if positive else only_finite(found)
+    found = run.by_round(lambda record: record.series.get(name))
+    return only_positive(found) if positive else found
 
 
 def draw_seconds(axes: Axes, run: Run) -> Axis:
@@ -185,9 +181,7 @@ def draw_seconds(axes: Axes, run: Run) -> Axis:
         axes.stackplot(
             [record.round for record in run.records], heights, labels=names, colors=colours, linewidth=0
         )
-    evaluation = {
-        record.round: record.seconds["evaluate"] for record in run.records if "evaluate" in record.seconds
-    }
+    evaluation = run.by_round(lambda record: record.seconds.get("evaluate"))
     _line(axes, evaluation, "evaluation (beside)", color=drawing.INK, linestyle=":", linewidth=1.2)
     return "plain", "seconds"
 

@@ -78,10 +78,13 @@ class Run:
     def evaluated(self) -> list[RoundRecord]:
         return [record for record in self.records if math.isfinite(record.accuracy.get("global", math.nan))]
 
+    def by_round(self, value: Callable[[RoundRecord], float | None]) -> dict[int, float]:
+        """Without rounds in which it is unknown or not finite"""
+        found = ((record.round, value(record)) for record in self.records)
+        return {number: value for number, value in found if value is not None and math.isfinite(value)}
+
     def accuracy(self, model: str) -> dict[int, float]:
-        """By round; rounds without an evaluation are left out."""
-        found = {record.round: record.accuracy.get(model, math.nan) for record in self.records}
-        return {number: value for number, value in found.items() if math.isfinite(value)}
+        return self.by_round(lambda record: record.accuracy.get(model))
 
 
 def num_rounds(number: int) -> str:
