@@ -10,7 +10,8 @@ from fedil_model.data.split import Split
 from fedil_model.training.convergence import VERDICTS
 from fedil_model.training.optimiser import learning_rate
 from ops.inspect.quality import Quality
-from ops.inspect.report.evidence import Evidence, Missing
+from ops.inspect.report.drawing import Missing
+from ops.inspect.report.evidence import Evidence
 from ops.inspect.report.held_labels import HeldLabels, Picture
 from ops.inspect.report.page import run_page
 from ops.inspect.report.reading import Run, read_run
