@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from broker_config.process.addresses import WebAddress
 from broker_config.process.http import check_free
@@ -22,9 +21,7 @@ from ops.local.workers import start_workers
 from ops.monitoring.files import Places, prometheus_files, write_monitoring
 from server_worker.run.folder import RunDir
 from server_worker.run.lock import sole_use
-
-if TYPE_CHECKING:
-    from server_worker.run.recipe import Recipe
+from server_worker.run.recipe import Recipe
 
 _LOOK_SECONDS = 0.2
 _RETRY_SECONDS = 5.0
@@ -34,7 +31,7 @@ _ANY_INTERFACE = ("0.0.0.0", "::")
 
 @dataclass(frozen=True)
 class Cluster:
-    recipe: "Recipe"
+    recipe: Recipe
     recipe_file: Path
     overrides: Sequence[str]
     run_dir: Path
