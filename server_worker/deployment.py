@@ -16,7 +16,7 @@ from broker_config.brokers.topology import RUNS_TOPIC
 from broker_config.process.addresses import WebAddress
 from broker_config.process.logs import Logs
 from broker_config.process.retry import RetryPolicy
-from broker_config.protocol.errors import BrokerUnavailable, LedgerMissing
+from broker_config.protocol.errors import BrokerUnavailable, FedILError, LedgerMissing
 from broker_config.stores import connect_store
 from broker_config.stores.interface import Store
 from broker_config.stores.presence import Presence
@@ -27,7 +27,6 @@ from fedil_model.methods import make_method
 from fedil_model.methods.interface import MethodSpec
 from fedil_model.training.precision import choose_device, repeatable_on
 from server_worker.coordinator import Coordinator
-from server_worker.errors import Superseded
 from server_worker.round.context import LabelTruth, ServerContext, Stopped
 from server_worker.round.sites import Sites
 from server_worker.run.checkpoint import CheckpointFolder
@@ -53,6 +52,10 @@ _STANDBY_SECONDS = 1.0
 _BRIEF = RetryPolicy(seconds=1.0)
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Of mallopt(3)"""
+
+
+class Superseded(FedILError):
+    """Another server leads this run now."""
 
 
 @dataclass(frozen=True)
