@@ -72,7 +72,7 @@ def _measured(run: Run) -> Sequence[ClientValue]:
 
 
 def draw_accuracy(axes: Axes, run: Run) -> Axis:
-    if not run.evaluated:
+    if not run.accuracy("global"):
         raise Missing("no round was evaluated")
     for place, model in enumerate(run.display.models):
         known = run.accuracy(model.name)

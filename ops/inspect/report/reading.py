@@ -74,10 +74,6 @@ class Run:
         """Why the run has no records"""
         return "the history is missing" if self.rounds_lost else "no round has closed yet"
 
-    @property
-    def evaluated(self) -> list[RoundRecord]:
-        return [record for record in self.records if math.isfinite(record.accuracy.get("global", math.nan))]
-
     def by_round(self, value: Callable[[RoundRecord], float | None]) -> dict[int, float]:
         """Without rounds in which it is unknown or not finite"""
         found = ((record.round, value(record)) for record in self.records)
