@@ -51,7 +51,6 @@ class Coordinator:
         self._run, self._recipe, self._method, self._labelled = run, recipe, method, labelled
         self._context = context
         method.check_stop = context.check_stop
-        self._display = recipe.spec.display
         self._reporter = Reporter(recipe, context)
         self._dispatcher = TaskDispatcher(run, recipe, method, context)
         self._inbox = Inbox(run, context)
@@ -174,7 +173,7 @@ class Coordinator:
                 delta_norm=norm,
                 verdict=convergence.pop("verdict"),
                 convergence=convergence,
-                series=round_series(self._display, metrics, outcomes, progress.totals, totals),
+                series=round_series(self._recipe.spec.display, metrics, outcomes, progress.totals, totals),
                 seconds=stopwatch.seconds(),
                 refused=self._inbox.take_refused(),
                 finished_at=time.time(),
@@ -234,7 +233,7 @@ class Coordinator:
             self._reporter.enter(0, "pretrain")
         with _naming_errors("pre-training"):
             state = self._method.initial_state(self._labelled)
-        never, totals = (0,) * clients, no_totals(self._display, clients)
+        never, totals = (0,) * clients, no_totals(self._recipe.spec.display, clients)
         progress = Progress(0, state, activations=never, answered=never, totals=totals)
         progress = self._mode.first_progress(progress)
         self._ledgers.begin()

@@ -129,7 +129,6 @@ class _Server:
 
     def serve(self) -> Outcome:
         deployment, recipe, run, watch = self.deployment, self.deployment.recipe, self.run, self.watch
-        spec = recipe.spec
         _give_memory_back()
         device = choose_device(deployment.device)
         # For cuBLAS, which reads it when it is first used; see repeatable_on.
@@ -145,7 +144,7 @@ class _Server:
             status = StatusTeller(presence.update, recipe.federation.expected)
             watcher = Watcher(watch.watcher, status, self.watcher)
             if deployment.tensorboard:
-                events = TensorBoardWatcher(self.where.tensorboard, spec.display, watcher.note)
+                events = TensorBoardWatcher(self.where.tensorboard, recipe.spec.display, watcher.note)
                 watcher = Watcher(stack.enter_context(events), watcher)
             for concern in transport.timeout_warnings(recipe.federation.deadline_seconds):
                 watcher.note(Notice(concern))
@@ -170,7 +169,7 @@ class _Server:
                     _user(deployment.broker),
                     watcher.note,
                 ),
-                label_truth=self.label_truth(store, run, spec, inputs),
+                label_truth=self.label_truth(store, run, recipe.spec, inputs),
                 shard_sizes=inputs.split.held,
                 away=lambda: transport.outage_seconds + store.outage_seconds,
                 connect_for_inspection=lambda: connect_transport(deployment.broker),

@@ -40,7 +40,6 @@ class AnswerDesk:
 
     def __post_init__(self) -> None:
         self._dead_tasks = DeadTasks(self.run, self.context)
-        self._display = self.recipe.spec.display
         self._asked_again: dict[tuple[int, str], int] = {}
         """Client and why it was asked again → the activation"""
         self._ask_again: set[int] = set()
@@ -102,7 +101,7 @@ class AnswerDesk:
             return ClientOutcome(answer.client, REFUSED, one_line(f"{answer.reason}: {answer.detail}"))
         if wrong := impossible(answer, self.recipe.client, self.context.shard_sizes):
             return ClientOutcome(answer.client, INVALID, wrong)
-        metrics = kept_metrics(answer, self._display)
+        metrics = kept_metrics(answer, self.recipe.spec.display)
         verdict = fold.add(
             Answer(
                 client=answer.client,

@@ -102,7 +102,7 @@ def from_checkpoint(checkpoint: Checkpoint, recipe_digest: str) -> Progress:
             selection=tuple(meta["selection"]),
             buffer=meta["buffer"],
             bases=_bases(tensors),
-            counted=int(meta.get("counted", 0)),
+            counted=int(meta["counted"]),
         )
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise CheckpointDamaged(
