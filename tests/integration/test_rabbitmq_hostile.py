@@ -186,6 +186,21 @@ def test_a_reference_without_a_body_queue_is_rejected_once_and_the_next_is_deliv
     letter.acknowledge()
 
 
+@pytest.mark.parametrize("words", ["due to timeout", "is down or inaccessible"])
+def test_a_body_queue_named_like_an_outage_is_a_missing_body_and_the_next_is_delivered(
+    server: RabbitTransport, channel: BlockingChannel, updates: str, words: str
+) -> None:
+    """RabbitMQ quotes the name in the error, and the server would wait for ever for the end of that outage."""
+    reference = text(body_queue(f"north.{words}", "0" * 32).encode())
+    send(channel, updates, header(BODY_HEADER, reference), b"")
+    send(channel, updates, b"", b"update")
+    odd = take(server, updates)
+    with pytest.raises(MessageRejected, match="body_missing"):
+        _ = odd.body
+    odd.reject("body_missing")
+    check_the_next(server, updates)
+
+
 def check_the_next(server: RabbitTransport, updates: str) -> None:
     good = take(server, updates)
     assert bytes(good.body) == b"update"
