@@ -8,8 +8,8 @@ from typing import Any
 
 from fedil_model.errors import SettingError
 from fedil_model.methods import find_method, method_named
-from ops.cli.recipe_files import find_recipe, flatten, with_data_root
-from server_worker.run.recipe import Recipe, make_recipe, read_values
+from ops.cli.recipe_files import find_recipe, with_data_root
+from server_worker.run.recipe import Recipe, flatten, make_recipe, read_values
 
 _OF_A_METHOD = re.compile(r"^(?P<variant>[A-Za-z0-9_./@-]+):(?P<override>[A-Za-z_][\w.]*=.*)$", re.DOTALL)
 """`semifl:method.threshold=0.9`"""

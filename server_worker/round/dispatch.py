@@ -8,7 +8,6 @@ from broker_config.protocol.buffers import digest
 from broker_config.protocol.errors import LedgerFenced, LedgerMissing, QueueMissing
 from broker_config.protocol.messages import MODEL_KIND, Message, ModelEntry, Refusal, TrainTask
 from broker_config.protocol.wire import encode_arrays, encode_message
-from fedil_model.methods import find_method
 from fedil_model.methods.interface import Method, State, Tensors
 from fedil_model.training.flat_model import to_arrays
 from server_worker.round.context import ServerContext
@@ -21,7 +20,7 @@ class TaskDispatcher:
     def __init__(self, run: str, recipe: Recipe, method: Method, context: ServerContext) -> None:
         self._run, self._recipe, self._method, self._context = run, recipe, method, context
         self._learning = recipe.learning().model_dump_json()
-        federation, extras_per_client = recipe.federation, find_method(recipe.method.name).extras_per_client
+        federation, extras_per_client = recipe.federation, recipe.spec.extras_per_client
         # More clients are asked where some fail.
         self._entries_per_version = 1 + 2 * federation.asked_at_once * extras_per_client
         self._kept = federation.max_staleness + 1 if federation.mode == "buffered" else 1
@@ -29,11 +28,12 @@ class TaskDispatcher:
         """Versions that this process has written, the last `kept`"""
         self._extras: dict[tuple[int, str], ModelEntry] = {}
         self._state: State = {}
-        self._answered: tuple[int, ...] = ()
+        self.answered: tuple[int, ...] = ()
+        """The last activation that each client has answered"""
 
     def start_round(self, state: State, answered: tuple[int, ...]) -> None:
-        """`state`: what extras are made from; `answered`: each client's last answered activation."""
-        self._state, self._answered = state, answered
+        """`state`: what extras are made from"""
+        self._state, self.answered = state, answered
 
     # ---- models ------------------------------------------------------------------------------------------------
 
@@ -84,7 +84,7 @@ class TaskDispatcher:
             model=self._models[version],
             extras=self._extras_for(version, client),
             learning=self._learning,
-            ledger_at_least=min(self._answered[client], activation - 1),
+            ledger_at_least=min(self.answered[client], activation - 1),
         )
         self._publish(tasks_queue(self._context.sites.site_of(client)), task)
 

@@ -17,7 +17,7 @@ from fedil_model.data.augment import ImageViews
 from fedil_model.data.datasets.interface import Dataset, Samples
 from ops.local.simulate import simulate
 from server_worker.run.recipe import Recipe, make_recipe
-from server_worker.watch.events import ClientOutcome, RoundRecord
+from server_worker.watch.events import RoundRecord, Watcher
 from server_worker.watch.notices import Notice
 
 BAR, BAR_SHARE = 1.6, 0.05
@@ -67,21 +67,15 @@ def recipe() -> Recipe:
 
 
 @dataclass
-class Stopwatch:
+class Stopwatch(Watcher):
     """A watcher that keeps when each round began, and what it was made of."""
 
     began: dict[int, float] = field(default_factory=dict)
     records: dict[int, RoundRecord] = field(default_factory=dict)
 
-    def run_started(self, first_round: int, rounds: int) -> None: ...
-
     def phase(self, round_number: int, name: str) -> None:
         if name == "server_step":
             self.began[round_number] = time.monotonic()
-
-    def update_arrived(
-        self, round_number: int, outcome: ClientOutcome, answered: int, selected: int
-    ) -> None: ...
 
     def round_closed(self, record: RoundRecord) -> None:
         self.records[record.round] = record

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from broker_config.brokers.topology import DEAD_LETTERS, models_queue, tasks_queue, updates_queue
-from server_worker.deployment import Outcome
+from server_worker.run.digests import Outcome
 from tests.federation import SOON, Federation, Hands, Over, OverBrokers, at_work, blobs_recipe
 from tests.integration.rabbitmq_direct import delete_queue
 from tests.services import Service

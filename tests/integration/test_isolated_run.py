@@ -26,7 +26,7 @@ from fedil_model.methods import make_method
 from server_worker.coordinator import Coordinator, ServerContext
 from server_worker.round.dead_letters import DeadTasks
 from server_worker.round.inbox import Inbox
-from server_worker.round.sites import WatchedSites
+from server_worker.round.sites import Sites
 from server_worker.run.checkpoint import CheckpointFolder
 from tests.federation import ArrayShards, Diary, Federation, blobs_recipe, count_parameters
 from tests.integration.configured_brokers import Brokers, configured_brokers
@@ -67,13 +67,11 @@ def coordinator(federation: Federation, brokers: Brokers, stack: ExitStack) -> C
     return Coordinator(recipe.name, recipe, method, labelled, context)
 
 
-def sites_of(sites: dict[str, range], store: Any) -> WatchedSites:
-    return WatchedSites(sites, store, lambda: 0.0, 60.0, "server", lambda _: None)
+def sites_of(sites: dict[str, range], store: Any) -> Sites:
+    return Sites(sites, store, lambda: 0.0, 60.0, "server", lambda _: None)
 
 
-def context_of(
-    federation: Federation, brokers: Brokers, transport: Transport, sites: WatchedSites
-) -> ServerContext:
+def context_of(federation: Federation, brokers: Brokers, transport: Transport, sites: Sites) -> ServerContext:
     return ServerContext(
         transport=transport,
         store=federation.store,

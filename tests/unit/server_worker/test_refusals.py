@@ -9,11 +9,12 @@ from broker_config.transports.memory.broker import EmbeddedBroker
 from broker_config.transports.memory.transport import MemoryTransport
 from server_worker.round.inbox import Inbox
 from server_worker.round.refusals import KEPT_PER_MINUTE, RefusalSampler
-from server_worker.round.sites import OneSite
+from server_worker.round.sites import Sites
 from server_worker.watch.metrics import ServerMetrics
 from server_worker.watch.notices import UNKNOWN_SITE, Notice
 from tests.exposition import value
 from tests.federation import blobs_recipe
+from tests.memory_store import new_store
 
 
 def test_only_the_first_bad_messages_of_a_minute_become_dead_letters() -> None:
@@ -27,7 +28,7 @@ def test_only_the_first_bad_messages_of_a_minute_become_dead_letters() -> None:
         watcher=SimpleNamespace(note=notices.append),
         clock=lambda: 0.0,
         stop=threading.Event(),
-        sites=OneSite("north"),
+        sites=Sites({"north": range(1)}, new_store(), lambda: 0.0, 60.0, None, notices.append),
     )
     inbox = Inbox("run", cast(Any, context))
     while not inbox.is_empty:
