@@ -172,7 +172,7 @@ class _Server:
             stopped, ledgers = False, ""
             try:
                 Coordinator(run, recipe, method, inputs.labelled, context).run()
-                transport.retire(run)
+                transport.retire(run, recipe.sites)
             except Stopped:
                 stopped = True
             try:
