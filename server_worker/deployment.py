@@ -15,7 +15,7 @@ from broker_config.brokers.topology import RUNS_TOPIC
 from broker_config.process.addresses import WebAddress
 from broker_config.process.retry import RetryPolicy
 from broker_config.protocol.errors import BrokerUnavailable, LedgerMissing
-from broker_config.stores import connect_store
+from broker_config.stores import connect_store, is_redis_url
 from broker_config.stores.interface import Store
 from broker_config.stores.presence import Presence
 from broker_config.transports import connect_transport
@@ -39,6 +39,7 @@ from server_worker.run.name import run_id
 from server_worker.run.recipe import Recipe
 from server_worker.watch.events import Watcher, Watchers
 from server_worker.watch.notices import Notice
+from server_worker.watch.room import RoomKeeper
 from server_worker.watch.status import StatusTeller
 from server_worker.watch.survey import Surveyor
 from server_worker.watch.tensorboard import TensorBoardWatcher, check_installed
@@ -131,6 +132,8 @@ class _Server:
             transport = self._take_charge(patience, stack)
             presence = stack.enter_context(self._presence())
             watch.tell_address(self.watcher.note)
+            if is_redis_url(deployment.store):
+                stack.enter_context(self._room_keeper())
             status = StatusTeller(presence.update, recipe.federation.expected)
             watcher = Watchers(watch.watcher, status, self.watcher)
             if deployment.tensorboard:
@@ -239,6 +242,16 @@ class _Server:
         except BaseException:
             store.close()
             raise
+
+    def _room_keeper(self) -> RoomKeeper:
+        from broker_config.stores.redis.room import open_room
+
+        sites = self.deployment.recipe.sites
+
+        def site_of(client: int) -> str | None:
+            return next((site for site, clients in sites.items() if client in clients), None)
+
+        return RoomKeeper(lambda: open_room(self.deployment.store, self.run, site_of), self.watcher.note)
 
     def _presence(self) -> Presence:
         recipe = self.deployment.recipe

@@ -109,7 +109,7 @@ class Inbox:
         if not self._sampler.keeps(site):
             delivery.acknowledge()
             return
-        words = f"message refused ({reason}): {one_line(detail)}"
+        words = f"message refused ({reason}): {one_line(detail)}; from site {site}"
         self._context.watcher.note(Notice(words, num_refused=1, site=site))
         delivery.reject(reason)
 

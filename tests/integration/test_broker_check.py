@@ -145,31 +145,6 @@ def test_changed_permissions_are_wrong(brokers: Brokers, lines: Check) -> None:
         brokers.management.post("definitions", {"permissions": [ours]})
 
 
-def test_what_a_site_may_fill_or_open_without_end_is_wrong(brokers: Brokers, lines: Check) -> None:
-    management, address = brokers.management, ("--management", management_url(brokers))
-    (limits,) = management.get("vhost-limits/fedil")
-    found = management.get("definitions")
-    for path in (
-        "policies/fedil/fedil-bodies",
-        "user-limits/site-south/max-channels",
-        "vhost-limits/fedil/max-queues",
-    ):
-        management._request(path, None, "DELETE")
-    try:
-        code, said = lines(*address)
-        texts = [text.partition(": ")[2] for text in said["wrong"]]
-        assert texts == [
-            "policy fedil-bodies sets no max-length-bytes, so a site may fill the disk: run fedil broker init",
-            "user site-south has no limit max-channels: run fedil broker init",
-            "virtual host fedil has no limit max-queues: run fedil broker init",
-        ]
-    finally:
-        management.post("definitions", {kind: found[kind] for kind in ("policies", "users", "parameters")})
-    assert limits == management.get("vhost-limits/fedil")[0]
-    code, said = lines(*address)
-    assert (code, said["wrong"]) == (0, [])
-
-
 def user(name: str, password: str, *tags: str) -> dict[str, object]:
     hashed = rabbitmq_password_hash(name, password)
     algorithm = "rabbit_password_hashing_sha256"

@@ -3,17 +3,16 @@
 import logging
 import stat
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import pika
 import pytest
 
 from broker_config.brokers.definitions import VHOST, import_steps, rabbitmq_definitions, users_of
 from broker_config.brokers.topology import DEAD_LETTERS, TASKS, site_user, tasks_queue, updates_queue
 from broker_config.process.addresses import BROKER_URL, STORE_URL
-from broker_config.protocol.errors import BrokerRefused, QueueFull
+from broker_config.protocol.errors import BrokerRefused
 from broker_config.stores import connect_store
 from broker_config.transports import connect_transport
 from ops.broker.accounts import ADMIN_STORE_URL, MANAGEMENT_URL
@@ -253,41 +252,6 @@ def test_a_queue_of_an_earlier_version_works_and_causes_a_warning_with_the_remed
     assert capsys.readouterr().err == ""
     main(check)
     assert not [text for text in capsys.readouterr().out.splitlines() if name in text]
-
-
-def test_a_site_gets_no_more_connections_channels_and_bytes_than_init_allows_it(
-    rabbitmq: RabbitMQ, redis: Redis, capsys: pytest.CaptureFixture[str]
-) -> None:
-    little = ("--workers", "1", "--largest-update", "0.005", "--rotate")
-    assert init(rabbitmq, redis, "--sites", "greedy", *little) == 0
-    captured = capsys.readouterr()
-    assert captured.err == ""
-    users = shown(captured.out)
-    url, queue = users["site-greedy"]["FEDIL_BROKER_URL"], updates_queue(RUN, "greedy")
-    exchange_a_task(users["server"], users["site-greedy"], "greedy")
-    with ExitStack() as stack:
-        connections = [
-            stack.enter_context(pika.BlockingConnection(pika.URLParameters(url))) for _ in range(6)
-        ]
-        with pytest.raises(pika.exceptions.AMQPError, match="limit"):
-            pika.BlockingConnection(pika.URLParameters(url))
-        for _ in range(20):
-            connections[0].channel()
-        with pytest.raises(pika.exceptions.AMQPError, match="limit"):
-            connections[1].channel()
-    with closing(connect_transport(url)) as site:
-        site.publish(queue, [bytes(4_500_000)])
-        with pytest.raises(QueueFull, match="body"):
-            site.publish(queue, [bytes(20_000_000)])
-    management = Management(management_url(rabbitmq))
-    names = [each["name"] for each in management.get("queues/fedil?columns=name")]
-    assert sum(name.startswith("fedil.body.site-greedy.") for name in names) == 1
-    # An operator's own limit stays.
-    management.put("vhost-limits/fedil/max-queues", {"value": 777})
-    assert init(rabbitmq, redis, "--sites", "greedy", "--workers", "2") == 0
-    assert management.get("vhost-limits/fedil")[0]["value"] == {"max-queues": 777}
-    (user,) = (user for user in management.get("users") if user["name"] == "site-greedy")
-    assert user["limits"] == {"max-connections": 12, "max-channels": 40}
 
 
 def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

@@ -280,4 +280,4 @@ def test_what_is_said_of_a_bad_message_is_one_short_line_and_names_the_reason_on
     assert notes[0].startswith("message refused (schema): field ")
     assert len(notes[0]) < 1100
     assert "\n" not in notes[0]
-    assert notes[1] == "message refused (not_fedil): the first bytes are not ours"
+    assert notes[1] == f"message refused (not_fedil): the first bytes are not ours; from site {SITE}"
