@@ -52,8 +52,8 @@ class Coordinator:
         self._context = context
         method.check_stop = context.check_stop
         self._reporter = Reporter(recipe, context)
-        self._dispatcher = TaskDispatcher(run, recipe, method, context)
         self._inbox = Inbox(run, context)
+        self._dispatcher = TaskDispatcher(run, recipe, method, context, self._inbox.refuse_for)
         self._ledgers = LedgerChecks(run, context.store)
         self._desk = AnswerDesk(
             run,
@@ -82,8 +82,10 @@ class Coordinator:
             raise
 
     def _live(self) -> Progress:
-        queues = [tasks_queue(site) for site in sorted(self._context.sites.names())]
-        self._context.transport.declare(updates_queue(self._run), DEAD_LETTERS, *queues)
+        sites = sorted(self._context.sites.names())
+        tasks = [tasks_queue(site) for site in sites]
+        updates = [updates_queue(self._run, site) for site in sites]
+        self._context.transport.declare(DEAD_LETTERS, *tasks, *updates)
         progress = self._resume() or self._begin()
         self._context.watcher.run_started(progress.round + 1, self._recipe.rounds)
         if progress.closed:

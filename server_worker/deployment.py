@@ -17,7 +17,7 @@ from broker_config.process.addresses import WebAddress
 from broker_config.process.logs import Logs
 from broker_config.process.retry import RetryPolicy
 from broker_config.protocol.errors import BrokerUnavailable, FedILError, LedgerMissing
-from broker_config.stores import connect_store
+from broker_config.stores import connect_store, is_redis_url
 from broker_config.stores.interface import Store
 from broker_config.stores.presence import Presence
 from broker_config.transports import connect_transport
@@ -41,6 +41,7 @@ from server_worker.run.recipe import Recipe
 from server_worker.watch.events import Watcher
 from server_worker.watch.log import LogWatcher, log_outcome
 from server_worker.watch.notices import Notice
+from server_worker.watch.room import RoomKeeper
 from server_worker.watch.status import StatusTeller
 from server_worker.watch.survey import Surveyor
 from server_worker.watch.tensorboard import TensorBoardWatcher, check_installed
@@ -141,6 +142,8 @@ class _Server:
             transport = self._take_charge(patience, stack)
             presence = stack.enter_context(self._presence())
             watch.tell_address(self.watcher.note)
+            if is_redis_url(deployment.store):
+                stack.enter_context(self._room_keeper())
             status = StatusTeller(presence.update, recipe.federation.expected)
             watcher = Watcher(watch.watcher, status, self.watcher)
             if deployment.tensorboard:
@@ -182,7 +185,7 @@ class _Server:
             stopped, ledgers = False, ""
             try:
                 Coordinator(run, recipe, method, inputs.labelled, context).run()
-                transport.retire(run)
+                transport.retire(run, recipe.sites)
             except Stopped:
                 stopped = True
             try:
@@ -244,6 +247,16 @@ class _Server:
         except BaseException:
             store.close()
             raise
+
+    def _room_keeper(self) -> RoomKeeper:
+        from broker_config.stores.redis.room import open_room
+
+        sites = self.deployment.recipe.sites
+
+        def site_of(client: int) -> str | None:
+            return next((site for site, clients in sites.items() if client in clients), None)
+
+        return RoomKeeper(lambda: open_room(self.deployment.store, self.run, site_of), self.watcher.note)
 
     def _presence(self) -> Presence:
         recipe = self.deployment.recipe

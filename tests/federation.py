@@ -290,8 +290,8 @@ class Hands:
     """All the clients of a site, in the test's hands: each answers when it is told to."""
 
     def __init__(self, federation: Federation, site: str | None = None) -> None:
-        run = federation.recipe.name
-        self.tasks, self.updates = tasks_queue(site or federation.site), updates_queue(run)
+        run, site = federation.recipe.name, site or federation.site
+        self.tasks, self.updates = tasks_queue(site), updates_queue(run, site)
         self.transport = federation.connect()
         self.transport.declare(self.tasks, self.updates, DEAD_LETTERS)
         self._trainer = federation.trainer(self.transport)

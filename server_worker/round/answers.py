@@ -77,7 +77,7 @@ class AnswerDesk:
             return self._record(opened, outcome)
         elif objection in _OF_NO_USE:
             self.inbox.drop(arrival, objection)
-        else:
+        elif arrival.delivery is not None:
             self.inbox.refuse(arrival.delivery, objection, f"round {answer.round}, client {answer.client}")
         return opened
 

@@ -17,7 +17,7 @@ from fedil_model.methods.interface import ACCEPTED, ClientValue, Display
 from fedil_model.training.convergence import VERDICTS
 from server_worker.run.recipe import Recipe
 from server_worker.watch.events import STALE, ClientOutcome, RoundRecord, Watcher
-from server_worker.watch.notices import UNKNOWN_SITE, Notice
+from server_worker.watch.notices import Notice
 from server_worker.watch.outcomes import REASONS, all_outcomes
 from server_worker.watch.survey import Survey
 
@@ -54,9 +54,10 @@ class ServerMetrics(Watcher):
         self.last = _LastRound(display, recipe.rounds)
         self._rounds = _Rounds(registry, display)
         self._answers = _Answers(registry, display, federation.mode == "buffered", recipe.client.epochs)
-        text = "Bad messages by the site whose user sent them."
+        text = "Bad messages by the site that sent them."
         self._refused_by_site = Counter("fedil_site_messages_refused", text, ["site"], registry=registry)
-        self._refused_by_site.labels(UNKNOWN_SITE)
+        for site in recipe.sites:
+            self._refused_by_site.labels(site)
         self.fleet = _Fleet(recipe.split.clients, _over_selected(recipe))
         self.traffic = Traffic()
         for collector in (self.last, self.fleet, self.traffic):

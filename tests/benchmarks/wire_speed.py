@@ -15,6 +15,7 @@ import numpy as np
 import pika
 from pika.adapters.utils.io_services_utils import _AsyncTransportBase
 
+from broker_config.brokers.topology import DEFAULT_SITE
 from broker_config.transports.interface import ModelAddress
 from broker_config.transports.rabbitmq.pika_private import READ_BYTES, READ_LIMITS
 from broker_config.transports.rabbitmq.transport import RabbitTransport
@@ -132,7 +133,7 @@ def measure(transport: RabbitTransport, bare: Bare, pieces: list[memoryview], wa
         for tasks in (writing, reading):
             for task in tasks if version % 2 else tasks[::-1]:
                 task()
-    transport.retire(run)
+    transport.retire(run, [DEFAULT_SITE])
     return times
 
 

@@ -10,7 +10,7 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from broker_config.brokers.topology import lead_queue, models_queue, updates_queue
+from broker_config.brokers.topology import DEFAULT_SITE, lead_queue, models_queue, updates_queue
 from broker_config.process.retry import RetryPolicy
 from broker_config.protocol.chunks import Assembler
 from broker_config.protocol.errors import BrokerUnavailable, MessageRejected, ModelMissing, QueueMissing
@@ -40,7 +40,7 @@ def transport(rabbitmq: Service) -> Iterator[RabbitTransport]:
 def run(transport: RabbitTransport) -> Iterator[str]:
     name = f"run-{uuid.uuid4().hex}"
     yield name
-    transport.retire(name)
+    transport.retire(name, [DEFAULT_SITE])
 
 
 def weights(version: int, num_bytes: int = MODEL) -> bytes:
@@ -318,4 +318,4 @@ def test_appending_is_repeated_while_the_stream_cannot_be_written_to(
         address = transport.append_model(run, 2, [b"two"])
         assert failures == []
         assert bytes(transport.read_model(address)) == b"two"
-        transport.retire(run)
+        transport.retire(run, [DEFAULT_SITE])
