@@ -61,7 +61,8 @@ class AnswerDesk:
         if arrival is None:
             return opened
         after = self._take(arrival, opened, fold)
-        if isinstance(arrival.answer, Refusal) and arrival.answer.reason == LedgerMissing.__name__:
+        counts = after is not opened
+        if counts and isinstance(arrival.answer, Refusal) and arrival.answer.reason == LedgerMissing.__name__:
             self.ledgers.check(self.dispatcher.answered)
         stopwatch.lap("fold")
         return after

@@ -14,7 +14,7 @@ from broker_config.protocol.wire import decode_message
 from broker_config.transports.interface import Delivery
 from server_worker.round.context import ServerContext
 from server_worker.round.dead_letters import MISPLACED
-from server_worker.round.refusals import RefusalSampler
+from server_worker.round.refusals import LATE, RefusalSampler
 from server_worker.round.validation import one_line
 from server_worker.watch.notices import Notice
 
@@ -40,6 +40,7 @@ class Inbox:
         """By client and activation"""
         self._refused: Counter[str] = Counter()
         self._sampler = RefusalSampler(context.clock, context.watcher.note)
+        self._late = RefusalSampler(context.clock, context.watcher.note, LATE)
         self._sites = {updates_queue(run, site): site for site in context.sites.names()}
         """By queue, the one that was served last at the end"""
         self._own: deque[Refusal] = deque()
@@ -115,7 +116,8 @@ class Inbox:
 
     def drop(self, arrival: Arrival, reason: str) -> None:
         """A good answer that is of no use any more. A repeat is held: the first may be lost with its connection."""
-        self._context.watcher.note(Notice(reason, arrival.answer.round, arrival.answer.client))
+        if arrival.delivery is None or self._late.keeps(self._sites[arrival.delivery.queue]):
+            self._context.watcher.note(Notice(reason, arrival.answer.round, arrival.answer.client))
         self._refused[reason] += 1
         if reason == "duplicate":
             self.hold(arrival)
@@ -143,5 +145,6 @@ class Inbox:
     def take_refused(self) -> dict[str, int]:
         """Messages that did not count since the last call, by reason"""
         self._sampler.tell_rest()
+        self._late.tell_rest()
         refused, self._refused = dict(self._refused), Counter()
         return refused

@@ -1,4 +1,5 @@
-"""Refused messages by site: the first of each minute are kept as dead letters, the others are only counted."""
+"""Messages by site that are refused or of no use: the first of each minute are told one by one, and those that are
+refused are kept as dead letters; the others are only counted."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,9 +19,16 @@ class _Minute:
     """Refusals that were not kept, and are in no notice yet"""
 
 
+BAD = (
+    "site {site} sends more than {most} bad messages a minute: {more} more refused and not kept as dead letters. What "
+    "others send is read first; stop its workers, or remove its user from the broker"
+)
+LATE = "site {site} sends more than {most} answers a minute that come late or again: {more} more were dropped"
+
+
 class RefusalSampler:
-    def __init__(self, clock: Callable[[], float], note: Callable[[Notice], None]) -> None:
-        self._clock, self._note = clock, note
+    def __init__(self, clock: Callable[[], float], note: Callable[[Notice], None], words: str = BAD) -> None:
+        self._clock, self._note, self._words = clock, note, words
         self._minutes: dict[str, _Minute] = {}
 
     def keeps(self, site: str) -> bool:
@@ -50,10 +58,7 @@ class RefusalSampler:
 
     def _tell(self, site: str, minute: _Minute) -> None:
         if minute.not_told:
-            words = (
-                f"site {site} sends more than {KEPT_PER_MINUTE} bad messages a minute: {minute.not_told} more refused "
-                "and not kept as dead letters. What others send is read first; stop its workers, or remove its user "
-                "from the broker"
-            )
-            self._note(Notice(words, num_refused=minute.not_told, site=site))
+            words = self._words.format(site=site, most=KEPT_PER_MINUTE, more=minute.not_told)
+            refused = minute.not_told if self._words is BAD else 0
+            self._note(Notice(words, num_refused=refused, site=site))
             minute.not_told = 0

@@ -66,6 +66,23 @@ def test_only_the_first_bad_messages_of_a_minute_become_dead_letters() -> None:
     assert len(rest) == 2
 
 
+def test_of_many_late_answers_of_a_site_only_the_first_are_told_one_by_one() -> None:
+    notices = list[Notice]()
+    transport, inbox = flooded(notices)
+    for activation in range(3 * KEPT_PER_MINUTE):
+        transport.publish(SOUTH, encode_message(Refusal("run", 0, 5, activation + 1, "no", "no data")))
+    dropped = 0
+    while dropped < 3 * KEPT_PER_MINUTE:
+        if (arrival := inbox.next(0.0)) is not None:
+            inbox.drop(arrival, "late")
+            dropped += 1
+    assert inbox.take_refused()["late"] == 3 * KEPT_PER_MINUTE
+    assert sum(notice.text == "late" for notice in notices) == KEPT_PER_MINUTE
+    (*_, last) = [notice for notice in notices if "late or again" in notice.text]
+    assert f"site {THERE} sends more than {KEPT_PER_MINUTE} answers" in last.text
+    assert last.num_refused == 0
+
+
 def test_a_site_over_its_rate_is_named_and_the_letters_of_others_are_kept() -> None:
     now, notices = [0.0], list[Notice]()
     sampler, north, south = RefusalSampler(lambda: now[0], notices.append), "north", "south"
