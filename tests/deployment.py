@@ -60,6 +60,13 @@ def write_all_shards(recipe_path: Path, folder: Path) -> None:
     write_shards(folder, {c: train.inputs[torch.from_numpy(held)] for c, held in enumerate(split.clients)})
 
 
+def ended_with(log: Path) -> tuple[str, str]:
+    """The digests of θ′ and of the ledgers that a server has logged at its end"""
+    ended = _ENDED.findall(log.read_text(encoding="utf-8"))
+    assert ended, log.read_text(encoding="utf-8")[-3000:]
+    return ended[-1][1], ended[-1][2]
+
+
 class Supervised:
     """A process that is started again whenever it dies, until it ends well or `stop` is called."""
 
@@ -98,6 +105,14 @@ class Supervised:
                 return
             if not self._stopping.wait(_RESTART_SECONDS):
                 self._process = self._start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._process.poll()
 
     def kill(self) -> None:
         with_children = self._process.pid
@@ -166,9 +181,7 @@ class Deployed:
         server = server or self.server
         if not server.finished.wait(seconds):
             raise TimeoutError(f"the run did not end within {seconds:g} s:\n{self.tail()}")
-        ended = _ENDED.findall(server.log.read_text(encoding="utf-8"))
-        assert ended, self.tail()
-        return ended[-1][1], ended[-1][2]
+        return ended_with(server.log)
 
     def wait_until_logged(self, log: Path, text: str, seconds: float) -> None:
         deadline = time.monotonic() + seconds

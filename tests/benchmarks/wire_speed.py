@@ -1,33 +1,37 @@
-"""A model of 26 MB to RabbitMQ and back, against bare pika with confirms at whatever suits that best."""
+"""A model of 26 MB to RabbitMQ and back, against bare pika with confirms at whatever suits that best.
+
+Both sides read as much at a time. Reading is measured against a stream, as the model log is one: its messages stay for
+the next reader. What pika gets from a classic queue, where every message has one reader, is told beside it: RabbitMQ
+takes a third of the processor time for that.
+"""
 
 import statistics
 import tempfile
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pika
-from pika.adapters.utils.io_services_utils import _AsyncTransportBase
 
 from broker_config.brokers.topology import DEFAULT_SITE
 from broker_config.transports.interface import ModelAddress
-from broker_config.transports.rabbitmq.pika_private import READ_BYTES, READ_LIMITS
+from broker_config.transports.rabbitmq.pika_private import read_large_pieces
 from broker_config.transports.rabbitmq.transport import RabbitTransport
 from tests.services import rabbitmq_service
 
-BAR = 0.7
+BAR, BAR_APPEND = 0.9, 0.7
 MODEL_BYTES = 26_310_000
 CHUNK_MB = (1, 2, 4, 8, 16)
 TRIALS, ROUNDS = 3, 64
 LEAD_SECONDS = 20.0
-AS_SHIPPED = {limit: getattr(_AsyncTransportBase, limit) for limit in READ_LIMITS}
-RAISED = dict.fromkeys(READ_LIMITS, READ_BYTES)
+SETTLE_SECONDS = 0.25
+QUEUE_TYPES = ("stream", "classic")
 Times = dict[str, list[float]]
 
 
@@ -62,19 +66,18 @@ class Bare:
             )
         return queue, time.perf_counter() - started
 
-    def consume(self, way: Way, queue: str, limits: dict[str, int]) -> float:
+    def consume(self, way: Way, queue: str) -> float:
         """The chunks go back afterwards, so that they can be read again."""
         chunks: list[bytes] = []
         offset = {"x-stream-offset": "first"} if way.queue_type == "stream" else None
-        with reading_by(limits):
-            started = time.perf_counter()
-            channel = self._consuming.channel()
-            channel.basic_qos(prefetch_count=len(self._chunks[way.chunk_mb]))
-            channel.basic_consume(queue, lambda *message: chunks.append(message[3]), arguments=offset)
-            while len(chunks) < len(self._chunks[way.chunk_mb]):
-                self._consuming.process_data_events(1.0)
-            body = b"".join(chunks)
-            seconds = time.perf_counter() - started
+        started = time.perf_counter()
+        channel = self._consuming.channel()
+        channel.basic_qos(prefetch_count=len(self._chunks[way.chunk_mb]))
+        channel.basic_consume(queue, lambda *message: chunks.append(message[3]), arguments=offset)
+        while len(chunks) < len(self._chunks[way.chunk_mb]):
+            self._consuming.process_data_events(1.0)
+        body = b"".join(chunks)
+        seconds = time.perf_counter() - started
         channel.close()
         assert len(body) == MODEL_BYTES
         return seconds
@@ -87,26 +90,15 @@ class Bare:
         self._consuming.close()
 
 
-@contextmanager
-def reading_by(limits: dict[str, int]) -> Iterator[None]:
-    """How much pika reads at a time is a matter of its class, so ours would change the bare side too."""
-    for limit, value in limits.items():
-        setattr(_AsyncTransportBase, limit, value)
-    try:
-        yield
-    finally:
-        for limit, value in RAISED.items():
-            setattr(_AsyncTransportBase, limit, value)
-
-
 def best_ways(bare: Bare) -> dict[str, Way]:
+    """To publish, and to consume from each type of queue"""
     times: dict[str, dict[Way, list[float]]] = defaultdict(lambda: defaultdict(list))
     for _ in range(TRIALS):
-        for way in (Way(queue_type, mb) for queue_type in ("classic", "stream") for mb in CHUNK_MB):
+        for way in (Way(queue_type, mb) for queue_type in QUEUE_TYPES for mb in CHUNK_MB):
             queue, seconds = bare.publish(way)
             times["publish"][way].append(seconds)
-            times["consume"][way].append(bare.consume(way, queue, AS_SHIPPED))
-            times["consume_raised"][way].append(bare.consume(way, queue, RAISED))
+            time.sleep(SETTLE_SECONDS)
+            times[way.queue_type][way].append(bare.consume(way, queue))
             bare.delete(queue)
     return {
         task: min(by_way, key=lambda way, by_way=by_way: statistics.median(by_way[way]))  # type: ignore[misc]
@@ -115,39 +107,54 @@ def best_ways(bare: Bare) -> dict[str, Way]:
 
 
 def measure(transport: RabbitTransport, bare: Bare, pieces: list[memoryview], ways: dict[str, Way]) -> Times:
-    """Both sides do the same, one right after the other. For a while the broker is still busy with what came before, so
-    they take turns in going first."""
+    """Both sides do the same, one right after the other, and take turns in going first. Before they read, the broker
+    has time to finish what it was sent."""
     run = f"run-{uuid.uuid4().hex}"
     times: Times = defaultdict(list)
+    addresses: list[ModelAddress] = []
     assert transport.acquire_leadership(run, LEAD_SECONDS)  # as the one who appends has
     for version in range(ROUNDS + 1):
         writing = [
-            partial(append, transport, run, version, pieces, times),
+            partial(append, transport, run, version, pieces, addresses, times),
             partial(publish, bare, ways["publish"], times),
         ]
+        _take_turns(writing, version)
+        queues = {kind: bare.publish(ways[kind])[0] for kind in QUEUE_TYPES}
+        time.sleep(SETTLE_SECONDS)
         reading = [
-            partial(read, transport, run, version, times),
-            partial(consume, bare, ways["consume"], AS_SHIPPED, times["consume"]),
-            partial(consume, bare, ways["consume_raised"], RAISED, times["consume_raised"]),
+            partial(read, transport, addresses, times),
+            *(partial(consume, bare, ways[kind], queues[kind], times[kind]) for kind in QUEUE_TYPES),
         ]
-        for tasks in (writing, reading):
-            for task in tasks if version % 2 else tasks[::-1]:
-                task()
+        _take_turns(reading, version)
+        for queue in queues.values():
+            bare.delete(queue)
     transport.retire(run, [DEFAULT_SITE])
     return times
 
 
+def _take_turns(tasks: Sequence[Callable[[], None]], turn: int) -> None:
+    first = turn % len(tasks)
+    for task in (*tasks[first:], *tasks[:first]):
+        task()
+
+
 def append(
-    transport: RabbitTransport, run: str, version: int, pieces: list[memoryview], times: Times
+    transport: RabbitTransport,
+    run: str,
+    version: int,
+    pieces: list[memoryview],
+    addresses: list[ModelAddress],
+    times: Times,
 ) -> None:
     started = time.perf_counter()
-    transport.append_model(run, version, pieces)
+    addresses.append(transport.append_model(run, version, pieces))
     times["append"].append(time.perf_counter() - started)
 
 
-def read(transport: RabbitTransport, run: str, version: int, times: Times) -> None:
+def read(transport: RabbitTransport, addresses: list[ModelAddress], times: Times) -> None:
+    """The newest"""
     started = time.perf_counter()
-    body = transport.read_model(ModelAddress(run, version, 0))
+    body = transport.read_model(addresses[-1])
     times["read"].append(time.perf_counter() - started)
     assert len(body) == MODEL_BYTES
 
@@ -158,13 +165,12 @@ def publish(bare: Bare, way: Way, times: Times) -> None:
     bare.delete(queue)
 
 
-def consume(bare: Bare, way: Way, limits: dict[str, int], times: list[float]) -> None:
-    queue, _ = bare.publish(way)
-    times.append(bare.consume(way, queue, limits))
-    bare.delete(queue)
+def consume(bare: Bare, way: Way, queue: str, times: list[float]) -> None:
+    times.append(bare.consume(way, queue))
 
 
 def run() -> dict[str, object]:
+    read_large_pieces()
     weights = np.random.default_rng(0).integers(0, 256, MODEL_BYTES, np.uint8)
     # As a network's state comes: tensors of many sizes.
     pieces = [piece.data for piece in np.split(weights, np.geomspace(1000, MODEL_BYTES - 1, 49).astype(int))]
@@ -178,19 +184,20 @@ def run() -> dict[str, object]:
         times = measure(transport, bare, pieces, ways)
     # The first has to open what the others find open.
     times = {task: values[1:] for task, values in times.items()}
-    writing, reading = ratio(times, "append", "publish"), ratio(times, "read", "consume")
-    lower = min(writing, reading)
+    writing, reading = ratio(times, "append", "publish"), ratio(times, "read", "stream")
     speeds = {task: MODEL_BYTES / 1e6 / statistics.median(values) for task, values in times.items()}
+    fastest = {task: MODEL_BYTES / 1e6 / min(values) for task, values in times.items()}
     return {
         "name": "wire_speed",
-        "ratio": round(lower, 3),
+        "ratio": round(reading, 3),
         "bar": BAR,
-        "ok": lower >= BAR,
+        "ok": reading >= BAR and writing >= BAR_APPEND,
+        "ratio_of_medians": round(speeds["read"] / speeds["stream"], 3),
+        "ratio_of_fastest": round(fastest["read"] / fastest["stream"], 3),
+        "ratio_against_classic_queue": round(ratio(times, "read", "classic"), 3),
         "ratio_append": round(writing, 3),
-        "ratio_read": round(reading, 3),
-        "ratio_read_with_pika_reading_as_we_do": round(ratio(times, "read", "consume_raised"), 3),
+        "bar_append": BAR_APPEND,
         "ratio_append_of_medians": round(speeds["append"] / speeds["publish"], 3),
-        "ratio_read_of_medians": round(speeds["read"] / speeds["consume"], 3),
         **{f"{task}_mb_per_s": round(speed) for task, speed in speeds.items()},
         **{f"best_{task}": f"{way.queue_type}, {way.chunk_mb} MB" for task, way in ways.items()},
     }

@@ -163,10 +163,10 @@ def test_a_model_log_that_is_deleted_during_a_read_is_missing_in_the_next(
     address = transport.append_model(run, 1, [weights(1, 40_000_000)])
     request = StreamReader.request
 
-    def deleting(reader: StreamReader, num_left: int, taken: Any) -> None:
+    def deleting(reader: StreamReader, num_left: int) -> None:
         if num_left == 10:
             delete_queue(rabbitmq.url, models_queue(run))
-        request(reader, num_left, taken)
+        request(reader, num_left)
 
     monkeypatch.setattr(StreamReader, "request", deleting)
     with pytest.raises(BrokerUnavailable, match="ask again"):
@@ -188,6 +188,89 @@ connect_transport({rabbitmq.url!r}).append_model({run!r}, 2, [bytes({MODEL})])
     second = transport.append_model(run, 2, [weights(2)])
     assert transport.read_model(first) == weights(1)
     assert transport.read_model(second) == weights(2)
+
+
+# What a reader knows from the body before
+
+
+def test_a_reader_of_one_version_after_another_asks_for_the_next_before_it_looks_at_the_end_of_the_log(
+    rabbitmq: Service, transport: RabbitTransport, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offsets = read_offsets(monkeypatch)
+    with closing(RabbitTransport(rabbitmq.url)) as reader:
+        for version in range(12):
+            address = transport.append_model(run, version, [weights(version)], entries=2)
+            extra = transport.append_model(run, version, [b"extra"], entry="extra", entries=2)
+            del offsets[:]
+            assert reader.read_model(address) == weights(version)
+            assert bytes(reader.read_model(extra)) == b"extra"
+            assert [offset == "last" for offset in offsets] == [version == 0, version > 0, False, True], (
+                offsets
+            )
+
+
+def test_a_version_far_after_the_one_before_is_found_from_the_end_of_the_log(
+    rabbitmq: Service, transport: RabbitTransport, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    addresses = [transport.append_model(run, version, [weights(version)], kept=8) for version in range(6)]
+    offsets = read_offsets(monkeypatch)
+    with closing(RabbitTransport(rabbitmq.url)) as reader:
+        for version, looks_first in ((0, True), (5, True), (4, True), (5, False)):
+            del offsets[:]
+            assert reader.read_model(addresses[version]) == weights(version)
+            assert [offset == "last" for offset in offsets] == [looks_first, not looks_first]
+
+
+def test_a_version_that_was_written_anew_is_read_as_it_is_now_at_its_earlier_address_too(
+    rabbitmq: Service, transport: RabbitTransport, run: str
+) -> None:
+    first = transport.append_model(run, 1, [weights(1)])
+    second = transport.append_model(run, 2, [weights(2)])
+    transport.append_model(run, 2, [weights(3)])
+    with closing(RabbitTransport(rabbitmq.url)) as reader:
+        assert reader.read_model(first) == weights(1)
+        assert reader.read_model(second) == weights(3)
+
+
+def test_reading_opens_no_channel_for_every_version(
+    rabbitmq: Service, transport: RabbitTransport, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[BlockingChannel] = []
+    subscribe = StreamReader.subscribe
+
+    def recording(reader: StreamReader, queue: str, offset: int | str) -> None:
+        opened.append(reader.channel)
+        subscribe(reader, queue, offset)
+
+    monkeypatch.setattr(StreamReader, "subscribe", recording)
+    with closing(RabbitTransport(rabbitmq.url)) as reader:
+        for version in range(6):
+            address = transport.append_model(run, version, [b"one chunk"])
+            assert bytes(reader.read_model(address)) == b"one chunk"
+        theirs = [
+            channel for channel in opened if channel.connection is reader._session.receiving._connection
+        ]
+    assert len(theirs) == 12
+    assert len({id(channel) for channel in theirs}) == 2
+
+
+def test_what_is_known_of_a_log_that_was_made_anew_misleads_no_reader(
+    rabbitmq: Service, transport: RabbitTransport, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_log, "_EMPTY_SECONDS", 1.0)
+    for leading, following in ((0, 4), (4, 0)):
+        for version in range(leading):
+            transport.append_model(run, 100 + version, [b"one chunk"])
+        address = transport.append_model(run, 1, [weights(1)])
+        with closing(RabbitTransport(rabbitmq.url)) as reader:
+            assert reader.read_model(address) == weights(1)
+            transport.retire(run, [DEFAULT_SITE])
+            for version in range(following):
+                transport.append_model(run, 200 + version, [b"one chunk"])
+            others = [transport.append_model(run, version, [weights(version)]) for version in (7, 8)]
+            for other in others:
+                assert reader.read_model(other) == weights(other.version)
+        transport.retire(run, [DEFAULT_SITE])
 
 
 # What the leader knows about the end of its log

@@ -129,6 +129,7 @@ class Connection:
             except (AMQPError, OSError) as error:
                 errors.append(pika_errors.connect_error(address, error))
             else:
+                pika_private.decode_in_place(self._connection)
                 self.address = address
                 return self._connection
         raise next((error for error in errors if isinstance(error, BrokerRefused)), errors[0])

@@ -6,7 +6,8 @@ its writer died after a chunk.
 
 Numbers are ours and have no gaps. Offsets are the broker's, and every segment takes one for itself. The leader counts
 numbers, and need not read the stream before it writes. A reader computes the offset of a number backwards from the last
-message, of which it knows both.
+message, of which it knows both. One that reads version after version also computes it forwards from the chunk that it
+read last: then the chunks are on their way while it looks at the last message.
 """
 
 import json
@@ -33,13 +34,15 @@ from broker_config.transports.rabbitmq.stream_reader import StreamMessage, Strea
 _INDEX, _BODY, _NUMBER = "fedil-index", "fedil-body", "fedil-number"
 _CHUNK_BYTES = 2 << 20
 """Streams deliver smaller messages faster than larger ones, and accept them no more slowly."""
-_PREFETCH = 8
+_PREFETCH = 16
 """Chunks: enough to keep the connection busy, few enough for the reader's memory"""
 _EMPTY_SECONDS = 5.0
 _STALL_SECONDS = 60.0
 _BEHIND_SECONDS, _POLL_SECONDS = 10.0, 0.1
 _SPARE_BODIES = 3
 """Space for the body that is being written and for those of dead writers"""
+_NEAR_BODIES = 3
+"""Further away the computed offset may be many messages too early, one for each segment."""
 _MIN_SEGMENT, _MAX_SEGMENT = 16 << 20, 500_000_000
 
 
@@ -65,6 +68,16 @@ class _End:
     term: object
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Of the chunk that was read last"""
+
+    run: str
+    number: int
+    offset: int
+    num_chunks: int
+
+
 class ModelLog:
     def __init__(self, session: RabbitSession, term_of: Callable[[str], object | None]) -> None:
         """`term_of` returns an object for our term as leader of a run, None if we do not lead."""
@@ -72,8 +85,9 @@ class ModelLog:
         self.bytes_received: Counter[str] = Counter()
         self._opened: set[str] = set()
         self._ends: dict[str, _End] = {}
-        self._readers: dict[int, StreamReader] = {}
-        """By prefetch"""
+        self._readers: dict[tuple[bool, int], StreamReader] = {}
+        """By whether they look at the last message, and by prefetch"""
+        self._last_read: _Place | None = None
 
     def append(
         self, run: str, version: int, body: Buffers, kept: int, entry: str, entries: int
@@ -91,16 +105,35 @@ class ModelLog:
 
     def read(self, address: ModelAddress) -> memoryview:
         try:
+            body = self._read_next(address)
+            if body is not None:
+                return body
             last, entry = self._find(address)
-            assembler = Assembler()
+            assembler, prefetch = Assembler(), min(_PREFETCH, entry.num_chunks)
             # The computed offset is wrong if two servers wrote at a time, or an operator declared the stream.
             for offset in (_offset_of(entry, last), "first"):
-                body = self._assemble(address.run, entry, offset, last.offset, assembler)
+                with self._reading(address.run, offset, prefetch) as reader:
+                    body = self._assemble(address.run, entry, reader, assembler, last.offset)
                 if body is not None:
                     return body
             raise address.missing()  # the stream has dropped its first chunks
         except QueueMissing:
             raise address.missing() from None
+
+    def _read_next(self, address: ModelAddress) -> memoryview | None:
+        """The body, if it comes soon after the one that was read last; None if something else is there."""
+        before = self._last_read
+        if before is None or before.run != address.run:
+            return None
+        ahead = address.offset - before.number
+        if not 0 < ahead <= _NEAR_BODIES * (before.num_chunks + 1):
+            return None
+        start = before.offset + ahead
+        with self._reading(address.run, start, min(_PREFETCH, before.num_chunks)) as reader:
+            last, entry = self._find(address)
+            if entry.number != address.offset or start > last.offset:
+                return None  # the version or the whole log was written anew
+            return self._assemble(address.run, entry, reader, Assembler(), last.offset)
 
     def _find(self, address: ModelAddress) -> tuple[StreamMessage, _IndexEntry]:
         """The last message and the index entry, once the replica of this node of a cluster has them."""
@@ -182,38 +215,40 @@ class ModelLog:
             return reader.next(seconds)
 
     def _assemble(
-        self, run: str, wanted: _IndexEntry, start: int | str, end: int, assembler: Assembler
+        self, run: str, wanted: _IndexEntry, reader: StreamReader, assembler: Assembler, end: int
     ) -> memoryview | None:
+        """None if the message at offset `end` came before the last chunk"""
         num_left = wanted.num_chunks
-        with self._reading(run, start, min(_PREFETCH, num_left)) as reader:
-            while True:
-                message = reader.next(_STALL_SECONDS)
-                if message is None:
-                    raise BrokerUnavailable(f"RabbitMQ sent nothing of {models_queue(run)} for a minute")
-                body = None
-                if message.headers.get(_BODY) == wanted.body_id:
-                    self.bytes_received["model"] += len(message.body)
-                    body = assembler.add(message.body)
-                    num_left -= 1
-                elif message.offset >= end:
-                    return None
-                reader.request(num_left, message)
-                if body is not None:
-                    return body
+        while True:
+            message = reader.next(_STALL_SECONDS)
+            if message is None:
+                raise BrokerUnavailable(f"RabbitMQ sent nothing of {models_queue(run)} for a minute")
+            body = None
+            if message.headers.get(_BODY) == wanted.body_id:
+                self.bytes_received["model"] += len(message.body)
+                body = assembler.add(message.body)
+                num_left -= 1
+            elif message.offset >= end:
+                return None
+            reader.request(num_left)
+            if body is not None:
+                self._last_read = _Place(run, _number_of(message), message.offset, wanted.num_chunks)
+                return body
 
     @contextmanager
     def _reading(self, run: str, offset: int | str, prefetch: int) -> Iterator[StreamReader]:
         queue, receiving = models_queue(run), self._session.receiving
         with receiving.exclusive() as connection:
             # Taken out while it is in use: pending messages must not reach the next reader.
-            reader = self._readers.pop(prefetch, None)
+            kind = (offset == "last", prefetch)
+            reader = self._readers.pop(kind, None)
             if reader is None or not is_usable(reader.channel, connection):
                 reader = StreamReader(receiving, connection.channel(), prefetch)
             try:
                 reader.subscribe(queue, offset)
                 yield reader
                 if reader.unsubscribe():
-                    self._readers[prefetch] = reader
+                    self._readers[kind] = reader
             except ChannelClosedByBroker as error:
                 raise channel_error(receiving.address, error, queue) from error
             except FedILError:

@@ -10,12 +10,16 @@ from functools import wraps
 from typing import Any
 
 import pika.data
+from pika import frame, spec
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 from pika.adapters.utils import io_services_utils
 
 READ_BYTES = 256 << 10
-"""Two frames: pika moves the rest of its buffer for each frame that it takes out."""
+"""Two frames"""
 READ_LIMITS = ("_MAX_RECV_BYTES", "_MAX_CONSUME_BYTES")
+_FRAME = struct.Struct(">BHL")
+"""Type, channel, and size of what follows; then a byte that ends the frame"""
+_USED_TO_DECODE = ("_on_data_available", "_process_frame", "_frame_buffer", "bytes_received")
 
 
 def read_large_pieces() -> None:
@@ -26,6 +30,39 @@ def read_large_pieces() -> None:
     for limit in READ_LIMITS:
         if isinstance(getattr(base, limit, None), int):
             setattr(base, limit, READ_BYTES)
+
+
+def decode_in_place(connection: BlockingConnection) -> None:
+    """Lets pika take the contents of messages from where they were received. Otherwise it copies them, and for each
+    frame the rest of its buffer.
+
+    Until `Connection._on_data_available` does not copy."""
+    inner: Any = getattr(connection, "_impl", None)
+    if not all(hasattr(inner, name) for name in _USED_TO_DECODE):
+        return
+
+    def take(received: bytes) -> None:
+        buffer: bytes = inner._frame_buffer + received
+        if buffer.startswith(b"AMQP"):  # not a frame: the broker refuses this version of the protocol
+            original(received)
+            return
+        view, begin = memoryview(buffer), 0
+        while (after := begin + _FRAME.size) < len(buffer):
+            kind, channel, num_bytes = _FRAME.unpack_from(buffer, begin)
+            end = after + num_bytes + 1
+            if end > len(buffer):
+                break
+            if kind == spec.FRAME_BODY and buffer[end - 1] == spec.FRAME_END:
+                decoded: Any = frame.Body(channel, view[after : end - 1])
+            else:
+                _, decoded = frame.decode_frame(buffer[begin:end])
+            inner.bytes_received += end - begin
+            begin = end
+            inner._process_frame(decoded)
+        inner._frame_buffer = buffer[begin:]
+
+    original = inner._on_data_available
+    inner._on_data_available = take
 
 
 def accept_unreadable_headers() -> None:

@@ -33,7 +33,8 @@ class StreamReader:
         self._arrived: deque[StreamMessage] = deque()
         self._requested = 0
         """Messages that are requested and not yet taken"""
-        self._last_tag = 0
+        self._taken_tag = self._acknowledged_tag = 0
+        """A channel numbers its deliveries without gaps."""
         self._cancelled = False
         channel.add_on_cancel_callback(self._on_cancel)
         channel.basic_qos(prefetch_count=prefetch)
@@ -50,7 +51,7 @@ class StreamReader:
             return False
         self.channel.basic_cancel(self._subscription)
         # Unacknowledged messages would exceed the consumer_timeout, and the broker would close the channel.
-        self.channel.basic_ack(self._last_tag, multiple=True)
+        self._acknowledge(self._taken_tag)
         return True
 
     def close(self) -> None:
@@ -69,15 +70,20 @@ class StreamReader:
                 raise self._connection.closed_channel_error(self.channel, self._queue)
         self._requested -= 1
         message = self._arrived.popleft()
-        self._last_tag = message.tag
+        self._taken_tag = message.tag
         return message
 
-    def request(self, num_left: int, taken: StreamMessage) -> None:
-        """Requests one more message if the caller still needs more than are pending. Acknowledging a message of a
-        stream has no other effect."""
-        if self._requested < num_left:
-            self.channel.basic_ack(taken.tag)
-            self._requested += 1
+    def request(self, num_left: int) -> None:
+        """Requests more messages if the caller needs more than are pending: several at a time, since every request is a
+        system call and wakes the broker. Acknowledging a message of a stream has no other effect."""
+        more = min(num_left - self._requested, self._taken_tag - self._acknowledged_tag)
+        if more > 0 and self._requested <= self._prefetch // 2:
+            self._acknowledge(self._acknowledged_tag + more)
+            self._requested += more
+
+    def _acknowledge(self, tag: int) -> None:
+        self.channel.basic_ack(tag, multiple=True)
+        self._acknowledged_tag = tag
 
     def _on_message(
         self, _channel: BlockingChannel, method: Basic.Deliver, properties: BasicProperties, body: bytes

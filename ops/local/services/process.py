@@ -78,6 +78,13 @@ class PrivateService(ABC):
         """Whether it is ready; may raise OSError while the port is closed."""
 
     @property
+    def pid(self) -> int:
+        """Of the first process of its group"""
+        if self._process is None:
+            raise ServiceFailed(f"{self.name} is not running")
+        return self._process.pid
+
+    @property
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
