@@ -44,10 +44,7 @@ from tests.integration.configured_brokers import Brokers
 
 NORTH, WEST = "north", "west"
 SITES = {NORTH: range(3), "south": range(3, 9), WEST: range(9, 12)}
-_UPDATES, _KEY = (
-    UPDATES.exchange_of(updates_queue(RUN, NORTH)).name,
-    UPDATES.routing_key(updates_queue(RUN, NORTH)),
-)
+_UPDATES, _KEY = route(updates_queue(RUN, NORTH))
 _NOTICE_SECONDS = 3.0
 _MOST_BODIES = 20
 
@@ -107,8 +104,6 @@ class Spy:
         )
         for site in SITES:
             self._channel.queue_bind(self._updates, *route(updates_queue(RUN, site)))
-                self._updates, UPDATES.exchange_of(queue).name, UPDATES.routing_key(queue)
-            )
         self._channel.queue_bind(self._tasks, f"fedil.site.{WEST}", WEST)
 
     def collect(self) -> None:

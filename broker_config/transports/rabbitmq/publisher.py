@@ -116,9 +116,7 @@ class Publisher:
                 translated = channel_error(self.connection.address, error, queue)
                 if isinstance(translated, BrokerUnavailable):
                     return translated
-                return QueueMissing(f"the queue {queue!r} does not exist: declare it first")
-        # Its node has come back meanwhile.
-        return BrokerUnavailable(f"RabbitMQ did not route a message to {queue}: try again later")
+        return QueueMissing(f"the queue {queue!r} does not exist: declare it first")
 
     @contextmanager
     def _translated_errors(self, queue: str) -> Iterator[None]:
