@@ -47,7 +47,7 @@ class Participant:
         self._transport, self._trainer, self._tell = transport, trainer, tell
         transport.max_body_bytes = _MOST_TASK_BYTES
         self._counts = counts or metrics.WorkerMetrics(site, "")
-        self._queue = tasks_queue(site)
+        self._site, self._queue = site, tasks_queue(site)
         self.stopping = stopping or Stopping()
         self._waiting = False
         self._busy_until: float | None = time.monotonic()
@@ -159,7 +159,7 @@ class Participant:
         """False: the run is over, and no server reads it."""
         began = time.monotonic()
         try:
-            self._transport.publish(updates_queue(answer.run), encode_message(answer))
+            self._transport.publish(updates_queue(answer.run, self._site), encode_message(answer))
         except QueueMissing:
             _log.info("dropped, the run is over")
             return False

@@ -43,28 +43,11 @@ def _serve(options: argparse.Namespace, logs: Logs) -> int:
     from server_worker.run.recipe import load_recipe
 
     recipe = load_recipe(options.recipe, options.overrides)
-    run_dir: Path = options.run_dir or Path("runs") / recipe.name
     # Here, not above: they load torch, and wrong arguments are answered before.
     from server_worker.deployment import Deployment, serve
-    from server_worker.run.folder import RunDir
-    from server_worker.run.name import run_id
-    from server_worker.watch.log import LogWatcher, log_outcome
+    from server_worker.watch.events import Watcher
 
-    deployment = Deployment(
-        recipe,
-        run_dir,
-        options.broker,
-        options.store,
-        options.run_id,
-        options.device,
-        options.standby,
-        options.web,
-        options.tensorboard,
-    )
-    run = run_id(RunDir(run_dir), recipe, options.run_id)
-    outcome = serve(deployment, LogWatcher(run, logs.always), stop)
-    logs.always(round=None)
-    log_outcome(outcome, recipe.rounds)
+    serve(Deployment.from_options(recipe, options), Watcher(), stop, logs=logs)
     return 0
 
 

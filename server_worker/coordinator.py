@@ -3,7 +3,8 @@ clients are asked and when a round closes is the mode's business (round/loop.py,
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -17,12 +18,11 @@ from broker_config.protocol.errors import FedILError
 from broker_config.stores.batches import newest_ledgers
 from broker_config.transports.interface import MAX_BODY_BYTES
 from fedil_model.data.datasets.interface import Samples
-from fedil_model.methods import find_method
+from fedil_model.errors import LearningError
 from fedil_model.methods.interface import Folded, Method, ServerStep
 from fedil_model.training.convergence import Increment, assess
 from fedil_model.training.flat_model import num_bytes
 from server_worker.buffered.loop import BufferedMode
-from server_worker.errors import named
 from server_worker.round.answers import AnswerDesk
 from server_worker.round.context import ServerContext, Stopped
 from server_worker.round.dispatch import TaskDispatcher
@@ -51,12 +51,10 @@ class Coordinator:
         self._run, self._recipe, self._method, self._labelled = run, recipe, method, labelled
         self._context = context
         method.check_stop = context.check_stop
-        self._display = find_method(recipe.method.name).display
         self._reporter = Reporter(recipe, context)
-        self._dispatcher = TaskDispatcher(run, recipe, method, context)
         self._inbox = Inbox(run, context)
+        self._dispatcher = TaskDispatcher(run, recipe, method, context, self._inbox.refuse_for)
         self._ledgers = LedgerChecks(run, context.store)
-        self._answered: tuple[int, ...] = ()
         self._desk = AnswerDesk(
             run,
             recipe,
@@ -64,7 +62,6 @@ class Coordinator:
             self._dispatcher,
             context,
             self._ledgers,
-            check_ledgers=lambda: self._ledgers.check(self._answered),
             on_idle=lambda: self._reporter.flush(wait=False),
         )
         self._restarted = True
@@ -85,8 +82,10 @@ class Coordinator:
             raise
 
     def _live(self) -> Progress:
-        queues = [tasks_queue(site) for site in sorted(self._context.sites.names())]
-        self._context.transport.declare(updates_queue(self._run), DEAD_LETTERS, *queues)
+        sites = sorted(self._context.sites.names())
+        tasks = [tasks_queue(site) for site in sites]
+        updates = [updates_queue(self._run, site) for site in sites]
+        self._context.transport.declare(DEAD_LETTERS, *tasks, *updates)
         progress = self._resume() or self._begin()
         self._context.watcher.run_started(progress.round + 1, self._recipe.rounds)
         if progress.closed:
@@ -102,7 +101,6 @@ class Coordinator:
 
     def _play_round(self, progress: Progress) -> Progress:
         number, stopwatch = progress.round + 1, Stopwatch(self._context.clock)
-        self._answered = progress.answered
 
         self._reporter.enter(number, "server_step")
         step = self._server_step(progress, number)
@@ -139,9 +137,8 @@ class Coordinator:
         return after
 
     def _server_step(self, progress: Progress, number: int) -> ServerStep:
-        step = named(
-            "the server's step", lambda: self._method.server_step(progress.state, self._labelled, number)
-        )
+        with _naming_errors("the server's step"):
+            step = self._method.server_step(progress.state, self._labelled, number)
         # Before anything is received: a client that claims to send a terabyte gets no memory for it.
         most = _MOST_MODELS * num_bytes(step.broadcast) + _SPARE_BYTES
         self._context.transport.max_body_bytes = min(most, MAX_BODY_BYTES)
@@ -152,10 +149,8 @@ class Coordinator:
     ) -> Progress:
         """What the aggregation does to the run's progress"""
         number, outcomes = progress.round + 1, closed.outcomes()
-        end = named(
-            "the end of the round",
-            lambda: self._method.end_round(folded.state, step.broadcast, self._labelled, number),
-        )
+        with _naming_errors("the end of the round"):
+            end = self._method.end_round(folded.state, step.broadcast, self._labelled, number)
         totals = add_to_totals(progress.totals, outcomes)
         model_norm = float(torch.linalg.vector_norm(end.models["global"].params))
         norm = folded.delta_norm if end.delta_norm is None else end.delta_norm
@@ -180,7 +175,7 @@ class Coordinator:
                 delta_norm=norm,
                 verdict=convergence.pop("verdict"),
                 convergence=convergence,
-                series=round_series(self._display, metrics, outcomes, progress.totals, totals),
+                series=round_series(self._recipe.spec.display, metrics, outcomes, progress.totals, totals),
                 seconds=stopwatch.seconds(),
                 refused=self._inbox.take_refused(),
                 finished_at=time.time(),
@@ -238,13 +233,10 @@ class Coordinator:
         clients = self._recipe.split.clients
         if self._recipe.server.pretrain_epochs:
             self._reporter.enter(0, "pretrain")
-        progress = Progress(
-            round=0,
-            state=named("pre-training", lambda: self._method.initial_state(self._labelled)),
-            activations=(0,) * clients,
-            answered=(0,) * clients,
-            totals=no_totals(self._display, clients),
-        )
+        with _naming_errors("pre-training"):
+            state = self._method.initial_state(self._labelled)
+        never, totals = (0,) * clients, no_totals(self._recipe.spec.display, clients)
+        progress = Progress(0, state, activations=never, answered=never, totals=totals)
         progress = self._mode.first_progress(progress)
         self._ledgers.begin()
         self._save(progress)
@@ -252,3 +244,14 @@ class Coordinator:
 
     def _save(self, progress: Progress) -> None:
         self._context.checkpoints.save(to_checkpoint(progress, self._recipe_digest))
+
+
+@contextmanager
+def _naming_errors(step: str) -> Iterator[None]:
+    """A user's own network or views may raise anything."""
+    try:
+        yield
+    except (FedILError, LearningError, Stopped):
+        raise
+    except Exception as error:
+        raise FedILError(f"{step} failed: {type(error).__name__}: {error}") from error

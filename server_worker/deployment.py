@@ -5,31 +5,32 @@ import os
 import socket
 import threading
 import time
+from argparse import Namespace
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from broker_config.brokers.topology import RUNS_TOPIC
 from broker_config.process.addresses import WebAddress
+from broker_config.process.logs import Logs
 from broker_config.process.retry import RetryPolicy
-from broker_config.protocol.errors import BrokerUnavailable, LedgerMissing
-from broker_config.stores import connect_store
+from broker_config.protocol.errors import BrokerUnavailable, FedILError, LedgerMissing
+from broker_config.stores import connect_store, is_redis_url
 from broker_config.stores.interface import Store
 from broker_config.stores.presence import Presence
 from broker_config.transports import connect_transport
 from broker_config.transports.interface import Transport
 from broker_config.transports.reconnecting import ReconnectingTransport
-from fedil_model.methods import find_method, make_method
+from fedil_model.methods import make_method
 from fedil_model.methods.interface import MethodSpec
 from fedil_model.training.precision import choose_device, repeatable_on
 from server_worker.coordinator import Coordinator
-from server_worker.errors import Superseded
 from server_worker.round.context import LabelTruth, ServerContext, Stopped
-from server_worker.round.sites import WatchedSites
+from server_worker.round.sites import Sites
 from server_worker.run.checkpoint import CheckpointFolder
-from server_worker.run.digests import ledger_digest, model_digest
+from server_worker.run.digests import Outcome, ledger_digest, outcome_of
 from server_worker.run.environment import record_environment
 from server_worker.run.folder import RunDir
 from server_worker.run.history import HistoryWriter
@@ -37,8 +38,10 @@ from server_worker.run.inputs import RunInputs, read_inputs
 from server_worker.run.lock import FolderInUse, sole_use
 from server_worker.run.name import run_id
 from server_worker.run.recipe import Recipe
-from server_worker.watch.events import Watcher, Watchers
+from server_worker.watch.events import Watcher
+from server_worker.watch.log import LogWatcher, log_outcome
 from server_worker.watch.notices import Notice
+from server_worker.watch.room import RoomKeeper
 from server_worker.watch.status import StatusTeller
 from server_worker.watch.survey import Surveyor
 from server_worker.watch.tensorboard import TensorBoardWatcher, check_installed
@@ -50,6 +53,10 @@ _STANDBY_SECONDS = 1.0
 _BRIEF = RetryPolicy(seconds=1.0)
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Of mallopt(3)"""
+
+
+class Superseded(FedILError):
+    """Another server leads this run now."""
 
 
 @dataclass(frozen=True)
@@ -64,19 +71,17 @@ class Deployment:
     web: WebAddress | None = None
     tensorboard: bool = False
 
+    @classmethod
+    def from_options(cls, recipe: Recipe, options: Namespace) -> "Deployment":
+        """`options`: those of server_worker.options"""
+        same = {
+            name: getattr(options, name)
+            for name in ("broker", "store", "device", "standby", "web", "tensorboard")
+        }
+        return cls(recipe, options.run_dir or Path("runs") / recipe.name, run=options.run_id, **same)
+
     def connect_store(self, retry: RetryPolicy) -> Store:
         return connect_store(self.store, site_of=self.recipe.site_of, retry=retry)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    run: str
-    rounds_done: int
-    stopped: bool
-    model_digest: str
-    ledger_digest: str = ""
-    split_digest: str = ""
-    """These two are empty where they are not known."""
 
 
 MakeLabelTruth = Callable[[Store, str, MethodSpec, RunInputs], LabelTruth]
@@ -87,10 +92,14 @@ def serve(
     watcher: Watcher,
     stop: threading.Event,
     label_truth: MakeLabelTruth = lambda *_: lambda _: {},
+    logs: Logs | None = None,
 ) -> Outcome:
-    """Blocks until the run is done or `stop` is set. The same call goes on where a killed one was."""
+    """Blocks until the run is done or `stop` is set. The same call goes on where a killed one was. `logs`: what each
+    event and the outcome are written to"""
     where = RunDir(deployment.run_dir)
     run = run_id(where, deployment.recipe, deployment.run)
+    if logs is not None:
+        watcher = Watcher(watcher, LogWatcher(run, logs.always))
     if deployment.tensorboard:
         check_installed()
     with watching(run, deployment.recipe, where, deployment.web, stop) as watch:
@@ -101,9 +110,12 @@ def serve(
             # A stopping server waits neither for a broker nor for another server to end.
             if not stop.is_set():
                 raise
-            outcome = server.outcome(stopped=True)
+            outcome = outcome_of(where, run, stopped=True)
         watch.ended("stopped" if outcome.stopped else "done")
-        return outcome
+    if logs is not None:
+        logs.always(round=None)
+        log_outcome(outcome, deployment.recipe.rounds)
+    return outcome
 
 
 @dataclass(frozen=True)
@@ -118,7 +130,6 @@ class _Server:
 
     def serve(self) -> Outcome:
         deployment, recipe, run, watch = self.deployment, self.deployment.recipe, self.run, self.watch
-        spec = find_method(recipe.method.name)
         _give_memory_back()
         device = choose_device(deployment.device)
         # For cuBLAS, which reads it when it is first used; see repeatable_on.
@@ -131,11 +142,13 @@ class _Server:
             transport = self._take_charge(patience, stack)
             presence = stack.enter_context(self._presence())
             watch.tell_address(self.watcher.note)
+            if is_redis_url(deployment.store):
+                stack.enter_context(self._room_keeper())
             status = StatusTeller(presence.update, recipe.federation.expected)
-            watcher = Watchers(watch.watcher, status, self.watcher)
+            watcher = Watcher(watch.watcher, status, self.watcher)
             if deployment.tensorboard:
-                events = TensorBoardWatcher(self.where.tensorboard, spec.display, watcher.note)
-                watcher = Watchers(stack.enter_context(events), watcher)
+                events = TensorBoardWatcher(self.where.tensorboard, recipe.spec.display, watcher.note)
+                watcher = Watcher(stack.enter_context(events), watcher)
             for concern in transport.timeout_warnings(recipe.federation.deadline_seconds):
                 watcher.note(Notice(concern))
             watcher.phase(0, "load_data")
@@ -151,7 +164,7 @@ class _Server:
                 watcher=HistoryWriter(self.where.history, watcher),
                 clock=time.monotonic,
                 stop=self.stop,
-                sites=WatchedSites(
+                sites=Sites(
                     recipe.sites,
                     store,
                     time.monotonic,
@@ -159,7 +172,7 @@ class _Server:
                     _user(deployment.broker),
                     watcher.note,
                 ),
-                label_truth=self.label_truth(store, run, spec, inputs),
+                label_truth=self.label_truth(store, run, recipe.spec, inputs),
                 shard_sizes=inputs.split.held,
                 away=lambda: transport.outage_seconds + store.outage_seconds,
                 connect_for_inspection=lambda: connect_transport(deployment.broker),
@@ -172,19 +185,14 @@ class _Server:
             stopped, ledgers = False, ""
             try:
                 Coordinator(run, recipe, method, inputs.labelled, context).run()
-                transport.retire(run)
+                transport.retire(run, recipe.sites)
             except Stopped:
                 stopped = True
             try:
                 ledgers = ledger_digest(store, run)
             except LedgerMissing as error:  # the model is complete even if a ledger was damaged
                 watcher.note(Notice(f"no digest of the ledgers: {error}"))
-            outcome = self.outcome(stopped)
-            return replace(outcome, ledger_digest=ledgers, split_digest=inputs.split.digest)
-
-    def outcome(self, stopped: bool) -> Outcome:
-        latest = CheckpointFolder(self.where.checkpoints).latest()
-        return Outcome(self.run, latest.round if latest else 0, stopped, model_digest(latest))
+            return outcome_of(self.where, run, stopped, ledgers, inputs.split.digest)
 
     def _take_charge(self, patience: RetryPolicy, stack: ExitStack) -> ReconnectingTransport:
         """The lead first, then the folder, which a standby server shares with the one that it waits for. The other may
@@ -240,6 +248,16 @@ class _Server:
             store.close()
             raise
 
+    def _room_keeper(self) -> RoomKeeper:
+        from broker_config.stores.redis.room import open_room
+
+        sites = self.deployment.recipe.sites
+
+        def site_of(client: int) -> str | None:
+            return next((site for site, clients in sites.items() if client in clients), None)
+
+        return RoomKeeper(lambda: open_room(self.deployment.store, self.run, site_of), self.watcher.note)
+
     def _presence(self) -> Presence:
         recipe = self.deployment.recipe
         facts = {
@@ -247,7 +265,7 @@ class _Server:
             "recipe": recipe.name,
             "mode": recipe.federation.mode,
             "rounds": recipe.rounds,
-            "models": {model.name: model.title for model in find_method(recipe.method.name).display.models},
+            "models": {model.name: model.title for model in recipe.spec.display.models},
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "sites": {site: len(clients) for site, clients in recipe.sites.items()},

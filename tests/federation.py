@@ -1,5 +1,6 @@
 """A federation in one process, in miniature: the real loops, a tabular problem, rounds of some milliseconds."""
 
+import math
 import threading
 import time
 import uuid
@@ -37,15 +38,15 @@ from fedil_model.methods.interface import Method
 from fedil_model.settings import merge
 from fedil_model.training.flat_model import Weights
 from server_worker.coordinator import Coordinator, ServerContext, Stopped
-from server_worker.deployment import Deployment, Outcome, serve
+from server_worker.deployment import Deployment, serve
 from server_worker.round.evaluation import Evaluation
-from server_worker.round.sites import OneSite, Sites
+from server_worker.round.sites import Sites
 from server_worker.run.checkpoint import CheckpointFolder
-from server_worker.run.digests import ledger_digest, model_digest
+from server_worker.run.digests import Outcome, ledger_digest, model_digest
 from server_worker.run.inputs import labelled_samples
 from server_worker.run.progress import Progress
 from server_worker.run.recipe import Recipe, make_recipe
-from server_worker.watch.events import ClientOutcome, RoundRecord
+from server_worker.watch.events import ClientOutcome, RoundRecord, Watcher
 from server_worker.watch.notices import Notice
 
 RUN = "blobs"
@@ -91,7 +92,7 @@ def count_parameters(models: Mapping[str, Weights]) -> "Future[Evaluation]":
 
 
 @dataclass
-class Diary:
+class Diary(Watcher):
     """A watcher that remembers."""
 
     records: list[RoundRecord] = field(default_factory=list)
@@ -132,7 +133,8 @@ class Federation:
     diary: Diary = field(default_factory=Diary)
     stop: threading.Event = field(default_factory=threading.Event)
     clock: Callable[[], float] = time.monotonic
-    sites: Sites = field(default_factory=lambda: OneSite(SITE))
+    sites: Any = None
+    """Sites; by default one, which always has a worker"""
     site: str = SITE
     away: Callable[[], float] = lambda: 0.0
     wrap: Callable[[Method], Method] = lambda method: method
@@ -144,6 +146,12 @@ class Federation:
         classes = len(self.dataset.class_names)
         self.split = make_split(self.train.labels.numpy(), classes, self.recipe.split, self.recipe.seed)
         self.store = MemoryStore(self.directory / "ledgers")
+        self.sites = self.sites or self._one_site()
+
+    def _one_site(self) -> Sites:
+        """It always has a worker, and answers as the server's user."""
+        owned, note = {self.site: range(self.recipe.split.clients)}, self.diary.notes.append
+        return Sites(owned, self.store, time.monotonic, math.inf, "guest", lambda notice: note(str(notice)))
 
     def connect(self) -> Transport:
         return MemoryTransport(self.broker)
@@ -214,9 +222,8 @@ class OverBrokers(Federation):
     store_url: str = ""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         self.site = next(iter(self.recipe.sites))
-        self.sites = OneSite(self.site)
+        super().__post_init__()
         self._stack = ExitStack()
         self._patience = RetryPolicy(stop=self.stop.is_set)
         self._ledgers: Store | None = None
@@ -283,8 +290,8 @@ class Hands:
     """All the clients of a site, in the test's hands: each answers when it is told to."""
 
     def __init__(self, federation: Federation, site: str | None = None) -> None:
-        run = federation.recipe.name
-        self.tasks, self.updates = tasks_queue(site or federation.site), updates_queue(run)
+        run, site = federation.recipe.name, site or federation.site
+        self.tasks, self.updates = tasks_queue(site), updates_queue(run, site)
         self.transport = federation.connect()
         self.transport.declare(self.tasks, self.updates, DEAD_LETTERS)
         self._trainer = federation.trainer(self.transport)

@@ -1,7 +1,7 @@
 """Configuration of the brokers, generated from the topology: RabbitMQ definitions, Redis ACLs, configuration files.
 
-A site has only the permissions that its workers need: it reads its own tasks and the models; it writes updates, dead
-letters, bodies under its own name, and tasks that it returns to its own queue.
+A site has only the permissions that its workers need: it reads its own tasks and the models; it writes dead letters,
+bodies under its own name, and updates and returned tasks to its own queues.
 """
 
 import base64
@@ -24,7 +24,6 @@ from broker_config.brokers.topology import (
     REPLICATED,
     TASKS,
     UPDATES,
-    UPDATES_EXCHANGE,
     Exchange,
     QueueKind,
     site_user,
@@ -44,6 +43,12 @@ DEFAULT_CONSUMER_TIMEOUT_SECONDS = 1800.0
 """RabbitMQ's default"""
 DEADLINE_POLICY = "fedil-deadline"
 _CONSUMER_TIMEOUT_POLICY_FROM = (3, 12)
+_MOST_SITE_BYTES, _MOST_DEAD_BYTES = 512 << 20, 1 << 30
+"""Of a site's tasks, and of its updates of a run; of all dead letters: sites write to each of these queues."""
+_CONNECTIONS_PER_WORKER, _CHANNELS_PER_WORKER = 6, 20
+"""Twice what a worker has open: after an outage RabbitMQ still counts its lost connections for a minute."""
+MOST_QUEUES = 2000
+"""Of the virtual host. RabbitMQ cannot count the queues of one user."""
 
 Definitions = dict[str, list[dict[str, Any]]]
 """As RabbitMQ exports and imports them"""
@@ -69,6 +74,23 @@ def consumer_timeout_seconds(deadline_seconds: float) -> float:
 
 
 @dataclass(frozen=True)
+class SiteLimits:
+    """What one site may take of RabbitMQ, which it shares with the others."""
+
+    workers: int = 50
+    """Processes"""
+    update_bytes: int = 1 << 30
+    """Of one update"""
+
+    @property
+    def of_user(self) -> dict[str, int]:
+        return {
+            "max-connections": _CONNECTIONS_PER_WORKER * self.workers,
+            "max-channels": _CHANNELS_PER_WORKER * self.workers,
+        }
+
+
+@dataclass(frozen=True)
 class Rights:
     """A user's permissions in RabbitMQ: patterns of names to create or delete, write to, and read from."""
 
@@ -84,7 +106,7 @@ def site_rights(site: str) -> Rights:
     user = site_user(site)
     own_bodies = _escaped(f"{BODIES.prefix}{user}.") + ".+"
     own_body_keys = f"^{_escaped(user)}\\."
-    exchanges = (UPDATES_EXCHANGE, DEAD_EXCHANGE, BODIES_EXCHANGE, TASKS.exchange_of(tasks_queue(site)))
+    exchanges = (DEAD_EXCHANGE, BODIES_EXCHANGE, TASKS.exchange_of(tasks_queue(site)))
     return Rights(
         configure=_any_of(own_bodies),
         # Binding a queue needs write permission on the queue and read permission on the exchange.
@@ -125,9 +147,11 @@ def rabbitmq_definitions(
     vhost: str = VHOST,
     *,
     replicated: bool = False,
+    limits: SiteLimits | None = None,
 ) -> Definitions:
     """`password_hashes`: of all users; None for an existing user that keeps its password. `replicated`: the queues
     outlive the loss of a node."""
+    limits = limits or SiteLimits()
     queues = {DEAD_LETTERS: DEAD.on_cluster(replicated)} | {
         tasks_queue(site): TASKS for site in check_sites(sites)
     }
@@ -136,12 +160,23 @@ def rabbitmq_definitions(
         exchanges[REPLICATED] = None
     return {
         "vhosts": [{"name": vhost}],
-        "users": [_user(name, hashed) for name, hashed in password_hashes.items() if hashed is not None],
+        "users": [
+            _user(name, hashed, limits) for name, hashed in password_hashes.items() if hashed is not None
+        ],
         "permissions": [permission(user, vhost) for user in password_hashes],
         "topic_permissions": [rule for user in password_hashes for rule in topic_permissions(user, vhost)],
         "exchanges": [_exchange(exchange, vhost) for exchange in exchanges],
         "queues": [_queue(name, kind, vhost) for name, kind in queues.items()],
         "bindings": [_binding(name, kind, vhost) for name, kind in queues.items()],
+        "policies": policies(limits, vhost),
+        "parameters": [
+            {
+                "component": "vhost-limits",
+                "vhost": vhost,
+                "name": "limits",
+                "value": {"max-queues": MOST_QUEUES},
+            }
+        ],
     }
 
 
@@ -172,23 +207,30 @@ def topic_permissions(user: str, vhost: str = VHOST) -> list[dict[str, Any]]:
     ]
 
 
-def deadline_policies(
-    deadline_seconds: float, version: tuple[int, ...], vhost: str = VHOST
+def policies(
+    limits: SiteLimits,
+    vhost: str = VHOST,
+    deadline_seconds: float | None = None,
+    version: tuple[int, ...] = (),
 ) -> list[dict[str, Any]]:
-    """Sets the consumer time-out where rabbitmq.conf cannot be changed; empty for versions without this policy."""
-    if version < _CONSUMER_TIMEOUT_POLICY_FROM:
-        return []
+    """Bounds on what sites can fill, as policies: they hold for existing queues too. With a deadline, also the consumer
+    time-out, for brokers whose rabbitmq.conf cannot be changed; some versions have no policy for it."""
+    timeout: dict[str, int] = {}
+    if deadline_seconds is not None and version >= _CONSUMER_TIMEOUT_POLICY_FROM:
+        timeout["consumer-timeout"] = round(1000 * consumer_timeout_seconds(deadline_seconds))
     held = "|".join(_escaped(kind.prefix) for kind in (TASKS, UPDATES))
-    milliseconds = round(1000 * consumer_timeout_seconds(deadline_seconds))
+    definitions: dict[str, tuple[str, dict[str, Any]]] = {
+        DEADLINE_POLICY: (f"^({held})", {"max-length-bytes": _MOST_SITE_BYTES, **timeout}),
+        "fedil-bodies": (
+            f"^{_escaped(BODIES.prefix)}",
+            {"max-length-bytes": limits.update_bytes, "overflow": "reject-publish"},
+        ),
+        "fedil-dead": (f"^{_escaped(DEAD_LETTERS)}$", {"max-length-bytes": _MOST_DEAD_BYTES}),
+    }
+    rest = {"vhost": vhost, "apply-to": "queues", "priority": 0}
     return [
-        {
-            "vhost": vhost,
-            "name": DEADLINE_POLICY,
-            "pattern": f"^({held})",
-            "apply-to": "queues",
-            "definition": {"consumer-timeout": milliseconds},
-            "priority": 0,
-        }
+        {"name": name, "pattern": pattern, "definition": definition, **rest}
+        for name, (pattern, definition) in definitions.items()
     ]
 
 
@@ -244,12 +286,14 @@ def _render(broker: str, tls: str | None, **values: object) -> str:
     return Template(text).substitute(values, tls=tls)
 
 
-def _user(name: str, hashed: str) -> dict[str, Any]:
+def _user(name: str, hashed: str, limits: SiteLimits) -> dict[str, Any]:
+    is_site = name not in (SERVER_USER, ADMIN_USER)
     return {
         "name": name,
         "password_hash": hashed,
         "hashing_algorithm": "rabbit_password_hashing_sha256",
         "tags": ["administrator"] if name == ADMIN_USER else [],
+        **({"limits": limits.of_user} if is_site else {}),
     }
 
 

@@ -4,7 +4,7 @@ The transport declares queues from this data, and the brokers' definitions and p
 Nothing is published through the default exchange, on which sites have no permissions.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from broker_config.transports.interface import DELIVERY_LIMIT
@@ -12,6 +12,9 @@ from broker_config.transports.interface import DELIVERY_LIMIT
 _WEEK_MS = 7 * 24 * 3600 * 1000
 _MONTH_MS = 30 * 24 * 3600 * 1000
 _MOST_DEAD_LETTERS = 10_000
+_MOST_UPDATES, _MOST_UPDATE_BYTES = 1000, 512 << 20
+"""Of one site that the server has not read yet: RabbitMQ refuses more, and workers wait. Without a bound a site could
+fill the disk, and its next good update would be behind all that."""
 _NO_DELIVERY_LIMIT = 1_000_000_000
 """RabbitMQ 4 has a limit of 20 by default, and earlier versions refuse -1."""
 
@@ -27,7 +30,7 @@ class Exchange:
     name another user's queue."""
 
     name: str
-    """A name that ends with a dot is a prefix: each queue has its own exchange, named by the queue's key."""
+    """A name that ends with a dot is a prefix: each site has its own exchange."""
     type: str
 
     @property
@@ -74,12 +77,13 @@ class QueueKind:
     def exchange_of(self, queue: str) -> Exchange:
         if not self.exchange.is_family:
             return self.exchange
-        return Exchange(self.exchange.name + self.routing_key(queue), self.exchange.type)
+        site = self.routing_key(queue).partition(".")[0]
+        return Exchange(self.exchange.name + site, self.exchange.type)
 
 
-# One per site, to which its workers return tasks: they must not be able to publish to another site's queue.
-TASKS_EXCHANGES = Exchange("fedil.site.", "direct")
-UPDATES_EXCHANGE = Exchange("fedil.updates", "direct")
+# One per site, for its updates and for tasks that its workers return: they must not be able to publish to another
+# site's queue.
+SITE_EXCHANGES = Exchange("fedil.site.", "direct")
 MODELS_EXCHANGE = Exchange("fedil.models", "direct")
 BODIES_EXCHANGE = Exchange("fedil.bodies", "topic")
 LEAD_EXCHANGE = Exchange("fedil.lead", "direct")
@@ -100,7 +104,7 @@ DEAD = QueueKind(
 TASKS = QueueKind(
     "task",
     "fedil.tasks.",
-    TASKS_EXCHANGES,
+    SITE_EXCHANGES,
     "quorum",
     {
         # RabbitMQ counts returns, one less than deliveries.
@@ -113,7 +117,18 @@ TASKS = QueueKind(
 )
 # No delivery limit: a server may die any number of times.
 # Expires when no server has used it for a month; the clients are then asked again.
-UPDATES = QueueKind("update", "fedil.updates.", UPDATES_EXCHANGE, "classic", {"x-expires": _MONTH_MS})
+UPDATES = QueueKind(
+    "update",
+    "fedil.updates.",
+    SITE_EXCHANGES,
+    "classic",
+    {
+        "x-expires": _MONTH_MS,
+        "x-max-length": _MOST_UPDATES,
+        "x-max-length-bytes": _MOST_UPDATE_BYTES,
+        "x-overflow": "reject-publish",
+    },
+)
 # The transport adds the retention, which depends on the model's size. RabbitMQ refuses x-expires for streams: the log
 # of an abandoned run stays until `fedil broker retire`.
 MODELS = QueueKind("model", "fedil.models.", MODELS_EXCHANGE, "stream")
@@ -129,7 +144,7 @@ BODIES = QueueKind("body", "fedil.body.", BODIES_EXCHANGE, "classic", {"x-expire
 
 QUEUE_KINDS = (TASKS, UPDATES, MODELS, LEAD, BODIES, DEAD)
 RUN_KINDS = (UPDATES, MODELS, LEAD)
-"""Each run has one queue of each of these, named after the run"""
+"""The queues of a run: one of its updates for each site, one each of the others"""
 EXCHANGES = tuple(kind.exchange for kind in QUEUE_KINDS if not kind.exchange.is_family)
 
 
@@ -148,9 +163,9 @@ def tasks_queue(site: str) -> str:
     return f"{TASKS.prefix}{site}"
 
 
-def updates_queue(run: str) -> str:
-    """The updates of one run's clients, for its server."""
-    return f"{UPDATES.prefix}{run}"
+def updates_queue(run: str, site: str = DEFAULT_SITE) -> str:
+    """The updates of one site's clients, for the run's server. A site has no dot in its name."""
+    return f"{UPDATES.prefix}{site}.{run}"
 
 
 def models_queue(run: str) -> str:
@@ -172,7 +187,15 @@ def body_queue(user: str, body_id: str) -> str:
 def run_of(queue: str) -> str | None:
     """The run that the queue belongs to, if it is one of RUN_KINDS."""
     kind = kind_of(queue)
-    return kind.routing_key(queue) if kind in RUN_KINDS else None
+    if kind is None or kind not in RUN_KINDS:
+        return None
+    key = kind.routing_key(queue)
+    return key.partition(".")[2] or None if kind is UPDATES else key
+
+
+def run_queues(run: str, sites: Iterable[str]) -> list[str]:
+    """All queues of a run with these sites"""
+    return [*(updates_queue(run, site) for site in sites), models_queue(run), lead_queue(run)]
 
 
 RUNS_TOPIC = "runs"

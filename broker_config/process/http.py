@@ -58,11 +58,12 @@ class _CpuShare:
         self._free_at = 0.0
         self._charging, self._turn = threading.Lock(), threading.Lock()
         self._thread = threading.local()
+        self.closing = threading.Event()
 
     def wait(self) -> None:
         """Until earlier work is paid for, one thread after the other"""
         with self._turn:
-            time.sleep(max(0.0, self._free_at - time.monotonic()))
+            self.closing.wait(max(0.0, self._free_at - time.monotonic()))
 
     def charge(self) -> None:
         """What this thread has used since the last time"""
@@ -129,6 +130,7 @@ class WebServer(ThreadingMixIn, TCPServer):
 
     def __exit__(self, *_: object) -> None:
         """Closes open connections too: clients that keep one would otherwise still get replies."""
+        self.cpu_share.closing.set()
         with suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)  # it looks now
         self.shutdown()
@@ -190,8 +192,13 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "fedil"
     sys_version = ""
 
-    def do_GET(self) -> None:
+    def parse_request(self) -> bool:
         self.server.cpu_share.wait()
+        is_request = super().parse_request()
+        self.server.cpu_share.charge()
+        return is_request
+
+    def do_GET(self) -> None:
         self._send(self._reply())
         self.server.cpu_share.charge()
         self.server.answered(self.connection)

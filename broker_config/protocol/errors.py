@@ -5,6 +5,7 @@
 │   └── PortTaken       another process uses the port
 ├── BrokerUnavailable   try again later
 │   └── BrokerBlocked   the broker accepts no messages at the moment; the connection is still good
+│       └── QueueFull   one queue has as many messages as it may hold: the broker has not taken this one
 ├── BrokerRefused       wrong credentials, no permission, a setting that would lose data: correct it, then start again
 ├── QueueMissing        declare the topology first
 ├── MessageRejected     never retry: dead-letter it (`reason` is a word for logs and counters)
@@ -40,6 +41,10 @@ class BrokerUnavailable(FedILError):
 
 
 class BrokerBlocked(BrokerUnavailable):
+    pass
+
+
+class QueueFull(BrokerBlocked):
     pass
 
 

@@ -10,7 +10,7 @@ Every implementation keeps these promises (tests/contract/test_transport_contrac
 * Calls block, and come from one thread at a time. Heartbeats need no action of the caller.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,6 +35,10 @@ class Delivery(Protocol):
     @property
     def body_is_inline(self) -> bool:
         """The body arrived with the message. Otherwise reading `body` fetches it, which takes time and memory."""
+
+    @property
+    def queue(self) -> str:
+        """From which it was received"""
 
     @property
     def redelivered(self) -> bool:
@@ -98,8 +102,9 @@ class Transport(Protocol):
     def publish(self, queue: str, body: Buffers) -> None:
         """Raises QueueMissing if the queue is not declared."""
 
-    def receive(self, queue: str, timeout_seconds: float) -> Delivery | None:
-        """The next message, or None after the timeout. Any number of messages may be held unacknowledged."""
+    def receive(self, queue: str | Sequence[str], timeout_seconds: float) -> Delivery | None:
+        """The next message, or None after the timeout. Any number of messages may be held unacknowledged. Of several
+        queues, the first that has a message."""
 
     def depth(self, queue: str) -> int | None:
         """Number of messages ready in a queue or stored in a model log; None if there is no such queue."""
@@ -118,8 +123,8 @@ class Transport(Protocol):
         """Become the only server of a run; False if another one still leads after the timeout. Idempotent. Leadership
         ends with this connection, and passes to a waiting server at once."""
 
-    def retire(self, run: str) -> None:
-        """Delete the run's queues: updates, model log, leader election. Idempotent."""
+    def retire(self, run: str, sites: Iterable[str]) -> None:
+        """Delete the run's queues: its sites' updates, model log, leader election. Idempotent."""
 
     def timeout_warnings(self, longest_task_seconds: float) -> tuple[str, ...]:
         """Settings of the broker that may interrupt tasks of this length, as sentences for the operator."""

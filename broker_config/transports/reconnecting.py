@@ -7,7 +7,7 @@ connection are redelivered.
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
@@ -66,7 +66,7 @@ class ReconnectingTransport:
     def publish(self, queue: str, body: Buffers) -> None:
         self._call(lambda transport: transport.publish(queue, body))
 
-    def receive(self, queue: str, timeout_seconds: float) -> "ReconnectingDelivery | None":
+    def receive(self, queue: str | Sequence[str], timeout_seconds: float) -> "ReconnectingDelivery | None":
         delivery = self._call(lambda transport: transport.receive(queue, timeout_seconds))
         return None if delivery is None else ReconnectingDelivery(delivery)
 
@@ -84,8 +84,8 @@ class ReconnectingTransport:
     def acquire_leadership(self, run: str, timeout_seconds: float) -> bool:
         return self._call(lambda transport: transport.acquire_leadership(run, timeout_seconds))
 
-    def retire(self, run: str) -> None:
-        self._call(lambda transport: transport.retire(run))
+    def retire(self, run: str, sites: Iterable[str]) -> None:
+        self._call(lambda transport: transport.retire(run, sites))
 
     def timeout_warnings(self, longest_task_seconds: float) -> tuple[str, ...]:
         return self._call(lambda transport: transport.timeout_warnings(longest_task_seconds))
@@ -126,6 +126,7 @@ class ReconnectingDelivery:
 
     def __init__(self, delivery: Delivery) -> None:
         self._delivery = delivery
+        self.queue = delivery.queue
         self.redelivered = delivery.redelivered
         self.reason = delivery.reason
         self.sender = delivery.sender

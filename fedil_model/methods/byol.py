@@ -60,7 +60,10 @@ class ByolSettings(HeadSettings):
     far from the model that it receives. None: it always uses what it kept."""
 
 
-DEFAULT_PROFILE: dict[str, Any] = {"network": {"norm": "auto"}, "client": {"clip_norm": 1.0}}
+DEFAULT_PROFILE: dict[str, Any] = {
+    "network": {"norm": "auto"},
+    "client": {"lr_schedule": "cosine", "clip_norm": 1.0},
+}
 PUBLISHED_PROFILE: dict[str, Any] = {
     "network": {"norm": "bn"},
     "client": {

@@ -7,7 +7,7 @@ from fedil_model.methods.interface import Chart, ClientValue, Series
 _SHARED = {"epochs": 5, "batch_size": 10, "lr_schedule": "cosine", "clip_norm": 1.0}
 SHARED_OPTIMISERS: dict[str, Any] = {"client": _SHARED, "server": _SHARED}
 """Of the FixMatch family: SemiFL, (FL)² and the baselines beside them. What is not named here is the same by default.
-With more than 1,000 labels they use server batches of 250."""
+With more than 1,000 labels they are published with server batches of 250: set server.batch_size then."""
 
 
 def loss_series(term: str, title: str, help: str, *, at_server: bool = False) -> Series:

@@ -62,7 +62,9 @@ def _noise(update: Tensors, generator: torch.Generator) -> Tensors:
     for name, tensor in update.items():
         if tensor.is_floating_point() and tensor.numel():
             drawn = torch.randn(tensor.shape, generator=generator).to(tensor.device)
-            tensor = drawn * (torch.linalg.vector_norm(tensor) / torch.linalg.vector_norm(drawn))
+            # By rows: a matrix in an update is a list of points.
+            size, drawn_size = (torch.linalg.vector_norm(x, dim=-1, keepdim=True) for x in (tensor, drawn))
+            tensor = drawn * (size / drawn_size)
         noisy[name] = tensor
     return noisy
 

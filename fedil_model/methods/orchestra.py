@@ -80,7 +80,7 @@ class OrchestraSettings(HeadSettings):
 
 
 PROFILES: dict[str, dict[str, Any]] = {
-    "orchestra": {"network": {"norm": "auto"}, "client": {"clip_norm": 1.0}},
+    "orchestra": {"network": {"norm": "auto"}, "client": {"lr_schedule": "cosine", "clip_norm": 1.0}},
     "paper": {
         "network": {"norm": "bn"},
         "client": {
@@ -235,17 +235,22 @@ class Orchestra(SelfSupervised):
             # Batch norm needs two samples at least.
             first = first if len(first) > 1 else torch.cat([first, second])
             target_BF = self._compute_target(first)[: len(second)]
-            both = self._compute(self._heads.project, torch.cat([second, turned]))
-            online_BF, online_turned_BF = both.chunk(2)
+            online_BF = self._project(second)
             cluster = cluster_loss(online_BF, target_BF, centroids_KF, self._settings.temperature)
             rotation = cluster.new_zeros(())
             if self._turns:
-                rotation = functional.cross_entropy(self._heads.predictor(online_turned_BF), turns)
+                # In a pass of their own, as published: batch norm does not mix upright and turned views.
+                rotation = functional.cross_entropy(self._heads.predictor(self._project(turned)), turns)
             losses = torch.stack([cluster, rotation]) * (len(second) / len(raw))
             (losses[0] + self._settings.weight_rotation * losses[1]).backward()  # type: ignore[no-untyped-call]
             total += losses.detach()
             projections.append(unit(target_BF))
         return total, torch.cat(projections)
+
+    def _project(self, views_B: Tensor) -> Tensor:
+        """A single view counts twice: batch norm needs two samples at least."""
+        both = views_B if len(views_B) > 1 else torch.cat([views_B, views_B])
+        return self._compute(self._heads.project, both)[: len(views_B)]
 
     def _turn(self, views_B: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Each by a random number of quarters, and the numbers; as they are where they cannot be turned."""

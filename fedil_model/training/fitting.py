@@ -65,7 +65,8 @@ def _probe(model: FlatModel, labelled: Samples, views: Views) -> None:
 
 
 def _tune(model: FlatModel, labelled: Samples, views: Views, learning: Learning, seed: int) -> None:
-    """SGD with a cosine rate on weak views. Dropout stays off: it would draw from the global generator."""
+    """SGD with a cosine rate on weak views, in batches of server.batch_size; published are 10 with few labels, 64 with
+    many. Dropout stays off: it would draw from the global generator."""
     module = model.module.eval()
     for layer in module.modules():
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):

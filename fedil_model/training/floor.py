@@ -1,8 +1,8 @@
 """Server-only training: the floor that a federated run has to beat, from the same labels and nothing else.
 
-It has a budget of epochs and a cosine over its steps. Strong views and the learning rate are the server's own, unless
-others do better on labels held out from the labelled samples by more than one standard error; then it trains on all of
-them. N samples, C classes.
+It has a budget of epochs and a cosine over its steps. It has strong views and the server's learning rate, unless weak
+views alone or another rate do better on labels held out from the labelled samples by more than one standard error; then
+it trains on all of them. N samples, C classes.
 """
 
 import math
@@ -74,7 +74,7 @@ class Floor:
         raise AssertionError("there is always a candidate")
 
     def _rank(self, tried: list[Choice]) -> list[Choice]:
-        """From best to worst, but the server's own first unless the best is clearly better."""
+        """From best to worst, but strong views and the server's own rate first unless the best is clearly better."""
         ranked = sorted(tried, key=_from_best_to_worst)
         server = self._learning.server
         wanted = (server.pretrain_lr or server.lr, _strong_weights(server)[-1])

@@ -13,11 +13,20 @@ from urllib.parse import quote, unquote, urlsplit
 
 from broker_config.brokers.definitions import (
     DEADLINE_POLICY,
+    MOST_QUEUES,
+    SiteLimits,
     consumer_timeout_seconds,
     rabbitmq_definitions,
     users_of,
 )
-from broker_config.brokers.topology import DEAD_LETTERS, kind_of, site_user, tasks_queue, updates_queue
+from broker_config.brokers.topology import (
+    BODIES,
+    DEAD_LETTERS,
+    kind_of,
+    site_user,
+    tasks_queue,
+    updates_queue,
+)
 from broker_config.protocol.errors import BrokerRefused, FedILError, ModelMissing, QueueMissing
 from broker_config.stores.redis.admin import accepts_anonymous, inspect_redis
 from broker_config.stores.redis.keys import ledger_key
@@ -46,6 +55,7 @@ _REMEDIES = {
     "stream": "rabbitmq-streams add_replica {name} NODE, for the other nodes",
     "classic": "it was made before fedil broker init, and goes with its run",
 }
+_MANY_BODIES = 500
 _QUORUM_TARGETS = ("all", "queues", "quorum_queues")
 
 
@@ -116,21 +126,22 @@ def _check_broker(url: str) -> Iterator[Finding]:
 
 def _permission_problems(transport: Transport, site: str | None) -> Iterator[str]:
     run = f"{_PROBE}-{secrets.token_hex(8)}"
+    updates = updates_queue(run, site or _PROBE)
     attempts: list[Callable[[], object]] = [
-        lambda: transport.publish(updates_queue(run), [b""]),
+        lambda: transport.publish(updates, [b""]),
         # A body of several chunks is published through a temporary queue.
-        lambda: transport.publish(updates_queue(run), [bytes(CHUNK_BYTES + 1)]),
+        lambda: transport.publish(updates, [bytes(CHUNK_BYTES + 1)]),
         lambda: transport.read_model(ModelAddress(run, 1, 0)),
     ]
     if site is None:
         attempts += [
             lambda: transport.declare(DEAD_LETTERS),
             lambda: transport.acquire_leadership(run, 0.0),
-            lambda: transport.retire(run),
+            lambda: transport.retire(run, ()),
         ]
     yield from filter(None, map(_refusal, attempts))
     if site is not None and _refusal(lambda: transport.acquire_leadership(run, 0.0)) is None:
-        transport.retire(run)
+        transport.retire(run, ())
         yield f"the user of site {site!r} may lead runs: run fedil broker init for this site"
 
 
@@ -166,17 +177,59 @@ def _check_management(
     hashes, nodes = dict.fromkeys(users_of(wanted_sites)), management.num_nodes()
     wanted = rabbitmq_definitions(wanted_sites, hashes, vhost, replicated=nodes > 1)
     tagged = [user["name"] for user in found["users"] if user["tags"] and _site_of(user["name"]) is not None]
+    bounds = wanted.pop("policies")
+    del wanted["parameters"]
+    queues = management.get(f"queues/{quote(vhost, safe='')}?{_MEMBERS}")
     problems = [
         *differences(wanted, found),
+        *_unlimited(bounds, found, vhost, wanted_sites),
+        *_hoarded(queues, wanted_sites),
         *(f"{user} has tags: rabbitmqctl set_user_tags {user}" for user in tagged),
-        *_lost_with_a_node(management.get(f"queues/{quote(vhost, safe='')}?{_MEMBERS}"), nodes),
+        *_lost_with_a_node(queues, nodes),
     ]
     yield from (Finding("wrong", f"{where}: {problem}") for problem in problems)
     if not problems:
         yield Finding("ok", f"{where}: rights and queues of {', '.join(wanted_sites) or 'the server'}")
-    queues = [tasks_queue(site) for site in wanted_sites or (_PROBE,)]
+    tasks = [tasks_queue(site) for site in wanted_sites or (_PROBE,)]
     policies = [policy for policy in found.get("policies", []) if policy["vhost"] == vhost]
-    yield _check_consumer_timeout(where, overview["node"], policies, queues, deadline_seconds)
+    yield _check_consumer_timeout(where, overview["node"], policies, tasks, deadline_seconds)
+
+
+def _unlimited(
+    policies: Policies, found: Mapping[str, Any], vhost: str, sites: Sequence[str]
+) -> Iterator[str]:
+    """What lets one site take all of the broker. How much it may take is the operator's choice."""
+    remedy = "run fedil broker init"
+    there = {
+        policy["name"]: policy["definition"]
+        for policy in found.get("policies", ())
+        if policy["vhost"] == vhost
+    }
+    for name in (policy["name"] for policy in policies):
+        if "max-length-bytes" not in there.get(name, {}):
+            yield f"policy {name} sets no max-length-bytes, so a site may fill the disk: {remedy}"
+    users = {user["name"]: user.get("limits", {}) for user in found["users"]}
+    for user in map(site_user, sites):
+        missing = [name for name in SiteLimits().of_user if name not in users.get(user, {})]
+        if user in users and missing:
+            yield f"user {user} has no limit {' and '.join(missing)}: {remedy}"
+    limits = [
+        each["value"]
+        for each in found.get("parameters", ())
+        if (each["component"], each.get("vhost")) == ("vhost-limits", vhost)
+    ]
+    if not any("max-queues" in each for each in limits):
+        yield f"virtual host {vhost} has no limit max-queues: {remedy}"
+
+
+def _hoarded(queues: Sequence[Mapping[str, Any]], sites: Sequence[str]) -> Iterator[str]:
+    for user in map(site_user, sites):
+        count = sum(queue["name"].startswith(f"{BODIES.prefix}{user}.") for queue in queues)
+        if count > _MANY_BODIES:
+            yield (
+                f"user {user} has {count} queues of bodies, of {MOST_QUEUES} queues for all: if no update of it is on "
+                f"the way, delete the user (rabbitmqctl delete_user {user}), then its queues {BODIES.prefix}{user}.*"
+            )
 
 
 def _lost_with_a_node(queues: Sequence[Mapping[str, Any]], nodes: int) -> Iterator[str]:

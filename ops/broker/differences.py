@@ -12,6 +12,7 @@ _LABELS = {
     "permissions": "permission of {user}",
     "topic_permissions": "topic permission of {user} on {exchange}",
     "policies": "policy {name}",
+    "parameters": "{name} of virtual host {vhost}",
     "exchanges": "exchange {name}",
     "queues": "queue {name}",
     "bindings": "binding of {destination}",

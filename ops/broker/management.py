@@ -46,9 +46,12 @@ class Management:
     def post(self, path: str, body: object) -> None:
         self._request(path, json.dumps(body).encode())
 
-    def _request(self, path: str, body: bytes | None) -> Any:
+    def put(self, path: str, body: object) -> None:
+        self._request(path, json.dumps(body).encode(), "PUT")
+
+    def _request(self, path: str, body: bytes | None, method: str | None = None) -> Any:
         headers = {"Authorization": self._authorization, "Content-Type": "application/json"}
-        request = urllib.request.Request(self._base + path, body, headers)
+        request = urllib.request.Request(self._base + path, body, headers, method=method)
         try:
             with self._open(request, timeout=_SECONDS) as answer:
                 text = answer.read()

@@ -30,7 +30,7 @@ class KnownRun:
     """Host of its server, as the server reports it"""
     state: str | None = None
     updates: int | None = None
-    """Number of updates in its queue"""
+    """Number of updates in its queues"""
     has_models: bool | None = None
     ledgers: int | None = None
     last_sign: str | None = None
@@ -59,22 +59,25 @@ def known_runs(management_url: str | None, vhost: str, store_url: str | None) ->
 def _describe(
     run: str, queues: Queues | None, notice: Mapping[str, Any] | None, ledgers: Mapping[str, int] | None
 ) -> KnownRun:
-    lead, updates = (
-        (queues or {}).get(name, {}) for name in (topology.lead_queue(run), topology.updates_queue(run))
-    )
+    lead = (queues or {}).get(topology.lead_queue(run), {})
+    updates = [
+        queue
+        for name, queue in (queues or {}).items()
+        if topology.UPDATES.holds(name) and topology.run_of(name) == run
+    ]
     led: bool | None = None
     if notice is not None:
         led = True  # a notice expires soon after its server has died
     elif queues is not None and (consumers := lead.get("consumers", None if lead else 0)) is not None:
         led = consumers > 0
     # RabbitMQ reports this for classic queues only.
-    signs = [str(queue["idle_since"]) for queue in (lead, updates) if queue.get("idle_since")]
+    signs = [str(queue["idle_since"]) for queue in (lead, *updates) if queue.get("idle_since")]
     return KnownRun(
         run,
         led=led,
         leader=None if notice is None else str(notice.get("host", ""))[:100] or None,
         state=None if notice is None else str(notice.get("state", ""))[:100] or None,
-        updates=updates.get("messages"),
+        updates=sum(counts) if (counts := [q["messages"] for q in updates if "messages" in q]) else None,
         has_models=None if queues is None else topology.models_queue(run) in queues,
         ledgers=None if ledgers is None else ledgers.get(run, 0),
         last_sign="now" if led else max(signs, default=None),
@@ -82,26 +85,35 @@ def _describe(
 
 
 def retire(
-    run: str, broker_url: str, store_url: str | None, output: Callable[[str], None], *, ledgers: bool
+    run: str,
+    broker_url: str,
+    store_url: str | None,
+    output: Callable[[str], None],
+    *,
+    ledgers: bool,
+    sites: Sequence[str] = (),
 ) -> None:
-    """Removes a run's queues and, with `ledgers`, its ledgers. Leads the run meanwhile, so that no server can."""
+    """Removes a run's queues and, with `ledgers`, its ledgers. Leads the run meanwhile, so that no server can. Without
+    `sites`, those that have ledgers; update queues of others expire."""
     check_run_argument(run)
     with ExitStack() as opened:
         # Both connections first: a run of which only a part is removed is harder to explain.
-        runs = opened.enter_context(open_runs(store_url)) if ledgers and store_url else None
+        store = opened.enter_context(open_runs(store_url)) if store_url and (ledgers or not sites) else None
+        sites = sites or (topology.DEFAULT_SITE, *(store.sites(run) if store else ()))
+        runs = store if ledgers else None
         kept = runs is not None and run in runs.ledgers()
         transport = opened.enter_context(closing(connect_transport(broker_url)))
-        waiting = transport.depth(topology.updates_queue(run))
-        there = [kind for kind in topology.RUN_KINDS if transport.depth(kind.prefix + run) is not None]
+        depths = {queue: transport.depth(queue) for queue in topology.run_queues(run, sites)}
+        there = {queue: depth for queue, depth in depths.items() if depth is not None}
         if not there and not kept:
             raise FedILError(f"the brokers know of no run {run!r} (see: fedil broker runs)")
         if not transport.acquire_leadership(run, _LEAD_SECONDS):
             raise FedILError(
                 f"a server leads run {run}: stop it first. One that was cut off is noticed after a minute"
             )
-        transport.retire(run)
-        names = ", ".join(kind.prefix + run for kind in there)
-        output(f"removed {names or 'no queues'}, with {waiting or 0} unread updates")
+        transport.retire(run, sites)
+        unread = sum(depth for queue, depth in there.items() if topology.UPDATES.holds(queue))
+        output(f"removed {', '.join(there) or 'no queues'}, with {unread} unread updates")
         if runs is not None:
             output(f"removed {runs.forget(run)} ledgers")
         else:

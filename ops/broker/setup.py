@@ -3,15 +3,17 @@
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from broker_config.brokers.definitions import (
     ADMIN_USER,
-    deadline_policies,
+    MOST_QUEUES,
+    SiteLimits,
     import_steps,
+    policies,
     rabbitmq_conf,
     rabbitmq_definitions,
     redis_acl,
@@ -19,6 +21,7 @@ from broker_config.brokers.definitions import (
     redis_rules,
     users_of,
 )
+from broker_config.brokers.topology import site_user
 from broker_config.process.durable import make_directory, write_atomically
 from broker_config.stores.redis.admin import AclUser, open_admin
 from broker_config.transports.rabbitmq.queue_admin import SETTLE_SECONDS
@@ -38,6 +41,7 @@ class SetupOptions:
     rotate: bool = False
     broker_address: str | None = None
     store_address: str | None = None
+    limits: SiteLimits = field(default_factory=SiteLimits)
 
 
 def write_files(options: SetupOptions, out: Path, tls: str | None, output: Print) -> None:
@@ -49,7 +53,7 @@ def write_files(options: SetupOptions, out: Path, tls: str | None, output: Print
     for user, account in accounts.items():
         output(str(write_environment(out, user, account.environment(addresses))))
     hashes = {user: account.broker_hash for user, account in accounts.items()}
-    definitions = rabbitmq_definitions(options.sites, hashes, addresses.vhost)
+    definitions = rabbitmq_definitions(options.sites, hashes, addresses.vhost, limits=options.limits)
     # Readable for any user that a broker runs as: hashes of such passwords are no secret.
     for name, text in {
         "definitions.json": json.dumps(definitions, indent=2) + "\n",
@@ -85,12 +89,16 @@ def apply(options: SetupOptions, management: Management, store_url: str, output:
         _write_accounts(accounts, addresses, options.out, output)
         version = tuple(int(part) for part in str(overview["rabbitmq_version"]).split("-")[0].split("."))
         hashes = {user: account.broker_hash for user, account in accounts.items()}
-        definitions = rabbitmq_definitions(options.sites, hashes, addresses.vhost, replicated=nodes > 1)
-        definitions["policies"] = deadline_policies(options.deadline_seconds, version, addresses.vhost)
+        definitions = rabbitmq_definitions(
+            options.sites, hashes, addresses.vhost, replicated=nodes > 1, limits=options.limits
+        )
+        del definitions["parameters"]  # they would replace limits that an operator has set: see _limit
+        definitions["policies"] = policies(options.limits, addresses.vhost, options.deadline_seconds, version)
         first, then = import_steps(definitions)
         management.post("definitions", first)
         time.sleep(SETTLE_SECONDS)
         management.post("definitions", then)
+        _limit(management, options, addresses.vhost)
         for text in differences(definitions, management.get("definitions")):
             warn(f"RabbitMQ at {management.where}: {text}")
         redis.set_users({user: AclUser(redis_rules(user), accounts[user].store_hash) for user in accounts})
@@ -100,6 +108,17 @@ def apply(options: SetupOptions, management: Management, store_url: str, output:
         for endpoint in redis.missing:
             absent = f"Redis at {endpoint}, a replica, does not answer and lacks these users"
             warn(f"{absent}: start it, then run this again")
+
+
+def _limit(management: Management, options: SetupOptions, vhost: str) -> None:
+    """Also of users that keep their passwords, which are in no definitions. A virtual host keeps its own limit."""
+    for site in options.sites:
+        for name, value in options.limits.of_user.items():
+            management.put(f"user-limits/{site_user(site)}/{name}", {"value": value})
+    where = quote(vhost, safe="")
+    known = {name for each in management.get(f"vhost-limits/{where}") for name in each["value"]}
+    if "max-queues" not in known:
+        management.put(f"vhost-limits/{where}/max-queues", {"value": MOST_QUEUES})
 
 
 def _write_accounts(

@@ -4,7 +4,7 @@ import difflib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedil_model.errors import SettingError
 
@@ -58,14 +58,3 @@ def differences(saved: "Recipe", asked: "Recipe") -> list[str]:
         before, after = before | {"rounds": saved.rounds}, after | {"rounds": asked.rounds}
     changed = [key for key in sorted(before | after) if before.get(key) != after.get(key)]
     return [f"{key} was {before.get(key)!r}, is {after.get(key)!r}" for key in changed]
-
-
-def flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables → dotted keys, plain values before tables, so that it reads top down."""
-    flat: dict[str, Any] = {}
-    for key, value in sorted(table.items(), key=lambda item: isinstance(item[1], dict)):
-        if isinstance(value, dict) and value:
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat

@@ -4,7 +4,6 @@ clients see it."""
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,10 +14,8 @@ from broker_config.stores.batches import CLIENTS_AT_ONCE, in_batches
 from broker_config.stores.interface import Store
 from fedil_model.errors import LearningError, StateError
 from fedil_model.methods.interface import MethodSpec, StateView
-
-if TYPE_CHECKING:
-    from server_worker.round.context import LabelTruth
-    from server_worker.run.inputs import RunInputs
+from server_worker.round.context import LabelTruth
+from server_worker.run.inputs import RunInputs
 
 _A_ROUND = 50
 """Ledgers that are read in a round: a sample of its clients, where there are more"""
@@ -104,7 +101,7 @@ def _readable(ask: Callable[[Sequence[int]], _Ledgers], clients: Sequence[int]) 
         return found
 
 
-def shares_where_known(store: Store, run: str, spec: MethodSpec, inputs: "RunInputs") -> "LabelTruth":
+def shares_where_known(store: Store, run: str, spec: MethodSpec, inputs: RunInputs) -> LabelTruth:
     """For a server that has the whole dataset, as in an experiment; one with labelled data only does not know."""
     if not any(len(held) for held in inputs.split.clients):
         return lambda _: {}

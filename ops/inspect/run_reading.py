@@ -1,6 +1,5 @@
 """How to read back what a run keeps."""
 
-import json
 import shlex
 from collections.abc import Collection
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from broker_config.protocol.errors import FedILError
 from fedil_model.errors import SettingError
 from ops.cli.recipe_files import differences, with_data_root
-from server_worker.run.folder import RunDir
+from server_worker.run.folder import RunDir, read_json
 
 if TYPE_CHECKING:
     from torch import nn
@@ -33,9 +32,8 @@ def load_run(run_dir: Path, plugins: Collection[str] = (), remedy: str = ALLOW_B
 
 def load_same_run(run_dir: Path, recipe: "Recipe", remedy: str) -> "Recipe":
     """The recipe that a run was started with, if the run may go on with the given one."""
-    from fedil_model.methods import plugins_named
 
-    saved = load_run(run_dir, plugins_named(recipe.model_dump()), NAME_THE_RECIPE)
+    saved = load_run(run_dir, recipe.plugins, NAME_THE_RECIPE)
     refuse_differences(run_dir, saved, recipe, remedy)
     return saved
 
@@ -50,12 +48,9 @@ def recipe_values(run_dir: Path) -> dict[str, Any]:
     path = RunDir(run_dir).recipe
     if not run_dir.exists():
         raise SettingError(f"there is no folder {run_dir}")
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise SettingError(f"{run_dir} is not the folder of a run (it has no {path.name})") from error
-    except ValueError as error:
-        raise FedILError(f"{path} is not readable as JSON ({error})") from error
+    if not path.exists():
+        raise SettingError(f"{run_dir} is not the folder of a run (it has no {path.name})")
+    values = read_json(path)
     if not isinstance(values, dict):
         raise FedILError(f"{path} is not a recipe: it holds a {type(values).__name__}")
     return values
@@ -81,7 +76,6 @@ def load_weights(
 
     from fedil_model.data.datasets import open_dataset
     from fedil_model.data.split import Split
-    from fedil_model.methods import find_method
     from fedil_model.training.flat_model import FlatModel, Weights, from_arrays
     from server_worker.run.checkpoint import CheckpointFolder
     from server_worker.run.inputs import labelled_samples, make_fit, network_of
@@ -90,7 +84,7 @@ def load_weights(
     models = checkpoint.meta.get("models", {}) if checkpoint else {}
     if checkpoint is None or not models:
         raise FedILError(f"{run_dir} has no finished round yet: continue it with --resume")
-    declared = {model.name: model for model in find_method(recipe.method.name).display.models}
+    declared = {model.name: model for model in recipe.spec.display.models}
     if which not in models:
         known = "; ".join(f"{name} ({declared[name].help})" for name in declared if name in models)
         raise SettingError(f"{run_dir} has no model {which!r}; it has {known}")

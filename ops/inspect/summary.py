@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from server_worker.run.digests import Outcome
     from server_worker.run.folder import RunDir
     from server_worker.run.recipe import Recipe
 
@@ -30,32 +31,22 @@ class Summary:
 
 
 def summarise(
-    where: "RunDir",
-    recipe: "Recipe",
-    *,
-    ledger_digest: str,
-    split_digest: str,
-    baseline: float | None,
-    seconds: float,
-    stopped: bool,
+    where: "RunDir", recipe: "Recipe", outcome: "Outcome", *, seconds: float, baseline: float | None = None
 ) -> Summary:
-    from server_worker.run.checkpoint import CheckpointFolder
-    from server_worker.run.digests import model_digest
     from server_worker.run.history import read_history
 
     rounds = list(read_history(where.history))
     accuracies = [r["accuracy"] for r in rounds if r["accuracy"]]
-    checkpoint = CheckpointFolder(where.checkpoints).latest()
     return Summary(
         run_dir=where.root,
-        rounds_done=checkpoint.round if checkpoint else 0,
+        rounds_done=outcome.rounds_done,
         rounds=recipe.rounds,
         accuracy=dict(accuracies[-1]) if accuracies else {},
         baseline_accuracy=baseline,
-        model_digest=model_digest(checkpoint),
-        ledger_digest=ledger_digest,
-        split_digest=split_digest,
+        model_digest=outcome.model_digest,
+        ledger_digest=outcome.ledger_digest,
+        split_digest=outcome.split_digest,
         verdict=str(rounds[-1]["verdict"]) if rounds else "too early to say",
         seconds=seconds,
-        stopped=stopped,
+        stopped=outcome.stopped,
     )

@@ -9,13 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from broker_config.process.addresses import WebAddress
 from broker_config.process.http import check_free
 from broker_config.protocol.errors import FedILError
 from client_worker.pool import WorkerPool
-from fedil_model.methods import plugins_named
 from ops.cli.invocation import STARTED_AS
 from ops.local.services import Prometheus, RabbitMQ, Redis, ServiceMissing
 from ops.local.services.process import LOOPBACK, GuardedProcess, PrivateService, free_ports
@@ -23,9 +21,7 @@ from ops.local.workers import start_workers
 from ops.monitoring.files import Places, prometheus_files, write_monitoring
 from server_worker.run.folder import RunDir
 from server_worker.run.lock import sole_use
-
-if TYPE_CHECKING:
-    from server_worker.run.recipe import Recipe
+from server_worker.run.recipe import Recipe
 
 _LOOK_SECONDS = 0.2
 _RETRY_SECONDS = 5.0
@@ -35,7 +31,7 @@ _ANY_INTERFACE = ("0.0.0.0", "::")
 
 @dataclass(frozen=True)
 class Cluster:
-    recipe: "Recipe"
+    recipe: Recipe
     recipe_file: Path
     overrides: Sequence[str]
     run_dir: Path
@@ -187,7 +183,7 @@ def workers_of(
     site: str, cluster: Cluster, count: int, connection: Sequence[str], stop: threading.Event
 ) -> WorkerPool:
     words = [*connection, "--site", site, "--shards", str(shards_of(cluster, site))]
-    plugins, logs = plugins_named(cluster.recipe.model_dump()), RunDir(cluster.run_dir).logs
+    plugins, logs = cluster.recipe.plugins, RunDir(cluster.run_dir).logs
     return start_workers(
         words, plugins, count, logs, lambda text: say(f"site {site}: {text}"), stop.set, f"worker-{site}"
     )

@@ -2,6 +2,7 @@
 embedded broker between them."""
 
 import json
+import math
 import os
 import tempfile
 import threading
@@ -15,31 +16,31 @@ import torch
 from broker_config.embedded.server import BrokerServer
 from broker_config.process.addresses import WebAddress
 from broker_config.process.durable import write_atomically
-from broker_config.protocol.errors import BrokerUnavailable
+from broker_config.protocol.errors import BrokerUnavailable, FedILError
 from broker_config.stores.memory.store import MemoryStore
 from broker_config.transports.memory.broker import EmbeddedBroker
 from broker_config.transports.memory.transport import MemoryTransport
 from client_worker.shards import ShardFolder, has_shards, write_shards
-from fedil_model.methods import find_method, make_method, plugins_named
+from fedil_model.methods import make_method
 from fedil_model.training.evaluate import accuracy
 from fedil_model.training.flat_model import FlatModel
 from fedil_model.training.floor import Floor
 from fedil_model.training.precision import choose_device, repeatable_on
-from ops.inspect.diagnostics import LabelSetTruth
+from ops.inspect.diagnostics import shares_where_known
 from ops.inspect.summary import Summary, summarise
 from ops.local.workers import start_workers
 from server_worker.coordinator import Coordinator, ServerContext, Stopped
-from server_worker.round.sites import OneSite
+from server_worker.round.sites import Sites
 from server_worker.run.checkpoint import CheckpointFolder
-from server_worker.run.digests import ledger_digest
+from server_worker.run.digests import ledger_digest, outcome_of
 from server_worker.run.environment import record_environment
-from server_worker.run.folder import RunDir
+from server_worker.run.folder import RunDir, read_baseline
 from server_worker.run.history import HistoryWriter
 from server_worker.run.inputs import RunInputs, network_of, read_inputs
 from server_worker.run.name import run_id, simulation_id
 from server_worker.run.progress import Progress
 from server_worker.run.recipe import Recipe
-from server_worker.watch.events import Watcher, Watchers
+from server_worker.watch.events import Watcher
 from server_worker.watch.notices import Notice
 from server_worker.watch.survey import Surveyor
 from server_worker.watch.tensorboard import TensorBoardWatcher
@@ -84,14 +85,14 @@ def simulate(
     # For cuBLAS here and in the workers, which inherit it; see repeatable_on.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     repeatable_on(chosen)
-    run, spec = simulation_id(where, recipe), find_method(recipe.method.name)
+    run = simulation_id(where, recipe)
     with ExitStack() as stack:
         watch = stack.enter_context(watching(run, recipe, where, web, stop))
         watch.tell_address(watcher.note)
-        watcher = Watchers(watch.watcher, watcher)
+        watcher = Watcher(watch.watcher, watcher)
         if tensorboard:
-            written = TensorBoardWatcher(where.tensorboard, spec.display, watcher.note)
-            watcher = Watchers(stack.enter_context(written), watcher)
+            written = TensorBoardWatcher(where.tensorboard, recipe.spec.display, watcher.note)
+            watcher = Watcher(stack.enter_context(written), watcher)
         watcher.phase(0, "load_data")
         inputs = read_inputs(where, recipe, chosen, resume=resume)
         run_id(where, recipe, run)
@@ -101,17 +102,10 @@ def simulate(
         progress = _play_rounds(run, recipe, where, inputs, store, workers, watch, watcher, stop)
         # After the rounds, so that nobody waits for the first one.
         baseline = _baseline(where, recipe, inputs, watcher, stop) if progress else None
-        watch.live.tell(baseline=baseline)
+        watch.live.learn(baseline=baseline)
         watch.ended("done" if progress else "stopped")
-    return summarise(
-        where,
-        recipe,
-        ledger_digest=ledger_digest(store, run),
-        split_digest=inputs.split.digest,
-        baseline=baseline,
-        seconds=time.monotonic() - began,
-        stopped=progress is None,
-    )
+    outcome = outcome_of(where, run, progress is None, ledger_digest(store, run), inputs.split.digest)
+    return summarise(where, recipe, outcome, seconds=time.monotonic() - began, baseline=baseline)
 
 
 def _play_rounds(
@@ -126,21 +120,19 @@ def _play_rounds(
     stop: threading.Event,
 ) -> Progress | None:
     """None if it was asked to stop before the last round"""
-    broker, split = EmbeddedBroker(), inputs.split
-    spec = find_method(recipe.method.name)
+    broker = EmbeddedBroker()
     with ExitStack() as stack:
         # A socket's path may have about 100 characters; a run's folder may have more.
         short = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedil-")))
         url = stack.enter_context(BrokerServer(broker, store, short / "broker")).url
         arguments = _worker_arguments(url, where, inputs.device)
-        plugins = plugins_named(recipe.model_dump())
         pool = start_workers(
-            arguments, plugins, workers, where.logs, lambda text: watcher.note(Notice(text)), stop.set
+            arguments, recipe.plugins, workers, where.logs, lambda text: watcher.note(Notice(text)), stop.set
         )
         stack.enter_context(pool)
         evaluator = inputs.evaluator(recipe)
         stack.callback(evaluator.close)
-        transport = MemoryTransport(broker)
+        transport, clients = MemoryTransport(broker), {_SITE: range(recipe.split.clients)}
         context = ServerContext(
             transport=transport,
             store=store,
@@ -149,12 +141,11 @@ def _play_rounds(
             watcher=HistoryWriter(where.history, watcher, on_answer=pool.progress),
             clock=time.monotonic,
             stop=stop,
-            sites=OneSite(_SITE),
+            sites=Sites(clients, store, time.monotonic, math.inf, None, watcher.note),
             connect_for_inspection=lambda: MemoryTransport(broker),
-            label_truth=LabelSetTruth(store, run, spec, inputs.train.labels.numpy(), split.clients).shares,
-            shard_sizes=split.held,
+            label_truth=shares_where_known(store, run, recipe.spec, inputs),
+            shard_sizes=inputs.split.held,
         )
-        clients = {_SITE: range(recipe.split.clients)}
         stack.enter_context(Surveyor(run, clients, lambda: (MemoryTransport(broker), store), watch.survey))
         watch.leading(inputs.dataset.class_names, lambda: (transport.bytes_sent, transport.bytes_received))
         method = make_method(recipe.learning(), inputs.dataset, inputs.device)
@@ -185,9 +176,12 @@ def _baseline(
     """The floor: the same network trained on the same labels and nothing else. None if it was left out, or asked to
     stop before it was known: the next life measures it."""
     epochs, dataset = recipe.floor_epochs, inputs.dataset
-    known = _known_baseline(where, epochs)
-    if epochs == 0 or known is not None:
-        return known if epochs else None
+    if epochs == 0:
+        return None
+    with suppress(FedILError):  # one that cannot be read is measured again, from the same seed
+        known = read_baseline(where)
+        if known.get("epochs") == epochs and known.get("choice"):
+            return float(known["accuracy"])
 
     def check_stop() -> None:
         if stop.is_set():
@@ -205,12 +199,3 @@ def _baseline(
     fields = {"accuracy": found, "epochs": epochs, "labels": labels, "choice": tried[0], "tried": tried}
     write_atomically(where.baseline, [json.dumps(fields).encode()])
     return found
-
-
-def _known_baseline(where: RunDir, epochs: int) -> float | None:
-    """None if it is another's, or cannot be read: it is measured again, from the same seed."""
-    try:
-        known = json.loads(where.baseline.read_text(encoding="utf-8"))
-        return float(known["accuracy"]) if known["epochs"] == epochs and known["choice"] else None
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return None

@@ -1,19 +1,34 @@
 """What a study runs: one recipe for each variant and seed, checked before anything starts."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 from fedil_model.errors import SettingError
 from fedil_model.methods import find_method, method_named
-from ops.cli.recipe_files import find_recipe, flatten, with_data_root
-from server_worker.run.recipe import Recipe, make_recipe, read_values
+from ops.cli.recipe_files import find_recipe, with_data_root
+from server_worker.run.recipe import Recipe, flatten, make_recipe, read_values
 
 _OF_A_METHOD = re.compile(r"^(?P<variant>[A-Za-z0-9_./@-]+):(?P<override>[A-Za-z_][\w.]*=.*)$", re.DOTALL)
 """`semifl:method.threshold=0.9`"""
-_BUDGET = ("rounds", "client.epochs", "federation.clients_per_round", "client.batch_size")
+_BUDGET = (
+    "rounds",
+    "client.epochs",
+    "client.batch_size",
+    "server.epochs",
+    "server.batch_size",
+    "server.pretrain_epochs",
+    "network.norm",
+    "federation.clients_per_round",
+)
+_CHOSEN_FOR_A_METHOD = {
+    "client": ("lr", "lr_schedule", "lr_floor"),
+    "server": ("lr", "lr_schedule", "lr_floor", "pretrain_lr"),
+    "network": ("norm",),
+}
+"""What a recipe says for its own method, and another method's profile says for that one"""
 
 
 @dataclass(frozen=True)
@@ -112,12 +127,11 @@ def _cells(recipe: str, variant: str, seeds: Sequence[int], overrides: Sequence[
 
 
 def _recipe(name: str, overrides: Sequence[str]) -> Recipe:
-    """What a recipe says of its own method does not count for another one."""
     path = find_recipe(name)
     values = read_values(path)
     methods = [text.partition("=")[2] for text in overrides if text.startswith("method.name=")]
     if methods and methods[-1] != method_named(values):
-        values = {key: value for key, value in values.items() if key not in {"method", "profile"}}
+        values = _for_another_method(values)
     recipe = make_recipe(values, str(path), overrides)
     changes: dict[str, Any] = {"data": with_data_root(recipe.data)}
     if not any(override.startswith("baseline_epochs=") for override in overrides):
@@ -150,3 +164,11 @@ def _shared(recipe: Recipe) -> dict[str, Any]:
     """What variants must share: other data, or another split, is another problem."""
     flat = flatten(recipe.model_dump(mode="json"))
     return {key: flat[key] for key in flat if key.startswith(("data.", "split.")) and key != "data.root"}
+
+
+def _for_another_method(values: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in values.items() if key not in {"method", "profile"}}
+    for table, names in _CHOSEN_FOR_A_METHOD.items():
+        if isinstance(kept.get(table), Mapping):
+            kept[table] = {name: value for name, value in kept[table].items() if name not in names}
+    return kept

@@ -17,9 +17,8 @@ from broker_config.process.durable import write_atomically
 from broker_config.process.version import software_version
 from broker_config.protocol.errors import FedILError
 from ops.inspect.report.reading import Run, read_run
-from ops.study.cells import Cell, budget_differences
+from ops.study.cells import budget_differences
 from ops.study.runner import Progress, Study
-from server_worker.run.environment import read_environment
 
 LAST = 5
 """Evaluations that a run's figure is the mean of"""
@@ -28,7 +27,9 @@ LAST = 5
 def write_files(
     study: Study, progress: Sequence[Progress], command: str
 ) -> tuple[dict[str, Any], list[Path]]:
-    results = {"command": command, "version": software_version(), **gather(study, progress)}
+    begun = [one.cell for one in progress if one.round]
+    runs = {cell.name: read_run(study.file_of(cell).run_dir, cell.recipe.plugins) for cell in begun}
+    results = {"command": command, "version": software_version(), **gather(study, progress, runs)}
     texts = {
         "results.json": json.dumps(results, indent=1) + "\n",
         "table.csv": to_csv(results),
@@ -37,13 +38,12 @@ def write_files(
     for name, text in texts.items():
         write_atomically(study.folder / name, [text.encode()])
     written = [study.folder / name for name in texts]
-    runs = [(one.cell.variant, _run(study, one.cell)) for one in progress if one.round]
     if len(runs) > 1:
-        written += _write_report(study.folder, runs)
+        written += _write_report(study.folder, list(runs.values()), [cell.variant for cell in begun])
     return results, written
 
 
-def _write_report(folder: Path, runs: Sequence[tuple[str, Run]]) -> Iterator[Path]:
+def _write_report(folder: Path, runs: Sequence[Run], variants: Sequence[str]) -> Iterator[Path]:
     from ops.inspect.report import check_installed
 
     try:
@@ -54,15 +54,16 @@ def _write_report(folder: Path, runs: Sequence[tuple[str, Run]]) -> Iterator[Pat
     from ops.inspect.report.comparison_page import comparison_report
     from ops.inspect.report.drawing import write_plots
 
-    page, plots = comparison_report([run for _, run in runs], [variant for variant, _ in runs])
+    page, plots = comparison_report(runs, variants)
     write_atomically(folder / "report.html", [page.encode("utf-8", "replace")])
     yield folder / "report.html"
     written, _ = write_plots(plots[:2], folder / "plots", "png")
     yield from written
 
 
-def gather(study: Study, progress: Sequence[Progress]) -> dict[str, Any]:
-    cells = [_cell(study, one) for one in progress]
+def gather(study: Study, progress: Sequence[Progress], runs: Mapping[str, Run]) -> dict[str, Any]:
+    """`runs`: those that have begun, by the name of the cell"""
+    cells = [_cell(one, runs.get(one.cell.name)) for one in progress]
     variants = list(dict.fromkeys(one.cell.variant for one in progress))
     return {
         "recipe": study.cells[0].recipe.name,
@@ -73,24 +74,15 @@ def gather(study: Study, progress: Sequence[Progress]) -> dict[str, Any]:
         "budget_differences": [] if study.cpu_seconds else budget_differences(study.cells),
         "table": [_row(name, [cell for cell in cells if cell["variant"] == name]) for name in variants],
         "cells": cells,
-        "machine": next(
-            (read_environment(_run(study, one.cell).where)[-1] for one in progress if one.round), {}
-        ),
+        "machine": next((run.environment[-1] for run in runs.values() if run.environment), {}),
     }
 
 
-def _run(study: Study, cell: Cell) -> Run:
-    from fedil_model.methods import plugins_named
-
-    return read_run(study.file_of(cell).run_dir, plugins_named(cell.recipe.model_dump()))
-
-
-def _cell(study: Study, progress: Progress) -> dict[str, Any]:
+def _cell(progress: Progress, run: Run | None) -> dict[str, Any]:
     cell = progress.cell
     fields = {"variant": cell.variant, "seed": cell.seed, "state": progress.state, "reason": progress.reason}
-    if not progress.round:
+    if run is None:
         return fields
-    run = _run(study, cell)
     models = [model.name for model in run.display.models if run.accuracy(model.name)]
     return fields | {
         "rounds": run.rounds_done,

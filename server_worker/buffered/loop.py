@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from broker_config.protocol.errors import FedILError
 from fedil_model.methods.interface import INVALID, Bases, Fold
-from server_worker.buffered.state import OpenBuffer, Rules
+from server_worker.buffered.state import OpenBuffer
 from server_worker.round.loop import POLL_SECONDS, QUIET_SECONDS, Mode
 from server_worker.round.stopwatch import Stopwatch
 from server_worker.run.progress import Progress
@@ -21,12 +21,8 @@ class BufferedMode(Mode[OpenBuffer]):
     _open: OpenBuffer | None = None
     """None until this process's first aggregation"""
 
-    @property
-    def _rules(self) -> Rules:
-        return Rules(self.run, self.recipe.seed, self.recipe.federation)
-
     def first_progress(self, progress: Progress) -> Progress:
-        fields = OpenBuffer(1, self._rules, progress.activations).to_fields()
+        fields = OpenBuffer(1, self.run, self.recipe, progress.activations).to_fields()
         # An earlier run in this folder may have left its own journal.
         self.context.checkpoints.save_journal(fields)
         return replace(progress, buffer=fields)
@@ -39,7 +35,8 @@ class BufferedMode(Mode[OpenBuffer]):
         if journal is not None and journal["version"] == progress.round + 1:
             fields = journal
         assert fields is not None
-        return OpenBuffer.from_fields(fields, self._rules, progress.activations, self.context.now())
+        activations, now = progress.activations, self.context.now()
+        return OpenBuffer.from_fields(fields, self.run, self.recipe, activations, now)
 
     def ask(self, opened: OpenBuffer, restarted: bool) -> OpenBuffer:
         if restarted:

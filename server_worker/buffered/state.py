@@ -9,17 +9,8 @@ from broker_config.protocol.messages import Refusal, Update
 from fedil_model.methods.interface import INVALID
 from server_worker.round.selection import select_clients
 from server_worker.round.state import Open
-from server_worker.run.recipe import FederationSettings
+from server_worker.run.recipe import Recipe
 from server_worker.watch.events import MISSING, NOT_LEARNED, STALE, ClientOutcome
-
-
-@dataclass(frozen=True)
-class Rules:
-    """What stays the same for a whole run."""
-
-    run: str
-    seed: int
-    federation: FederationSettings
 
 
 @dataclass(frozen=True)
@@ -39,7 +30,7 @@ class OpenBuffer(Open):
     then is the answer in a checkpoint. Until then the client is not asked again either, so it never trains twice
     on one version, whose evidence would count twice."""
 
-    rules: Rules
+    recipe: Recipe
     activations: tuple[int, ...]
     """How often each client has been asked so far"""
     issued: int = 0
@@ -55,19 +46,11 @@ class OpenBuffer(Open):
 
     # ---- what arrives ----------------------------------------------------------------------------------------
 
-    def objection(self, answer: Update | Refusal) -> str | None:
-        if answer.run != self.rules.run:
-            return "other_run"
+    def _objection_to_unasked(self, answer: Update | Refusal) -> str:
         asked = self.activations[answer.client] if answer.client < len(self.activations) else 0
         if not 1 <= answer.activation <= asked:
             return "not_asked"
-        flight = self.flights.get(answer.client)
-        if flight is None or answer.activation < flight.activation:
-            return "stale" if self._too_old(answer.round, self.number) else "late"
-        base_version = answer.base_version if isinstance(answer, Update) else answer.round
-        if (answer.round, base_version) != (flight.base_version, flight.base_version):
-            return "not_asked"
-        return None if self._may_answer(answer.client) else "duplicate"
+        return "stale" if self._too_old(answer.round, self.number) else "late"
 
     def base_of(self, client: int) -> int:
         return self.flights[client].base_version
@@ -82,7 +65,7 @@ class OpenBuffer(Open):
 
     def overdue(self, now: float) -> tuple[ClientOutcome, ...]:
         """Clients whose deadline has passed. Their slots are free; a next activation fences off the old one."""
-        limit = self.rules.federation.deadline_seconds
+        limit = self.recipe.federation.deadline_seconds
         late = [client for client in self.awaited if now - self.flights[client].since >= limit]
         return tuple(ClientOutcome(client, MISSING, f"no answer within {limit:g} s") for client in late)
 
@@ -96,7 +79,7 @@ class OpenBuffer(Open):
 
     @property
     def expected(self) -> int:
-        return self.rules.federation.buffer_size
+        return self.recipe.federation.buffer_size
 
     def may_aggregate(self, candidates: Iterable[int]) -> bool:
         """Enough clients have learned, or no other client is left."""
@@ -112,8 +95,8 @@ class OpenBuffer(Open):
         task of a run."""
         free = sorted(set(candidates) - self.flights.keys())
         chosen: list[int] = []
-        for _ in range(min(self.rules.federation.in_flight - len(self.awaited), len(free))):
-            (client,) = select_clients(self.rules.seed, self.issued + len(chosen) + 1, free, 1)
+        for _ in range(min(self.recipe.federation.in_flight - len(self.awaited), len(free))):
+            (client,) = select_clients(self.recipe.seed, self.issued + len(chosen) + 1, free, 1)
             free.remove(client)
             chosen.append(client)
         return tuple(chosen)
@@ -141,7 +124,7 @@ class OpenBuffer(Open):
 
     def _stale_outcome(self, client: int, flight: Flight) -> ClientOutcome:
         staleness = self.number - flight.base_version
-        detail = f"started {staleness} versions ago, max_staleness is {self.rules.federation.max_staleness}"
+        detail = f"started {staleness} versions ago, max_staleness is {self.recipe.federation.max_staleness}"
         return ClientOutcome(client, STALE, detail, staleness=staleness)
 
     def aggregated(self) -> "OpenBuffer":
@@ -159,7 +142,7 @@ class OpenBuffer(Open):
         return tuple(sorted({self.number, *started}))
 
     def _too_old(self, base_version: int, number: int) -> bool:
-        return number - base_version > self.rules.federation.max_staleness
+        return number - base_version > self.recipe.federation.max_staleness
 
     # ---- through a crash -------------------------------------------------------------------------------------
 
@@ -175,7 +158,7 @@ class OpenBuffer(Open):
 
     @staticmethod
     def from_fields(
-        fields: Mapping[str, Any], rules: Rules, activations: Sequence[int], now: float
+        fields: Mapping[str, Any], run: str, recipe: Recipe, activations: Sequence[int], now: float
     ) -> "OpenBuffer":
         """`activations`: how often each client had been asked at the last aggregation, or later. Clocks start
         anew, so every client gets a whole deadline again."""
@@ -184,7 +167,7 @@ class OpenBuffer(Open):
             max(before, flights[client].activation) if client in flights else before
             for client, before in enumerate(activations)
         ]
-        return OpenBuffer(fields["version"], rules, tuple(asked), fields["issued"], flights, stale)
+        return OpenBuffer(fields["version"], run, recipe, tuple(asked), fields["issued"], flights, stale)
 
 
 def _flights_to_fields(flights: Mapping[int, Flight]) -> list[list[int]]:

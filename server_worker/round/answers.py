@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 from broker_config.protocol.errors import LedgerMissing, ModelMissing
 from broker_config.protocol.messages import Refusal, TrainTask, Update
-from fedil_model.methods import find_method
 from fedil_model.methods.interface import INVALID, Answer, Fold
 from fedil_model.training.flat_model import from_arrays
 from server_worker.round.context import ServerContext
@@ -36,14 +35,11 @@ class AnswerDesk:
     dispatcher: TaskDispatcher
     context: ServerContext
     ledgers: LedgerChecks
-    check_ledgers: Callable[[], None]
-    """Raises if the store has lost the run."""
     on_idle: Callable[[], None]
     """Called after each wait for an answer"""
 
     def __post_init__(self) -> None:
         self._dead_tasks = DeadTasks(self.run, self.context)
-        self._display = find_method(self.recipe.method.name).display
         self._asked_again: dict[tuple[int, str], int] = {}
         """Client and why it was asked again → the activation"""
         self._ask_again: set[int] = set()
@@ -65,8 +61,9 @@ class AnswerDesk:
         if arrival is None:
             return opened
         after = self._take(arrival, opened, fold)
-        if isinstance(arrival.answer, Refusal) and arrival.answer.reason == LedgerMissing.__name__:
-            self.check_ledgers()
+        counts = after is not opened
+        if counts and isinstance(arrival.answer, Refusal) and arrival.answer.reason == LedgerMissing.__name__:
+            self.ledgers.check(self.dispatcher.answered)
         stopwatch.lap("fold")
         return after
 
@@ -81,7 +78,7 @@ class AnswerDesk:
             return self._record(opened, outcome)
         elif objection in _OF_NO_USE:
             self.inbox.drop(arrival, objection)
-        else:
+        elif arrival.delivery is not None:
             self.inbox.refuse(arrival.delivery, objection, f"round {answer.round}, client {answer.client}")
         return opened
 
@@ -105,7 +102,7 @@ class AnswerDesk:
             return ClientOutcome(answer.client, REFUSED, one_line(f"{answer.reason}: {answer.detail}"))
         if wrong := impossible(answer, self.recipe.client, self.context.shard_sizes):
             return ClientOutcome(answer.client, INVALID, wrong)
-        metrics = kept_metrics(answer, self._display)
+        metrics = kept_metrics(answer, self.recipe.spec.display)
         verdict = fold.add(
             Answer(
                 client=answer.client,

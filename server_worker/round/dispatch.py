@@ -6,9 +6,8 @@ from contextlib import suppress
 from broker_config.brokers.topology import DEAD_LETTERS, models_queue, tasks_queue, updates_queue
 from broker_config.protocol.buffers import digest
 from broker_config.protocol.errors import LedgerFenced, LedgerMissing, QueueMissing
-from broker_config.protocol.messages import MODEL_KIND, Message, ModelEntry, Refusal, TrainTask
+from broker_config.protocol.messages import MODEL_KIND, ModelEntry, Refusal, TrainTask
 from broker_config.protocol.wire import encode_arrays, encode_message
-from fedil_model.methods import find_method
 from fedil_model.methods.interface import Method, State, Tensors
 from fedil_model.training.flat_model import to_arrays
 from server_worker.round.context import ServerContext
@@ -18,10 +17,19 @@ from server_worker.watch.notices import Notice
 
 
 class TaskDispatcher:
-    def __init__(self, run: str, recipe: Recipe, method: Method, context: ServerContext) -> None:
+    def __init__(
+        self,
+        run: str,
+        recipe: Recipe,
+        method: Method,
+        context: ServerContext,
+        refuse_for: Callable[[Refusal], None],
+    ) -> None:
+        """`refuse_for` takes what a client would answer that cannot even be asked."""
         self._run, self._recipe, self._method, self._context = run, recipe, method, context
+        self._refuse_for = refuse_for
         self._learning = recipe.learning().model_dump_json()
-        federation, extras_per_client = recipe.federation, find_method(recipe.method.name).extras_per_client
+        federation, extras_per_client = recipe.federation, recipe.spec.extras_per_client
         # More clients are asked where some fail.
         self._entries_per_version = 1 + 2 * federation.asked_at_once * extras_per_client
         self._kept = federation.max_staleness + 1 if federation.mode == "buffered" else 1
@@ -29,11 +37,12 @@ class TaskDispatcher:
         """Versions that this process has written, the last `kept`"""
         self._extras: dict[tuple[int, str], ModelEntry] = {}
         self._state: State = {}
-        self._answered: tuple[int, ...] = ()
+        self.answered: tuple[int, ...] = ()
+        """The last activation that each client has answered"""
 
     def start_round(self, state: State, answered: tuple[int, ...]) -> None:
-        """`state`: what extras are made from; `answered`: each client's last answered activation."""
-        self._state, self._answered = state, answered
+        """`state`: what extras are made from"""
+        self._state, self.answered = state, answered
 
     # ---- models ------------------------------------------------------------------------------------------------
 
@@ -73,8 +82,7 @@ class TaskDispatcher:
         except (LedgerFenced, LedgerMissing) as error:
             # A site can spoil only its own clients' ledgers: answer in their place.
             why = str(error)[:1000]
-            refusal = Refusal(self._run, version, client, activation, type(error).__name__, why)
-            self._publish(updates_queue(self._run), refusal)
+            self._refuse_for(Refusal(self._run, version, client, activation, type(error).__name__, why))
             return
         task = TrainTask(
             run=self._run,
@@ -84,13 +92,11 @@ class TaskDispatcher:
             model=self._models[version],
             extras=self._extras_for(version, client),
             learning=self._learning,
-            ledger_at_least=min(self._answered[client], activation - 1),
+            ledger_at_least=min(self.answered[client], activation - 1),
         )
-        self._publish(tasks_queue(self._context.sites.site_of(client)), task)
-
-    def _publish(self, queue: str, message: Message) -> None:
         with suppress(QueueMissing):  # `lost` declares a deleted queue again and names this client
-            self._context.transport.publish(queue, encode_message(message))
+            queue = tasks_queue(self._context.sites.site_of(client))
+            self._context.transport.publish(queue, encode_message(task))
 
     def has_sent(self, task: TrainTask) -> bool:
         """In this process's life: every server writes its models anew, so no two servers' tasks share an address."""
@@ -104,15 +110,12 @@ class TaskDispatcher:
         clients, site_of = list(clients), self._context.sites.site_of
         sites = {site_of(client) for client in clients}
         self._redeclare(DEAD_LETTERS)
-        lost = {
-            site
-            for site in sorted(sites)
-            if self._redeclare(tasks_queue(site), "its clients are asked again")
-        }
-        awaited = "all clients that have not answered are asked again"
-        if self._redeclare(updates_queue(self._run), awaited):
-            lost = sites
-        if self._is_deleted(models_queue(self._run), awaited):
+        queues = {tasks_queue(site): site for site in sorted(sites)}
+        # Of all sites: where one is missing nothing can be received.
+        queues |= {updates_queue(self._run, site): site for site in self._context.sites.names()}
+        consequence = "its site's clients that have not answered are asked again"
+        lost = {site for queue, site in queues.items() if self._redeclare(queue, consequence)}
+        if self._is_deleted(models_queue(self._run), "all clients that have not answered are asked again"):
             rewrite_models()
             lost = sites
         return {client for client in clients if site_of(client) in lost}

@@ -1,10 +1,10 @@
-"""Refused messages by site: the first of each minute are kept as dead letters, the others are only counted."""
+"""Messages by site that are refused or of no use: the first of each minute are told one by one, and those that are
+refused are kept as dead letters; the others are only counted."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from broker_config.brokers.topology import site_user
-from server_worker.watch.notices import UNKNOWN_SITE, Notice
+from server_worker.watch.notices import Notice
 
 KEPT_PER_MINUTE = 50
 """Of one site. A dead letter costs a confirmed publish, and their queue is bounded: a flood would evict the others."""
@@ -19,16 +19,17 @@ class _Minute:
     """Refusals that were not kept, and are in no notice yet"""
 
 
-class RefusalSampler:
-    def __init__(
-        self, sites: Iterable[str], clock: Callable[[], float], note: Callable[[Notice], None]
-    ) -> None:
-        self._sites = {site_user(site): site for site in sites}
-        self._clock, self._note = clock, note
-        self._minutes: dict[str, _Minute] = {}
+BAD = (
+    "site {site} sends more than {most} bad messages a minute: {more} more refused and not kept as dead letters. What "
+    "others send is read first; stop its workers, or remove its user from the broker"
+)
+LATE = "site {site} sends more than {most} answers a minute that come late or again: {more} more were dropped"
 
-    def site_of(self, sender: str | None) -> str:
-        return self._sites.get(sender or "", UNKNOWN_SITE)
+
+class RefusalSampler:
+    def __init__(self, clock: Callable[[], float], note: Callable[[Notice], None], words: str = BAD) -> None:
+        self._clock, self._note, self._words = clock, note, words
+        self._minutes: dict[str, _Minute] = {}
 
     def keeps(self, site: str) -> bool:
         """Counts one refusal. A site over its rate is named at once, and then once a minute."""
@@ -45,15 +46,19 @@ class RefusalSampler:
             self._tell(site, minute)
         return False
 
+    def is_over_rate(self, site: str) -> bool:
+        minute = self._minutes.get(site)
+        if minute is None or minute.refused <= KEPT_PER_MINUTE:
+            return False
+        return self._clock() - minute.began < _MINUTE
+
     def tell_rest(self) -> None:
         for site, minute in self._minutes.items():
             self._tell(site, minute)
 
     def _tell(self, site: str, minute: _Minute) -> None:
         if minute.not_told:
-            words = (
-                f"site {site} sends more than {KEPT_PER_MINUTE} bad messages a minute: {minute.not_told} more refused "
-                "and not kept as dead letters; stop its workers, or remove its user from the broker"
-            )
-            self._note(Notice(words, num_refused=minute.not_told, site=site))
+            words = self._words.format(site=site, most=KEPT_PER_MINUTE, more=minute.not_told)
+            refused = minute.not_told if self._words is BAD else 0
+            self._note(Notice(words, num_refused=refused, site=site))
             minute.not_told = 0

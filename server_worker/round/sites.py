@@ -1,7 +1,6 @@
 """Sites: which clients each owns, which user may answer for them, and which have workers now."""
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from broker_config.brokers.topology import site_user, workers_topic
 from broker_config.stores.interface import Store
@@ -13,40 +12,9 @@ _OFTEN_SECONDS = 5.0
 """Time between two looks beyond this is not counted as absence: no one could be seen then."""
 
 
-class Sites(Protocol):
-    def names(self) -> tuple[str, ...]: ...
-
-    def site_of(self, client: int) -> str: ...
-
-    def wrong_sender(self, sender: str | None, client: int) -> str:
-        """Why this user, as the broker validated it, may not answer for the client; empty if it may"""
-
-    def present(self) -> tuple[str, ...]:
-        """Sites that have a worker"""
-
-
-class OneSite:
-    """All clients belong to one site, which always has workers."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def names(self) -> tuple[str, ...]:
-        return (self._name,)
-
-    def site_of(self, client: int) -> str:  # noqa: ARG002
-        return self._name
-
-    def wrong_sender(self, sender: str | None, client: int) -> str:  # noqa: ARG002
-        return ""
-
-    def present(self) -> tuple[str, ...]:
-        return (self._name,)
-
-
-class WatchedSites:
-    """Sites whose workers put notices on the store's board. A site that was never seen counts as present until the
-    time-out has passed: workers may start more slowly than the server."""
+class Sites:
+    """A site is present while its workers put notices on the store's board. One that was never seen counts as present
+    until the time-out has passed: workers may start more slowly than the server."""
 
     def __init__(
         self,
@@ -71,7 +39,8 @@ class WatchedSites:
         return self._site_by_client[client]
 
     def wrong_sender(self, sender: str | None, client: int) -> str:
-        """The server's own credentials are trusted; a transport without users (None) as well."""
+        """Why this user, as the broker validated it, may not answer for the client; empty if it may. The server's own
+        credentials are trusted; a transport without users (None) as well."""
         if sender is None or sender == self._server_user:
             return ""
         if client >= len(self._site_by_client):
@@ -83,6 +52,7 @@ class WatchedSites:
         return f"{claimed} for client {client}, which belongs to site {site}"
 
     def present(self) -> tuple[str, ...]:
+        """Sites that have a worker"""
         if self._clock() - self._looked >= _LOOK_SECONDS:
             self._look()
         present = tuple(site for site, seen in self._seen.items() if self._looked - seen < self._timeout)

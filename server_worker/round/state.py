@@ -15,6 +15,7 @@ class Open(ABC):
     """What answers arrive for: a round or a buffer."""
 
     number: int
+    run: str
     arrived: Mapping[int, ClientOutcome] = field(default_factory=dict, kw_only=True)
     """What became of clients that were asked"""
 
@@ -53,9 +54,21 @@ class Open(ABC):
         """Of its update in the mean"""
         return 1.0
 
-    @abstractmethod
     def objection(self, answer: Update | Refusal) -> str | None:
         """Why an answer does not count, in one word for logs and counters; None if it does."""
+        if answer.run != self.run:
+            return "other_run"
+        if self.asked.get(answer.client) != answer.activation:
+            return self._objection_to_unasked(answer)
+        asked_from = self.base_of(answer.client)
+        base_version = answer.base_version if isinstance(answer, Update) else answer.round
+        if (answer.round, base_version) != (asked_from, asked_from):
+            return "not_asked"
+        return None if self._may_answer(answer.client) else "duplicate"
+
+    @abstractmethod
+    def _objection_to_unasked(self, answer: Update | Refusal) -> str:
+        """To an activation that is over, or that no client was asked for"""
 
     def record(self, outcome: ClientOutcome) -> Self:
         """A client counts once; unknown clients and repeats change nothing. One that was given up may still answer."""
@@ -76,7 +89,6 @@ OpenT = TypeVar("OpenT", bound=Open)
 
 @dataclass(frozen=True)
 class OpenRound(Open):
-    run: str
     activations: Mapping[int, int]
     """Selected client → the number of its activation"""
     needed: int
@@ -87,20 +99,9 @@ class OpenRound(Open):
     over: Sequence[int] = ()
     """By client: the last of its activations that is not awaited any more"""
 
-    def objection(self, answer: Update | Refusal) -> str | None:
-        if answer.run != self.run:
-            return "other_run"
-        if answer.round < self.number or self._is_over(answer):
-            return "late"
-        base_version = answer.base_version if isinstance(answer, Update) else answer.round
-        if (answer.round, base_version) != (self.number, self.number):
-            return "not_asked"
-        if self.activations.get(answer.client) != answer.activation:
-            return "not_asked"
-        return None if self._may_answer(answer.client) else "duplicate"
-
-    def _is_over(self, answer: Update | Refusal) -> bool:
-        return answer.client < len(self.over) and 1 <= answer.activation <= self.over[answer.client]
+    def _objection_to_unasked(self, answer: Update | Refusal) -> str:
+        over = self.over[answer.client] if answer.client < len(self.over) else 0
+        return "late" if answer.round < self.number or 1 <= answer.activation <= over else "not_asked"
 
     @property
     def asked(self) -> Mapping[int, int]:

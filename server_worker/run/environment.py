@@ -7,13 +7,14 @@ import os
 import platform
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from broker_config.process.durable import write_atomically
 from broker_config.process.version import software_version
 from broker_config.protocol.errors import FedILError
-from server_worker.run.folder import RunDir
+from server_worker.run.folder import RunDir, read_json
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +27,9 @@ def record_environment(where: RunDir, device: "torch.device", **more: str | int)
     """To be called at every start. A run that goes on elsewhere, or with another version, adds an entry; the same
     again only counts one start more. `more`: what else the caller knows, such as workers=2."""
     facts = {**_facts(device), **more}
-    known = _readable(where)
+    known: list[Mapping[str, Any]] = []
+    with suppress(FedILError, OSError):  # no run is refused for what it was made with
+        known += read_environment(where)
     now = round(time.time(), 3)
     if known and {key: value for key, value in known[-1].items() if key not in _TIMES} == facts:
         last = known.pop()
@@ -39,23 +42,12 @@ def record_environment(where: RunDir, device: "torch.device", **more: str | int)
 
 def read_environment(where: RunDir) -> tuple[Mapping[str, Any], ...]:
     """Oldest first; empty for a run of a version that did not record it. Raises FedILError if it is damaged."""
-    if not where.environment.exists():
+    known = read_json(where.environment)
+    if known is None:
         return ()
-    try:
-        known = json.loads(where.environment.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise FedILError(f"{where.environment.name} is not readable as JSON ({error})") from error
     if not isinstance(known, list) or not all(isinstance(entry, dict) for entry in known):
         raise FedILError(f"{where.environment.name} is not a list of environments")
     return tuple(known)
-
-
-def _readable(where: RunDir) -> list[dict[str, Any]]:
-    """No run is refused for what it was made with."""
-    try:
-        return [dict(entry) for entry in read_environment(where)]
-    except (FedILError, OSError):
-        return []
 
 
 def _facts(device: "torch.device") -> dict[str, str | int]:

@@ -9,14 +9,7 @@ from typing import Any
 
 from broker_config.process.durable import append_line, write_atomically
 from broker_config.protocol.errors import FedILError
-from server_worker.watch.events import (
-    ClientOutcome,
-    RoundRecord,
-    Watcher,
-    Watchers,
-    record_from_fields,
-    record_to_json,
-)
+from server_worker.watch.events import ClientOutcome, RoundRecord, Watcher
 
 
 def read_history(path: Path) -> Iterator[dict[str, Any]]:
@@ -35,7 +28,7 @@ def read_history(path: Path) -> Iterator[dict[str, Any]]:
 def read_records(path: Path) -> Iterator[RoundRecord]:
     for number, fields in enumerate(read_history(path), start=1):
         try:
-            yield record_from_fields(fields)
+            yield RoundRecord.from_fields(fields)
         except ValueError as error:
             raise FedILError(f"{path}, line {number} is no round ({error}): take it out") from error
 
@@ -67,7 +60,7 @@ class HistoryTail:
                 yield line
 
 
-class HistoryWriter(Watchers):
+class HistoryWriter(Watcher):
     """Hands every event on to another watcher, and keeps each round once. `on_answer` is called for every
     answer of a client."""
 
@@ -94,6 +87,6 @@ class HistoryWriter(Watchers):
 
     def round_closed(self, record: RoundRecord) -> None:
         if record.round > self._written:
-            append_line(self._path, record_to_json(record).encode())
+            append_line(self._path, record.to_json().encode())
             self._written = record.round
             super().round_closed(record)

@@ -12,7 +12,6 @@ from fedil_model.data.datasets.checking import check_views
 from fedil_model.data.datasets.interface import Dataset, Samples
 from fedil_model.data.split import Split, make_split, refuse_missing_classes
 from fedil_model.errors import DataError
-from fedil_model.methods import find_method
 from fedil_model.networks import build_network
 from fedil_model.seeding import derive_seed
 from fedil_model.training.fitting import FitKind, fit_model
@@ -34,7 +33,7 @@ class RunInputs:
 
     def evaluator(self, recipe: Recipe) -> BackgroundEvaluator:
         model = FlatModel(network_of(recipe, self.dataset), self.device)
-        display, views = find_method(recipe.method.name).display, self.dataset.views
+        display, views = recipe.spec.display, self.dataset.views
         fits = {
             one.name: make_fit(one.fit, self.labelled, self.dataset, recipe)
             for one in display.models
@@ -82,7 +81,7 @@ def _saved(where: RunDir) -> Split:
 
 def labelled_samples(train: Samples, split: Split, recipe: Recipe) -> Samples:
     """What the method's server trains on"""
-    if find_method(recipe.method.name).labels == "all":
+    if recipe.spec.labels == "all":
         return train
     rows = torch.from_numpy(split.labelled)
     return Samples(train.inputs[rows], train.labels[rows])

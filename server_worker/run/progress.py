@@ -14,7 +14,7 @@ from fedil_model.training.convergence import Increment
 from fedil_model.training.flat_model import Weights, from_arrays, to_arrays
 from server_worker.round.series import Totals
 from server_worker.run.checkpoint import Checkpoint
-from server_worker.watch.events import RoundRecord, record_from_fields, record_to_json
+from server_worker.watch.events import RoundRecord
 
 _CLOSED, _INCREMENTS, _TOTAL = "closed", "increments", "total/"
 
@@ -68,7 +68,7 @@ def to_checkpoint(progress: Progress, recipe_digest: str) -> Checkpoint:
         "counted": progress.counted,
     }
     # Not among the fields, whose size is bounded: it grows with the clients and with what they report.
-    closed = (record_to_json(progress.closed) if progress.closed else "null").encode()
+    closed = (progress.closed.to_json() if progress.closed else "null").encode()
     arrays = {
         **to_arrays(tensors),
         **{f"{_TOTAL}{name}": np.array(values) for name, values in progress.totals.items()},
@@ -98,11 +98,11 @@ def from_checkpoint(checkpoint: Checkpoint, recipe_digest: str) -> Progress:
             totals={key.removeprefix(_TOTAL): tuple(values.tolist()) for key, values in totals.items()},
             increments=tuple(Increment(*row) for row in increments),
             models={n: Weights(tensors[keys[0]], tensors[keys[1]]) for n, keys in meta["models"].items()},
-            closed=record_from_fields(closed) if closed else None,
+            closed=RoundRecord.from_fields(closed) if closed else None,
             selection=tuple(meta["selection"]),
             buffer=meta["buffer"],
             bases=_bases(tensors),
-            counted=int(meta.get("counted", 0)),
+            counted=int(meta["counted"]),
         )
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise CheckpointDamaged(

@@ -3,7 +3,7 @@
 import difflib
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial, reduce
 from ipaddress import ip_network
 from itertools import accumulate
@@ -24,7 +24,8 @@ from pydantic_core import ErrorDetails
 
 from broker_config.brokers.topology import DEFAULT_SITE
 from fedil_model.errors import SettingError
-from fedil_model.methods import find_method, make_learning, method_named, settings_class, validate
+from fedil_model.methods import find_method, method_named, plugins_named, settings_class, validate
+from fedil_model.methods.interface import MethodSpec
 from fedil_model.settings import Learning, Settings, merge
 
 SiteName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$")]
@@ -133,13 +134,13 @@ class Recipe(Learning):
     @model_validator(mode="after")
     def _federation_fits_method_and_split(self) -> "Recipe":
         federation = self.federation
-        if federation.clients_per_round == 0 and find_method(self.method.name).asks_clients:
+        if federation.clients_per_round == 0 and self.spec.asks_clients:
             raise ValueError(f"federation.clients_per_round is 0, but method {self.method.name} asks clients")
         buffered, asked = federation.mode == "buffered", federation.asked_at_once
         if asked > self.split.clients:
             keys = "in_flight" if buffered else "clients_per_round + over_select"
             raise ValueError(f"federation.{keys} is {asked}, but split.clients is {self.split.clients}")
-        if buffered and not find_method(self.method.name).buffered:
+        if buffered and not self.spec.buffered:
             raise ValueError(f'federation.mode: "buffered" is not supported by method {self.method.name}')
         owned = sum(federation.sites.values())
         if federation.sites and owned != self.split.clients:
@@ -149,6 +150,16 @@ class Recipe(Learning):
         if unknown := federation.addresses.keys() - self.sites.keys():
             raise ValueError(f"federation.addresses names {min(unknown)}, which is not a site of the recipe")
         return self
+
+    @property
+    def spec(self) -> MethodSpec:
+        """Of its method"""
+        return find_method(self.method.name)
+
+    @property
+    def plugins(self) -> list[str]:
+        """Code of the user's own that it names"""
+        return plugins_named(self.model_dump())
 
     @property
     def sites(self) -> dict[str, range]:
@@ -162,7 +173,7 @@ class Recipe(Learning):
         """Epochs of server-only training; 0 by default where the method is nothing else"""
         if self.baseline_epochs is not None:
             return self.baseline_epochs
-        if not find_method(self.method.name).asks_clients:
+        if not self.spec.asks_clients:
             return 0
         return self.server.pretrain_epochs + self.rounds * self.server.epochs
 
@@ -171,7 +182,7 @@ class Recipe(Learning):
 
     def learning(self) -> Learning:
         """The part that a task carries."""
-        return make_learning(self.model_dump(include=set(Learning.model_fields)))
+        return validate(Learning, self.model_dump(include=set(Learning.model_fields)))
 
 
 def load_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:
@@ -281,16 +292,19 @@ def numbers_depend_on(recipe: Recipe) -> dict[str, Any]:
     asked for later, unless a schedule counts them."""
     constant = {recipe.client.lr_schedule, recipe.server.lr_schedule} == {"constant"}
     ignored = {**_NO_NUMBER, "rounds": constant}
-    return dict(_flatten(recipe.model_dump(mode="json", exclude=ignored)))
+    return flatten(recipe.model_dump(mode="json", exclude=ignored), whole=("options",))
 
 
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        # A table of a user's own options counts as one value: it may be empty.
-        if isinstance(value, Mapping) and key != "options":
-            yield from _flatten(value, f"{prefix}{key}.")
+def flatten(table: Mapping[str, Any], prefix: str = "", whole: Collection[str] = ()) -> dict[str, Any]:
+    """Nested tables → dotted keys, plain values before tables, so that it reads top down. Empty tables, and those in
+    `whole`, are values."""
+    flat: dict[str, Any] = {}
+    for key, value in sorted(table.items(), key=lambda item: isinstance(item[1], dict)):
+        if isinstance(value, dict) and value and key not in whole:
+            flat |= flatten(value, f"{prefix}{key}.", whole)
         else:
-            yield prefix + key, value
+            flat[prefix + key] = value
+    return flat
 
 
 def parse_override(text: str) -> dict[str, Any]:

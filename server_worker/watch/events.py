@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Protocol
+from typing import Annotated, Any
 
 from pydantic import Field, StrictFloat, StrictInt, StrictStr, TypeAdapter, ValidationError
 
@@ -63,51 +63,37 @@ class RoundRecord:
     per_class: tuple[float | None, ...] = ()
     """Accuracy of "global" on each class; None for one without test samples, empty when not evaluated"""
 
+    @property
+    def headline(self) -> dict[str, Any]:
+        """For log lines and the status board"""
+        names = ("round", "accepted", "selected", "delta_norm", "accuracy")
+        return {**{name: getattr(self, name) for name in names}, "seconds": self.seconds.get("total", 0.0)}
 
-def record_to_json(record: RoundRecord) -> str:
-    """Not by dataclasses.asdict: it copies every number of every client, and takes four times as long."""
-    return json.dumps(vars(record), default=vars)
+    def to_json(self) -> str:
+        """Not by dataclasses.asdict: it copies every number of every client, and takes four times as long."""
+        return json.dumps(vars(self), default=vars)
+
+    @staticmethod
+    def from_fields(fields: object) -> "RoundRecord":
+        """From what JSON made of it. Fields that a later version has added are ignored. Raises ValueError."""
+        try:
+            return _RECORD.validate_python(fields)
+        except ValidationError as error:
+            first = error.errors()[0]
+            what = "is missing" if first["type"] == "missing" else f"is {first['input']!r}"
+            raise ValueError(f"{'.'.join(map(str, first['loc']))} {what}".strip()) from error
 
 
 _RECORD = TypeAdapter(RoundRecord)
 
 
-def record_from_fields(fields: object) -> RoundRecord:
-    """From what JSON made of it. Fields that a later version has added are ignored. Raises ValueError."""
-    try:
-        return _RECORD.validate_python(fields)
-    except ValidationError as error:
-        first = error.errors()[0]
-        what = "is missing" if first["type"] == "missing" else f"is {first['input']!r}"
-        raise ValueError(f"{'.'.join(map(str, first['loc']))} {what}".strip()) from error
+class Watcher:
+    """Called in the run's thread, which waits for it: it must be quick. This class hands every event on to others;
+    without any, it is the base of watchers of some events only."""
 
+    _watchers: tuple["Watcher", ...] = ()
 
-class Watcher(Protocol):
-    """Called in the run's thread, which waits for it: it must be quick."""
-
-    def run_started(self, first_round: int, rounds: int) -> None: ...
-
-    def phase(self, round_number: int, name: str) -> None:
-        """What is happening now: server_step, broadcast, wait, close; before round 1 (numbered 0) load_data and
-        pretrain, after the last one baseline."""
-
-    def update_arrived(
-        self, round_number: int, outcome: ClientOutcome, answered: int, selected: int
-    ) -> None: ...
-
-    def round_closed(self, record: RoundRecord) -> None:
-        """In order, as soon as the round is evaluated."""
-
-    def note(self, notice: Notice) -> None:
-        """One line that a person should see."""
-
-
-class Watchers:
-    """Several watchers as one. Without any it ignores all events: a base for watchers of some events only."""
-
-    _watchers: tuple[Watcher, ...] = ()
-
-    def __init__(self, *watchers: Watcher) -> None:
+    def __init__(self, *watchers: "Watcher") -> None:
         self._watchers = watchers
 
     def run_started(self, first_round: int, rounds: int) -> None:
@@ -115,6 +101,8 @@ class Watchers:
             watcher.run_started(first_round, rounds)
 
     def phase(self, round_number: int, name: str) -> None:
+        """What is happening now: server_step, broadcast, wait, close; before round 1 (numbered 0) load_data and
+        pretrain, after the last one baseline."""
         for watcher in self._watchers:
             watcher.phase(round_number, name)
 
@@ -123,9 +111,11 @@ class Watchers:
             watcher.update_arrived(round_number, outcome, answered, selected)
 
     def round_closed(self, record: RoundRecord) -> None:
+        """In order, as soon as the round is evaluated."""
         for watcher in self._watchers:
             watcher.round_closed(record)
 
     def note(self, notice: Notice) -> None:
+        """One line that a person should see."""
         for watcher in self._watchers:
             watcher.note(notice)

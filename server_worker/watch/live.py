@@ -11,20 +11,21 @@ import re
 import secrets
 import threading
 import time
-from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from fedil_model.methods import find_method
-from server_worker.run.folder import RunDir
+from broker_config.process.logs import plain
+from broker_config.protocol.errors import FedILError
+from server_worker.run.folder import RunDir, read_baseline
 from server_worker.run.history import HistoryTail, read_records
 from server_worker.run.recipe import Recipe
 from server_worker.watch import page_rows as rows
-from server_worker.watch.events import ClientOutcome, RoundRecord, record_from_fields
+from server_worker.watch.events import ClientOutcome, RoundRecord, Watcher
 from server_worker.watch.notices import Notice
 from server_worker.watch.survey import Survey
 
@@ -33,7 +34,6 @@ _MOST_BYTES = 250_000
 """Of one answer, a quarter of that when compressed: a slow link must receive it before the web server's time-out. The
 page asks again for the rest."""
 _MOST_NOTES = 200
-_MOST_CLASSES = 1000
 _NUMBERED_LINE = re.compile(rb'\{"round": (\d+),')
 
 
@@ -48,10 +48,10 @@ class _OpenRound:
     outcomes: list[ClientOutcome] = field(default_factory=list)
 
 
-class LiveRun:
+class LiveRun(Watcher):
     def __init__(self, run: str, recipe: Recipe, history: Path) -> None:
         self._recipe, self._history = recipe, history
-        self._encoder = rows.Rows(find_method(recipe.method.name).display)
+        self._encoder = rows.Rows(recipe.spec.display)
         self._lock = threading.Lock()
         self._about = rows.about(run, recipe)
         self._abouts = 1
@@ -62,24 +62,23 @@ class LiveRun:
         self._surveys = 0
         self._notes: deque[tuple[int, float, str]] = deque(maxlen=_MOST_NOTES)
         self._noted = 0
-        self._numbers: list[int] = []
-        self._rows: list[bytes] = []
+        self._rows: dict[int, bytes] = {}
+        """By round, in order"""
         self._restore(below=None)
 
     # ---- written by the run ----------------------------------------------------------------------------------
 
-    def tell(self, **facts: Any) -> None:
-        """Facts: state (starting, standby, running, done, stopped, failed) with an optional reason; class_names;
-        baseline; rounds."""
+    def enter(self, state: str, reason: str = "") -> None:
+        """States: starting, standby, running, done, stopped, failed"""
         with self._lock:
-            if "state" in facts:
-                reason = rows.cut(str(facts.pop("reason", "")), rows.LONGEST_TEXT)
-                self._state = {"state": str(facts.pop("state")), "since": time.time(), "reason": reason}
-            if "class_names" in facts:
-                names = [rows.cut(str(name), rows.LONGEST_NAME) for name in facts["class_names"]]
-                facts["class_names"] = names[:_MOST_CLASSES]
-            if facts:
-                self._learn(facts)
+            reason = rows.cut(reason, rows.LONGEST_TEXT)
+            self._state = {"state": state, "since": time.time(), "reason": reason}
+
+    def learn(self, **facts: Any) -> None:
+        """Facts: class_names, baseline, rounds"""
+        with self._lock:
+            self._about = {**self._about, **facts}  # a new dict: a request may be encoding the old one
+            self._abouts += 1
 
     def survey(self, survey: Survey) -> None:
         fleet = rows.fleet(survey, self._recipe)
@@ -90,7 +89,7 @@ class LiveRun:
     def run_started(self, first_round: int, rounds: int) -> None:
         """Rounds after the checkpoint from which the run resumes are repeated."""
         self._restore(below=first_round)
-        self.tell(rounds=rounds)
+        self.learn(rounds=rounds)
 
     def phase(self, round_number: int, name: str) -> None:
         now = time.time()
@@ -110,10 +109,9 @@ class LiveRun:
     def round_closed(self, record: RoundRecord) -> None:
         row = self._encoder.encode(record)
         with self._lock:
-            if self._numbers and record.round <= self._numbers[-1]:
+            if record.round <= self._last_round():
                 self._forget_from(record.round)
-            self._numbers.append(record.round)
-            self._rows.append(row)
+            self._rows[record.round] = row
             self._open.pop(record.round, None)
 
     def note(self, notice: Notice) -> None:
@@ -129,33 +127,29 @@ class LiveRun:
         baseline = _read_baseline(self._history)
         with self._lock:
             self._life = secrets.token_hex(6)
-            self._numbers = sorted(kept)
-            self._rows = [kept[number] for number in self._numbers]
+            self._rows = dict(sorted(kept.items()))
             self._open = {}
             self._tail = tail
-            if baseline is not None:
-                self._learn({"baseline": baseline})
-
-    def _learn(self, facts: Mapping[str, Any]) -> None:
-        self._about = {**self._about, **facts}  # a new dict: a request may be encoding the old one
-        self._abouts += 1
+        if baseline is not None:
+            self.learn(baseline=baseline)
 
     def _follow(self) -> None:
         for line in self._tail.new_lines(lambda: self._forget_from(0)):
-            last = self._numbers[-1] if self._numbers else 0
+            last = self._last_round()
             numbered = _NUMBERED_LINE.match(line)
             if numbered and int(numbered[1]) <= last:
                 continue
             # A server that begins to lead reports a damaged line; here it is skipped.
             with suppress(ValueError):
-                record = record_from_fields(json.loads(line))
+                record = RoundRecord.from_fields(json.loads(line))
                 if record.round > last:
-                    self._rows.append(self._encoder.encode(record))
-                    self._numbers.append(record.round)
+                    self._rows[record.round] = self._encoder.encode(record)
 
-    def _forget_from(self, number: int) -> None:
-        index = bisect_left(self._numbers, number)
-        del self._numbers[index:], self._rows[index:]
+    def _last_round(self) -> int:
+        return next(reversed(self._rows), 0)
+
+    def _forget_from(self, first: int) -> None:
+        self._rows = {number: row for number, row in self._rows.items() if number < first}
         self._life = secrets.token_hex(6)
 
     # ---- read by the page ------------------------------------------------------------------------------------
@@ -169,15 +163,15 @@ class LiveRun:
                 self._follow()
             if query.get("life", self._life) != self._life:
                 known = dict.fromkeys(known, 0)
-            begin = bisect_right(self._numbers, known["after"])
-            page = self._page(begin)
+            wanted = [row for number, row in self._rows.items() if number > known["after"]]
+            page = _first_page(wanted)
             answer: dict[str, Any] = {
                 "life": self._life,
                 "now": time.time(),
                 **self._state,
                 "phase": self._phase,
                 "open": [{**vars(one), **self._encoder.clients(one.outcomes)} for one in self._open.values()],
-                "more": begin + len(page) < len(self._rows),
+                "more": len(page) < len(wanted),
                 "notes": [list(note) for note in self._notes if note[0] > known["note"]],
             }
             if known["about"] != self._abouts:
@@ -188,15 +182,6 @@ class LiveRun:
         answer["rounds"] = [json.loads(row) for row in page]
         return answer
 
-    def _page(self, begin: int) -> list[bytes]:
-        page, size = list[bytes](), 0
-        for row in self._rows[begin : begin + MOST_ROUNDS]:
-            size += len(row)
-            if page and size > _MOST_BYTES:
-                break
-            page.append(row)
-        return page
-
     def round(self, query: Mapping[str, str]) -> dict[str, Any]:
         """All of one round, with the outcome of every client: read from the history, since it is rarely needed. Raises
         ValueError."""
@@ -206,9 +191,15 @@ class LiveRun:
         fields = _find_line(self._history, number)
         if fields is None:
             with self._lock:
-                known = f"{self._numbers[0]} to {self._numbers[-1]}" if self._numbers else "none yet"
+                known = f"{next(iter(self._rows))} to {self._last_round()}" if self._rows else "none yet"
             raise ValueError(f"round {number} is not in the history; rounds there: {known}")
-        return rows.whole_round(fields)
+        return {name: plain(value) for name, value in fields.items()}
+
+
+def _first_page(wanted: Sequence[bytes]) -> Sequence[bytes]:
+    """At least one"""
+    sizes = accumulate(map(len, wanted[:MOST_ROUNDS]))
+    return wanted[: max(1, sum(size <= _MOST_BYTES for size in sizes))]
 
 
 def _number(query: Mapping[str, str], name: str) -> int:
@@ -220,9 +211,8 @@ def _number(query: Mapping[str, str], name: str) -> int:
 
 def _read_baseline(history: Path) -> float | None:
     """Accuracy of training on the labels alone, where it was measured"""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        known = json.loads(RunDir(history.parent).baseline.read_text(encoding="utf-8"))
-        return rows.finite(known["accuracy"])
+    with suppress(FedILError, OSError):
+        return rows.finite(read_baseline(RunDir(history.parent)).get("accuracy"))
     return None
 
 

@@ -2,15 +2,12 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from broker_config.process.logs import about
 from fedil_model.methods.interface import INVALID
-from server_worker.watch.events import REFUSED, ClientOutcome, RoundRecord
+from server_worker.run.digests import Outcome
+from server_worker.watch.events import REFUSED, ClientOutcome, RoundRecord, Watcher
 from server_worker.watch.notices import Notice
-
-if TYPE_CHECKING:
-    from server_worker.deployment import Outcome
 
 LOGGER = "server_worker"
 _log = logging.getLogger(LOGGER)
@@ -21,7 +18,7 @@ _OUTSIDE_ROUNDS = {
 }
 
 
-def log_outcome(outcome: "Outcome", rounds: int) -> None:
+def log_outcome(outcome: Outcome, rounds: int) -> None:
     """A server's last line."""
     digests = {"model_digest": outcome.model_digest, "ledger_digest": outcome.ledger_digest}
     how = "stopped as asked (the same command goes on with it)" if outcome.stopped else "done"
@@ -32,7 +29,7 @@ def log_outcome(outcome: "Outcome", rounds: int) -> None:
         )
 
 
-class LogWatcher:
+class LogWatcher(Watcher):
     def __init__(self, run: str, always: Callable[..., None] = lambda **_: None) -> None:
         """`always` takes what every other log line of this process carries too: the run and its round."""
         self._run, self._always = run, always
@@ -69,21 +66,13 @@ class LogWatcher:
 
     def round_closed(self, record: RoundRecord) -> None:
         accuracy = ", ".join(f"{name} {100 * value:.2f} %" for name, value in record.accuracy.items())
-        seconds = record.seconds.get("total", 0.0)
-        facts = {
-            "round": record.round,
-            "accepted": record.accepted,
-            "selected": record.selected,
-            "delta_norm": record.delta_norm,
-            "accuracy": record.accuracy,
-            "seconds": seconds,
-        }
+        facts = record.headline
         self._write(
             logging.INFO,
             facts,
             "closed: accepted %d of %d, ‖Δθ‖ %.4g%s, %.1f s; rounds left: %d",
             *(record.accepted, record.selected, record.delta_norm),
-            *(f", accuracy {accuracy}" if accuracy else "", seconds, record.rounds - record.round),
+            *(f", accuracy {accuracy}" if accuracy else "", facts["seconds"], record.rounds - record.round),
         )
 
     def note(self, notice: Notice) -> None:

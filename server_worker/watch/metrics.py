@@ -13,12 +13,11 @@ from prometheus_client.registry import Collector
 
 from broker_config.process.metrics import SECONDS, Registry, Traffic, gauges, is_known
 from broker_config.process.version import software_version
-from fedil_model.methods import find_method
 from fedil_model.methods.interface import ACCEPTED, ClientValue, Display
 from fedil_model.training.convergence import VERDICTS
 from server_worker.run.recipe import Recipe
-from server_worker.watch.events import STALE, ClientOutcome, RoundRecord
-from server_worker.watch.notices import UNKNOWN_SITE, Notice
+from server_worker.watch.events import STALE, ClientOutcome, RoundRecord, Watcher
+from server_worker.watch.notices import Notice
 from server_worker.watch.outcomes import REASONS, all_outcomes
 from server_worker.watch.survey import Survey
 
@@ -39,12 +38,10 @@ _CONVERGENCE = {
 }
 
 
-class ServerMetrics:
-    """A watcher."""
-
+class ServerMetrics(Watcher):
     def __init__(self, run: str, recipe: Recipe, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        display, federation = find_method(recipe.method.name).display, recipe.federation
+        display, federation = recipe.spec.display, recipe.federation
         registry = self._registry = Registry(run=run)
         Info("fedil_run", "Recipe, method, mode and version of the run.", registry=registry).info(
             {
@@ -57,9 +54,10 @@ class ServerMetrics:
         self.last = _LastRound(display, recipe.rounds)
         self._rounds = _Rounds(registry, display)
         self._answers = _Answers(registry, display, federation.mode == "buffered", recipe.client.epochs)
-        text = "Bad messages by the site whose user sent them."
+        text = "Bad messages by the site that sent them."
         self._refused_by_site = Counter("fedil_site_messages_refused", text, ["site"], registry=registry)
-        self._refused_by_site.labels(UNKNOWN_SITE)
+        for site in recipe.sites:
+            self._refused_by_site.labels(site)
         self.fleet = _Fleet(recipe.split.clients, _over_selected(recipe))
         self.traffic = Traffic()
         for collector in (self.last, self.fleet, self.traffic):

@@ -2,9 +2,6 @@
 
 from dataclasses import dataclass
 
-UNKNOWN_SITE = "unknown"
-"""Of a message whose sender is not the user of a site"""
-
 
 @dataclass(frozen=True)
 class Notice:
@@ -17,7 +14,7 @@ class Notice:
     num_refused: int = 0
     """Bad messages that it tells of, …"""
     site: str = ""
-    """… and the site whose user sent them"""
+    """… and the site that sent them"""
 
     def __str__(self) -> str:
         if self.round is None:

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from fedil_model.methods import find_method
 from fedil_model.methods.interface import ClientValue, Display
 from server_worker.run.recipe import Recipe
 from server_worker.watch.events import ClientOutcome, RoundRecord
@@ -21,6 +20,7 @@ MOST_CLIENTS = 512
 MOST_WORKERS = 200
 MOST_SITES = 200
 _MOST_NUMBERS = 16
+_MOST_CLASSES = 1000
 LONGEST_NAME = 120
 LONGEST_TEXT = 1000
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -86,13 +86,8 @@ def _rounded(value: float | None, digits: int) -> float | None:
     return round(value, digits) if value is not None and math.isfinite(value) else None
 
 
-def whole_round(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """All of one line of the history, fit for JSON readers and for people."""
-    return {str(key): _plain(value) for key, value in fields.items()}
-
-
 def about(run: str, recipe: Recipe) -> dict[str, Any]:
-    federation, display = recipe.federation, find_method(recipe.method.name).display
+    federation, display = recipe.federation, recipe.spec.display
     sites = [[site, len(clients)] for site, clients in recipe.sites.items()]
     return {
         "run": cut(run, LONGEST_NAME),
@@ -114,6 +109,10 @@ def about(run: str, recipe: Recipe) -> dict[str, Any]:
         "display": {**asdict(display), "outcomes": [asdict(one) for one in all_outcomes(display)]},
         "reasons": REASONS,
     }
+
+
+def shown_classes(names: Sequence[str]) -> list[str]:
+    return [cut(name, LONGEST_NAME) for name in names[:_MOST_CLASSES]]
 
 
 def fleet(survey: Survey, recipe: Recipe) -> dict[str, Any]:
@@ -163,14 +162,3 @@ def finite(value: object, digits: int = 6) -> float | None:
 
 def cut(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
-
-
-def _plain(value: Any) -> Any:
-    """As JSON knows it. Most of a round are numbers of its clients."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, str):
-        return cut(value, LONGEST_TEXT)
-    if isinstance(value, dict):
-        return {cut(key, LONGEST_NAME): _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list) else value

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 
-from server_worker.watch.events import ClientOutcome, RoundRecord
+from server_worker.watch.events import ClientOutcome, RoundRecord, Watcher
 from server_worker.watch.notices import Notice
 
 _RECENT_ROUNDS = 5
 _LONGEST_NOTE = 300
 
 
-class StatusTeller:
+class StatusTeller(Watcher):
     def __init__(self, tell: Callable[..., None], expected: int) -> None:
         """`expected`: answers wanted, until the first answer of a round says how many clients were asked"""
         self._tell, self._expected = tell, expected
@@ -25,15 +25,7 @@ class StatusTeller:
         self._tell(answered=answered, selected=selected)
 
     def round_closed(self, record: RoundRecord) -> None:
-        row = {
-            "round": record.round,
-            "accuracy": dict(record.accuracy),
-            "delta_norm": record.delta_norm,
-            "accepted": record.accepted,
-            "selected": record.selected,
-            "seconds": record.seconds.get("total"),
-        }
-        self._rounds = [*self._rounds, row][-_RECENT_ROUNDS:]
+        self._rounds = [*self._rounds, record.headline][-_RECENT_ROUNDS:]
         self._tell(recent=self._rounds, verdict=record.verdict)
 
     def note(self, notice: Notice) -> None:

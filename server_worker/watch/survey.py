@@ -95,7 +95,7 @@ class Surveyor:
     def _depths(self, transport: Transport) -> dict[str, int]:
         kinds = {
             "tasks": [tasks_queue(site) for site in self._sites],
-            "updates": [updates_queue(self._run)],
+            "updates": [updates_queue(self._run, site) for site in self._sites],
             "dead_letters": [DEAD_LETTERS],
         }
         found: dict[str, int] = {}

@@ -15,7 +15,7 @@ from broker_config.protocol.errors import FedILError
 from fedil_model.methods.interface import Display
 from server_worker.run.folder import RunDir
 from server_worker.run.history import read_records
-from server_worker.watch.events import RoundRecord, Watchers
+from server_worker.watch.events import RoundRecord, Watcher
 from server_worker.watch.notices import Notice
 from server_worker.watch.outcomes import all_outcomes
 
@@ -23,7 +23,7 @@ _SUFFIX = ".fedil"
 _FIRST_ROUND = 1
 
 
-class TensorBoardWatcher(Watchers):
+class TensorBoardWatcher(Watcher):
     """`folder`: DIR/tensorboard of a run. The first write error is reported to `tell`; the run continues."""
 
     def __init__(self, folder: Path, display: Display, tell: Callable[[Notice], None]) -> None:

@@ -14,10 +14,11 @@ from broker_config.process.metrics import EXPOSITION, Bytes
 from server_worker.run.folder import RunDir
 from server_worker.run.history import read_records
 from server_worker.run.recipe import Recipe
-from server_worker.watch.events import Watcher, Watchers
+from server_worker.watch.events import Watcher
 from server_worker.watch.live import LiveRun
 from server_worker.watch.metrics import ServerMetrics
 from server_worker.watch.notices import Notice
+from server_worker.watch.page_rows import shown_classes
 from server_worker.watch.survey import Survey
 from server_worker.watch.targets import Targets, allowed_addresses
 
@@ -37,7 +38,7 @@ class Watching:
     def __init__(self, run: str, recipe: Recipe, where: RunDir, address: WebAddress | None = None) -> None:
         self.metrics = ServerMetrics(run, recipe)
         self.live = LiveRun(run, recipe, where.history)
-        self.watcher: Watcher = Watchers(self.metrics, self.live)
+        self.watcher = Watcher(self.metrics, self.live)
         self._history = where.history
         self._evaluated_every = recipe.evaluate_every
         self._unready = "starting"
@@ -60,18 +61,19 @@ class Watching:
             return
         self._waits_for = what
         self._unready = f"waiting: {what}"
-        self.live.tell(state="starting", reason=what)
+        self.live.enter("starting", what)
         self.metrics.fleet.reachable = False
 
     def standing_by(self) -> None:
         self._waits_for, self._unready = "", "standby: another server leads this run"
-        self.live.tell(state="standby")
+        self.live.enter("standby")
         self.metrics.fleet.reachable = None  # the leader reports it
         self.metrics.last.running = False
 
     def leading(self, class_names: tuple[str, ...], traffic: Bytes) -> None:
         self._led, self._unready = True, ""
-        self.live.tell(state="running", class_names=list(class_names))
+        self.live.enter("running")
+        self.live.learn(class_names=shown_classes(class_names))
         self.metrics.traffic.source = traffic
         self._show_again()
 
@@ -80,11 +82,11 @@ class Watching:
         self.metrics.fleet.reachable = True
         if self._led:
             self._unready = ""
-            self.live.tell(state="running")
+            self.live.enter("running")
             self.metrics.last.running = True
         elif self._waits_for:
             self._waits_for, self._unready = "", "starting"
-            self.live.tell(state="starting")
+            self.live.enter("starting")
 
     def _show_again(self) -> None:
         """Rounds from before a restart, back to the last one whose accuracy was measured."""
@@ -101,7 +103,7 @@ class Watching:
     def ended(self, state: str, reason: str = "") -> None:
         """`state`: done, stopped or failed"""
         self._unready = state
-        self.live.tell(state=state, reason=reason)
+        self.live.enter(state, reason)
         if state != "failed":  # alerts shall miss a server that failed
             self.metrics.last.running = False
 

@@ -15,12 +15,19 @@ from pika.exceptions import AMQPError
 from redis import Redis as RedisClient
 from redis.exceptions import RedisError
 
-from broker_config.brokers.topology import BODIES, body_queue, tasks_queue, workers_topic
+from broker_config.brokers.topology import (
+    BODIES,
+    body_queue,
+    tasks_queue,
+    updates_queue,
+    workers_topic,
+)
 from broker_config.protocol.messages import TrainTask, Update
 from broker_config.protocol.wire import decode_message
 from broker_config.stores import connect_store
 from broker_config.stores.redis.keys import board_key, clients_key, ledger_key, notice_key
 from broker_config.transports.rabbitmq.large_messages import BODY_HEADER
+from broker_config.transports.rabbitmq.queue_admin import route
 from tests.benchmarks._fuzz_messages import (
     MALFORMED,
     MUTATIONS,
@@ -37,6 +44,7 @@ from tests.integration.configured_brokers import Brokers
 
 NORTH, WEST = "north", "west"
 SITES = {NORTH: range(3), "south": range(3, 9), WEST: range(9, 12)}
+_UPDATES, _KEY = route(updates_queue(RUN, NORTH))
 _NOTICE_SECONDS = 3.0
 _MOST_BODIES = 20
 
@@ -94,7 +102,8 @@ class Spy:
             self._channel.queue_declare("", exclusive=True, arguments={"x-max-length": 2000}).method.queue
             for _ in range(2)
         )
-        self._channel.queue_bind(self._updates, "fedil.updates", RUN)
+        for site in SITES:
+            self._channel.queue_bind(self._updates, *route(updates_queue(RUN, site)))
         self._channel.queue_bind(self._tasks, f"fedil.site.{WEST}", WEST)
 
     def collect(self) -> None:
@@ -177,7 +186,7 @@ class Hostile:
             task = decode_message(body or b"")
             assert isinstance(task, TrainTask)
             for invalid in invalid_answers(task, real, self._sizes[task.client], self._chance):
-                self._worker.publish("fedil.updates", RUN, invalid)
+                self._worker.publish(_UPDATES, _KEY, invalid)
                 self.material.own.append(invalid)
             self.answered += 1
             self._worker.channel.basic_ack(method.delivery_tag)
@@ -210,11 +219,11 @@ class Hostile:
 
     def _to_updates(self) -> None:
         if self.material.own and self._chance.random() < 0.1:
-            self._north.publish("fedil.updates", RUN, self._chance.choice(self.material.own))
+            self._north.publish(_UPDATES, _KEY, self._chance.choice(self.material.own))
             return
         body = self._mutated(MUTATIONS, self.material.updates)
-        key = self._chance.choice((*[RUN] * 20, "another", ""))
-        self._north.publish("fedil.updates", key, body, headers=self._headers(), user_id=self._user())
+        key = self._chance.choice((*[_KEY] * 20, f"south.{RUN}", "another", ""))
+        self._north.publish(_UPDATES, key, body, headers=self._headers(), user_id=self._user())
 
     def _to_dead_letters(self) -> None:
         body = self._mutated(MUTATIONS, self.material.updates)
@@ -249,8 +258,10 @@ class Hostile:
         for frame in odd_frames(chance, self._mutated(MUTATIONS, self.material.updates)):
             self._north.publish("fedil.bodies", key, frame)
             self.sent["bodies"] += 1
-        named = chance.choice((*[queue] * 10, f"{queue}0", queue.upper(), "fedil.updates.run", "fedil.dead"))
-        self._north.publish("fedil.updates", RUN, b"", headers={BODY_HEADER: named})
+        named = chance.choice(
+            (*[queue] * 10, f"{queue}0", queue.upper(), updates_queue(RUN, "south"), "fedil.dead")
+        )
+        self._north.publish(_UPDATES, _KEY, b"", headers={BODY_HEADER: named})
 
     # ---- Redis
 

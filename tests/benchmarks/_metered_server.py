@@ -17,13 +17,13 @@ from broker_config.transports.interface import Transport
 from broker_config.transports.rabbitmq.transport import RabbitTransport
 from server_worker.deployment import Deployment, serve
 from server_worker.run.recipe import make_recipe
-from server_worker.watch.events import ClientOutcome, RoundRecord
+from server_worker.watch.events import ClientOutcome, RoundRecord, Watcher
 from server_worker.watch.notices import Notice
 from tests.benchmarks._processes import memory_bytes, sent_bytes
 
 
-class Meter:
-    """A watcher. What it measures at the start of a round is everything up to there."""
+class Meter(Watcher):
+    """What it measures at the start of a round is everything up to there."""
 
     def __init__(self) -> None:
         self.transports: list[RabbitTransport] = []

@@ -48,7 +48,7 @@ from server_worker.round.context import LabelTruth
 from server_worker.run.history import HistoryWriter
 from server_worker.run.inputs import RunInputs
 from server_worker.run.recipe import Recipe
-from server_worker.watch.events import ClientOutcome, RoundRecord
+from server_worker.watch.events import RoundRecord, Watcher
 from server_worker.watch.notices import Notice
 from tests.benchmarks._processes import started
 from tests.benchmarks._watchers_at_work import EVERY_SECONDS, SCRAPED_EVERY, Connection
@@ -170,7 +170,7 @@ class Meter:
 
 
 @dataclass
-class Window:
+class Window(Watcher):
     """A watcher: what was spent between the starts of two rounds, and meanwhile somebody watches."""
 
     meter: Meter
@@ -181,16 +181,10 @@ class Window:
     began: dict[int, tuple[float, Costs, float, float]] = field(default_factory=dict)
     records: list[RoundRecord] = field(default_factory=list)
 
-    def run_started(self, first_round: int, rounds: int) -> None: ...
-
     def phase(self, round_number: int, name: str) -> None:
         if name == "server_step" and round_number in (self.first, self.last):
             in_all = (self.meter.telling_in_all, self.meter.purity_in_all)
             self.began[round_number] = (time.perf_counter(), self.meter.now(), *in_all)
-
-    def update_arrived(
-        self, round_number: int, outcome: ClientOutcome, answered: int, selected: int
-    ) -> None: ...
 
     def round_closed(self, record: RoundRecord) -> None:
         if self.first <= record.round < self.last:

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import pika
 
+from broker_config.brokers.topology import DEFAULT_SITE
 from broker_config.transports.interface import ModelAddress
 from broker_config.transports.rabbitmq.pika_private import read_large_pieces
 from broker_config.transports.rabbitmq.transport import RabbitTransport
@@ -127,7 +128,7 @@ def measure(transport: RabbitTransport, bare: Bare, pieces: list[memoryview], wa
         _take_turns(reading, version)
         for queue in queues.values():
             bare.delete(queue)
-    transport.retire(run)
+    transport.retire(run, [DEFAULT_SITE])
     return times
 
 

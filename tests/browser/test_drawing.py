@@ -329,8 +329,7 @@ def test_the_page_draws_what_another_method_declares(
     page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, display: Display, panels: set[str]
 ) -> None:
     spec = replace(find_method("fedil"), display=display)
-    for module in ("live", "metrics", "page_rows"):
-        monkeypatch.setattr(f"server_worker.watch.{module}.find_method", lambda _: spec)
+    monkeypatch.setattr("server_worker.run.recipe.find_method", lambda _: spec)
     watch = synthetic.watching_of(tmp_path, 0, 5)
     for number in range(1, 6):
         outcomes = (

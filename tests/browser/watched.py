@@ -23,7 +23,7 @@ from server_worker.run.history import HistoryWriter
 from server_worker.run.inputs import network_of
 from server_worker.run.progress import Progress
 from server_worker.run.recipe import Recipe
-from server_worker.watch.events import Watchers
+from server_worker.watch.events import Watcher
 from server_worker.watch.survey import Surveyor
 from server_worker.watch.watching import Watching, watching
 from tests.browser.synthetic import ANY_PORT
@@ -97,7 +97,7 @@ class WatchedFederation(Federation):
             store=self.ledgers,
             checkpoints=CheckpointFolder(self.where.checkpoints),
             evaluate=evaluator.submit,
-            watcher=HistoryWriter(self.where.history, Watchers(self.watch.watcher, self.gate)),
+            watcher=HistoryWriter(self.where.history, Watcher(self.watch.watcher, self.gate)),
             clock=self.clock,
             stop=self.stop,
             sites=self.sites,

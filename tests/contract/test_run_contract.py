@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from broker_config.brokers.topology import updates_queue
+from broker_config.brokers.topology import DEFAULT_SITE, updates_queue
 from broker_config.protocol.errors import ModelMissing, QueueMissing
 from broker_config.transports.interface import ModelAddress, Transport
 from tests.contract.transports import NOTHING, SOON, Connect, big_body
@@ -129,7 +129,7 @@ def test_retiring_a_run_drops_what_it_had(connect: Connect, transport: Transport
     transport.publish(updates_queue(run), [b"late"])
     address = transport.append_model(run, 1, [b"weights"])
     assert transport.acquire_leadership(run, SOON)
-    transport.retire(run)
+    transport.retire(run, [DEFAULT_SITE])
     with pytest.raises(QueueMissing):
         transport.publish(updates_queue(run), [b"later"])
     with pytest.raises(ModelMissing):
@@ -141,14 +141,14 @@ def test_retiring_a_run_that_has_nothing_is_harmless_and_others_keep_theirs(
     transport: Transport, run: str
 ) -> None:
     address = transport.append_model(run, 1, [b"weights"])
-    transport.retire(f"{run}-other")
-    transport.retire(f"{run}-other")
+    transport.retire(f"{run}-other", [DEFAULT_SITE])
+    transport.retire(f"{run}-other", [DEFAULT_SITE])
     assert bytes(transport.read_model(address)) == b"weights"
 
 
 def test_a_retired_run_may_begin_anew(transport: Transport, run: str) -> None:
     transport.append_model(run, 1, [b"before"])
-    transport.retire(run)
+    transport.retire(run, [DEFAULT_SITE])
     transport.declare(updates_queue(run))
     assert transport.receive(updates_queue(run), 0.0) is None
     address = transport.append_model(run, 1, [b"after"])

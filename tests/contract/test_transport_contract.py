@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from broker_config.brokers.topology import DEAD_LETTERS, models_queue
+from broker_config.brokers.topology import DEAD_LETTERS, DEFAULT_SITE, models_queue
 from broker_config.protocol.errors import BrokerUnavailable, MessageRejected, QueueMissing
 from broker_config.transports.interface import DELIVERY_LIMIT, Buffers, Delivery, Transport
 from ops.local.services.process import wait_until
@@ -64,7 +64,7 @@ def test_depth_of_a_model_log_says_whether_it_exists(
     assert watching.depth(log) is None
     transport.append_model(run, 1, [b"weights"])
     assert watching.depth(log) is not None
-    transport.retire(run)
+    transport.retire(run, [DEFAULT_SITE])
     assert watching.depth(log) is None
 
 
@@ -82,6 +82,24 @@ def test_messages_are_delivered_in_the_order_of_publishing(transport: Transport,
     for body in bodies:
         transport.publish(queue, [body])
     assert [bytes(take(transport, queue).body) for _ in bodies] == bodies
+
+
+def test_the_first_of_several_queues_that_has_a_message_delivers(
+    transport: Transport, queue: str, connect: Connect
+) -> None:
+    other, publishing = f"{queue}-other", connect()
+    transport.declare(other)
+    for number in range(3):
+        publishing.publish(other, [b"%d" % number])
+    publishing.publish(queue, [b"first"])
+    received = [take(transport, [queue, other]) for _ in range(4)]
+    assert [bytes(delivery.body) for delivery in received] == [b"first", b"0", b"1", b"2"]
+    assert [delivery.queue for delivery in received] == [queue, other, other, other]
+    assert transport.receive([queue, other], NOTHING) is None
+    # One that comes later, while both are waited for
+    for each in (other, queue):
+        publishing.publish(each, [each.encode()])
+        assert take(transport, [queue, other]).queue == each
 
 
 def test_a_first_delivery_is_not_redelivered_and_has_no_reason(transport: Transport, queue: str) -> None:

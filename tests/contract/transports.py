@@ -1,7 +1,7 @@
 """The transports under test in the contract suites, and shared helpers. Add a new transport to BROKERS."""
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -51,7 +51,7 @@ BROKERS: dict[str, Callable[[pytest.FixtureRequest], AbstractContextManager[Conn
 }
 
 
-def take(transport: Transport, queue: str) -> Delivery:
+def take(transport: Transport, queue: str | Sequence[str]) -> Delivery:
     delivery = transport.receive(queue, SOON)
     assert delivery is not None
     return delivery

@@ -1,7 +1,7 @@
 """Real brokers with generated configuration: accounts of a server, an administrator and some sites."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +9,7 @@ from pathlib import Path
 from broker_config.brokers.definitions import (
     ADMIN_USER,
     VHOST,
+    SiteLimits,
     rabbitmq_definitions,
     rabbitmq_password_hash,
     redis_acl,
@@ -32,9 +33,12 @@ class Brokers:
         return self.redis.url.replace("//", f"//{user}:{password_of(user)}@")
 
     @property
+    def management_url(self) -> str:
+        return self.rabbitmq.management_url.replace("//", f"//{ADMIN_USER}:{password_of(ADMIN_USER)}@")
+
+    @property
     def management(self) -> Management:
-        login = f"//{ADMIN_USER}:{password_of(ADMIN_USER)}@"
-        return Management(self.rabbitmq.management_url.replace("//", login))
+        return Management(self.management_url)
 
 
 def password_of(user: str) -> str:
@@ -42,16 +46,18 @@ def password_of(user: str) -> str:
 
 
 @contextmanager
-def configured_brokers(directory: Path, *sites: str) -> Iterator[Brokers]:
+def configured_brokers(
+    directory: Path, *sites: str, limits: SiteLimits | None = None, redis_options: Sequence[str] = ()
+) -> Iterator[Brokers]:
     users = (*users_of(sites), ADMIN_USER)
     hashes = {user: rabbitmq_password_hash(user, password_of(user)) for user in users}
     definitions, acl = directory / "definitions.json", directory / "users.acl"
-    definitions.write_text(json.dumps(rabbitmq_definitions(sites, hashes)))
+    definitions.write_text(json.dumps(rabbitmq_definitions(sites, hashes, limits=limits)))
     acl.write_text(redis_acl({user: redis_password_hash(password_of(user)) for user in users}))
     with (
         needed(
             lambda: private_rabbitmq(directory / "mq", definitions=definitions, management=True)
         ) as rabbitmq,
-        needed(lambda: Redis(directory / "redis", options=["--aclfile", str(acl)])) as redis,
+        needed(lambda: Redis(directory / "redis", options=["--aclfile", str(acl), *redis_options])) as redis,
     ):
         yield Brokers(rabbitmq, redis)

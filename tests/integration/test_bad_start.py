@@ -21,7 +21,7 @@ from broker_config.protocol.errors import FedILError
 from broker_config.transports import connect_transport
 from ops.local.services.process import free_ports
 from server_worker.deployment import Deployment, serve
-from server_worker.watch.events import Watchers
+from server_worker.watch.events import Watcher
 from tests.deployment import ROOT, write_all_shards, write_recipe
 from tests.federation import SOON, Over, blobs_recipe
 from tests.services import Service, needed, redis_service
@@ -197,7 +197,7 @@ def test_a_server_that_waits_for_a_broker_names_it_to_those_who_look(
         return ""
 
     with ThreadPoolExecutor() as pool:
-        serving = pool.submit(serve, deployment, Watchers(), stop)
+        serving = pool.submit(serve, deployment, Watcher(), stop)
         try:
             until(lambda: readiness().startswith("waiting: ") or serving.done(), seconds=PATIENCE)
             said = readiness()

@@ -139,7 +139,7 @@ def test_changed_permissions_are_wrong(brokers: Brokers, lines: Check) -> None:
         code, found = lines("--broker", brokers.broker_url("site-south"))
         assert code == 1
         assert any(
-            "refused the user 'site-south'" in text and "fedil.updates" in text for text in found["wrong"]
+            "refused the user 'site-south'" in text and "fedil.site.south" in text for text in found["wrong"]
         )
     finally:
         brokers.management.post("definitions", {"permissions": [ours]})

@@ -83,14 +83,14 @@ def exchange_a_task(server: dict[str, str], site: dict[str, str], name: str) -> 
         closing(connect_transport(site["FEDIL_BROKER_URL"])) as theirs,
         closing(connect_store(site["FEDIL_STORE_URL"], site_of=lambda _: name)) as ledgers,
     ):
-        ours.declare(updates_queue(RUN))
+        ours.declare(updates_queue(RUN, name))
         ours.publish(tasks_queue(name), [b"task"])
         task = theirs.receive(tasks_queue(name), SOON)
         assert task is not None
         ledgers.commit(RUN, 1, 1, b"ledger")
-        theirs.publish(updates_queue(RUN), [b"update"])
+        theirs.publish(updates_queue(RUN, name), [b"update"])
         task.acknowledge()
-        update = ours.receive(updates_queue(RUN), SOON)
+        update = ours.receive(updates_queue(RUN, name), SOON)
         assert update is not None
         assert update.sender == site_user(name)
         update.acknowledge()
@@ -358,7 +358,8 @@ def test_the_definitions_and_the_transport_declare_the_same(
     sites = ["north", "south"]
     queues = [DEAD_LETTERS, *map(tasks_queue, sites)]
     definitions = rabbitmq_definitions(sites, dict.fromkeys(users_of(sites), ""), "imported")
-    management.post("definitions", {**definitions, "users": [], "permissions": [], "topic_permissions": []})
+    others = ("users", "permissions", "topic_permissions", "policies", "parameters")
+    management.post("definitions", definitions | {kind: [] for kind in others})
     rights = {"user": "guest", "configure": ".*", "write": ".*", "read": ".*"}
     management.post(
         "definitions",
@@ -380,13 +381,6 @@ def test_the_definitions_and_the_transport_declare_the_same(
     assert caplog.messages == []
     assert declared(management, "imported") == imported
     # Importing definitions over declared queues changes nothing either.
-    management.post(
-        "definitions",
-        {
-            **rabbitmq_definitions(sites, {}, "declared"),
-            "users": [],
-            "permissions": [],
-            "topic_permissions": [],
-        },
-    )
+    definitions = rabbitmq_definitions(sites, {}, "declared")
+    management.post("definitions", definitions | {kind: [] for kind in others})
     assert declared(management, "declared") == imported

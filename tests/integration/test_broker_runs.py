@@ -9,7 +9,14 @@ import pytest
 from redis import Redis as Client
 
 from broker_config.brokers.definitions import ADMIN_USER
-from broker_config.brokers.topology import DEAD_LETTERS, RUN_KINDS, RUNS_TOPIC, tasks_queue, updates_queue
+from broker_config.brokers.topology import (
+    DEAD_LETTERS,
+    DEFAULT_SITE,
+    RUNS_TOPIC,
+    run_of,
+    tasks_queue,
+    updates_queue,
+)
 from broker_config.process.addresses import BROKER_URL, STORE_URL
 from broker_config.protocol.errors import ModelMissing
 from broker_config.stores import connect_store
@@ -83,7 +90,7 @@ def queues_of(brokers: Brokers, run: str) -> set[str]:
     return {
         queue["name"]
         for queue in brokers.management.get("queues/fedil?columns=name")
-        if queue["name"] in {kind.prefix + run for kind in RUN_KINDS}
+        if run_of(queue["name"]) == run
     }
 
 
@@ -114,7 +121,7 @@ def test_runs_are_listed_with_leader_queues_and_ledgers(
     assert heading.split()[:3] == ["run", "led", "by"]
     assert ["led", "yes"] in [row.split()[:2] for row in rows]
     for run in ("left", "led"):
-        server.retire(run)
+        server.retire(run, [DEFAULT_SITE])
 
 
 def test_a_run_with_a_notice_of_its_server_has_a_leader(
@@ -141,7 +148,7 @@ def test_one_broker_alone_is_enough_and_the_rest_is_unknown(
     monkeypatch.delenv(STORE_URL)
     known = runs(capsys)["half"]
     assert (known["ledgers"], known["has_models"]) == (None, True)
-    server.retire("half")
+    server.retire("half", [DEFAULT_SITE])
     monkeypatch.delenv(MANAGEMENT_URL)
     assert "--management" in error_of(capsys, "runs")
 
@@ -171,7 +178,7 @@ def test_a_retired_run_is_removed_and_other_runs_stay(
     assert len(bodies(brokers)) == 2
     assert main(["broker", "retire", "old", "--ledgers", "--yes"]) == 0
     said = capsys.readouterr().out
-    assert "fedil.updates.old, fedil.models.old" in said
+    assert "fedil.updates.default.old, fedil.models.old" in said
     assert "2 unread updates" in said
     assert "removed 3 ledgers" in said
     assert queues_of(brokers, "old") == set()
@@ -182,7 +189,7 @@ def test_a_retired_run_is_removed_and_other_runs_stay(
     assert kept == {clients_key("north", "old-2"), ledger_key("north", "old-2", 1), run_key("old-2")}
     assert "knows" not in said
     assert "know of no run 'old'" in error_of(capsys, "retire", "old", "--ledgers", "--yes")
-    server.retire("old-2")
+    server.retire("old-2", [DEFAULT_SITE])
 
 
 def test_ledgers_stay_without_the_option_ledgers(
@@ -225,7 +232,7 @@ def test_a_run_with_a_leader_is_not_retired(
     assert bytes(server.read_model(address)) == b"later"
     with closing(connect_store(brokers.store_url("server"), site_of=lambda _: "north")) as store:
         assert store.latest("busy") == {1: (1, b"ledger")}
-    server.retire("busy")
+    server.retire("busy", [DEFAULT_SITE])
 
 
 def test_a_retired_run_may_start_again(
@@ -240,7 +247,7 @@ def test_a_retired_run_may_start_again(
         assert successor.receive(updates_queue("again"), 0.0) is None
         address = successor.append_model("again", 1, [b"anew"])
         assert bytes(successor.read_model(address)) == b"anew"
-        successor.retire("again")
+        successor.retire("again", [DEFAULT_SITE])
 
 
 def test_a_worker_of_a_retired_run_drops_its_task(
@@ -270,7 +277,7 @@ def test_a_site_cannot_retire_a_run(
     )
     assert "'site-north' has too few rights" in said
     assert len(queues_of(brokers, "theirs")) == 2
-    server.retire("theirs")
+    server.retire("theirs", [DEFAULT_SITE])
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from broker_config.brokers.topology import DEAD_LETTERS, models_queue, tasks_queue, updates_queue
-from server_worker.deployment import Outcome
+from server_worker.run.digests import Outcome
 from tests.federation import SOON, Federation, Hands, Over, OverBrokers, at_work, blobs_recipe
 from tests.integration.rabbitmq_direct import delete_queue
 from tests.services import Service
@@ -96,7 +96,7 @@ def test_answers_that_went_with_the_runs_queue_are_asked_for_again(
 ) -> None:
     """Workers find no queue either, and take the run for one that is over; those who ask again know better."""
     over_brokers = over(blobs_recipe(federation=federation))
-    queue = updates_queue(over_brokers.recipe.name)
+    queue = updates_queue(over_brokers.recipe.name, over_brokers.site)
     deleted = threading.Event()
 
     def delete(_: int, answered: int) -> None:
@@ -116,7 +116,7 @@ def test_a_run_whose_queue_is_deleted_again_and_again_ends_all_the_same(
     over: Over, rabbitmq: Service, tmp_path: Path
 ) -> None:
     over_brokers = over(blobs_recipe())
-    queue = updates_queue(over_brokers.recipe.name)
+    queue = updates_queue(over_brokers.recipe.name, over_brokers.site)
     seen: set[int] = set()
 
     def delete(round_number: int, answered: int) -> None:

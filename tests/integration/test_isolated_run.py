@@ -26,7 +26,7 @@ from fedil_model.methods import make_method
 from server_worker.coordinator import Coordinator, ServerContext
 from server_worker.round.dead_letters import DeadTasks
 from server_worker.round.inbox import Inbox
-from server_worker.round.sites import WatchedSites
+from server_worker.round.sites import Sites
 from server_worker.run.checkpoint import CheckpointFolder
 from tests.federation import ArrayShards, Diary, Federation, blobs_recipe, count_parameters
 from tests.integration.configured_brokers import Brokers, configured_brokers
@@ -67,13 +67,11 @@ def coordinator(federation: Federation, brokers: Brokers, stack: ExitStack) -> C
     return Coordinator(recipe.name, recipe, method, labelled, context)
 
 
-def sites_of(sites: dict[str, range], store: Any) -> WatchedSites:
-    return WatchedSites(sites, store, lambda: 0.0, 60.0, "server", lambda _: None)
+def sites_of(sites: dict[str, range], store: Any) -> Sites:
+    return Sites(sites, store, lambda: 0.0, 60.0, "server", lambda _: None)
 
 
-def context_of(
-    federation: Federation, brokers: Brokers, transport: Transport, sites: WatchedSites
-) -> ServerContext:
+def context_of(federation: Federation, brokers: Brokers, transport: Transport, sites: Sites) -> ServerContext:
     return ServerContext(
         transport=transport,
         store=federation.store,
@@ -125,9 +123,9 @@ def diary() -> Diary:
 @pytest.fixture
 def server(brokers: Brokers, run: str) -> Iterator[Transport]:
     with closing(connect_transport(brokers.broker_url("server"))) as transport:
-        transport.declare(updates_queue(run), DEAD_LETTERS)
+        transport.declare(*(updates_queue(run, site) for site in SITES), DEAD_LETTERS)
         yield transport
-        transport.retire(run)
+        transport.retire(run, SITES)
 
 
 @pytest.fixture
@@ -171,7 +169,7 @@ def reason_of_letter(server: Transport, body: bytes) -> str | None:
 
 
 def test_a_site_is_heard_for_its_own_clients(inbox: Inbox, north: Transport, run: str) -> None:
-    north.publish(updates_queue(run), [answer(run, client=2)])
+    north.publish(updates_queue(run, "north"), [answer(run, client=2)])
     arrival = inbox.next(SOON)
     assert arrival is not None
     assert arrival.answer.client == 2
@@ -181,7 +179,7 @@ def test_a_site_is_heard_for_its_own_clients(inbox: Inbox, north: Transport, run
 def test_a_site_is_not_heard_for_others(
     inbox: Inbox, server: Transport, north: Transport, diary: Diary, run: str, client: int
 ) -> None:
-    north.publish(updates_queue(run), [answer(run, client)])
+    north.publish(updates_queue(run, "north"), [answer(run, client)])
     assert inbox.next(SOON) is None
     assert inbox.take_refused() == {"not_yours": 1}
     (note,) = diary.notes
@@ -192,7 +190,7 @@ def test_a_site_is_not_heard_for_others(
 
 
 def test_who_does_not_say_its_name_is_not_heard(inbox: Inbox, channel: Any, run: str) -> None:
-    channel.basic_publish("fedil.updates", run, answer(run, client=2), mandatory=True)
+    channel.basic_publish("fedil.site.north", f"north.{run}", answer(run, client=2), mandatory=True)
     assert inbox.next(SOON) is None
     assert inbox.take_refused() == {"not_yours": 1}
 
@@ -226,10 +224,10 @@ def test_a_body_that_is_none_is_refused_and_the_next_update_heard(
     place = body_queue("site-north", uuid.uuid4().hex)
     channel.queue_declare(place, **trap)
     notice = pika.BasicProperties(user_id="site-north", headers={"x-fedil-body": place})
-    channel.basic_publish("fedil.updates", run, b"", notice, mandatory=True)
+    channel.basic_publish("fedil.site.north", f"north.{run}", b"", notice, mandatory=True)
     assert inbox.next(SOON) is None
     assert inbox.take_refused() == {"body_missing": 1}
-    north.publish(updates_queue(run), [answer(run, client=2)])
+    north.publish(updates_queue(run, "north"), [answer(run, client=2)])
     assert inbox.next(SOON) is not None
 
 
@@ -237,16 +235,16 @@ def test_an_update_whose_body_could_not_be_fetched_comes_again(
     brokers: Brokers, server: Transport, north: Transport, run: str
 ) -> None:
     body = bytes(10_000_000)
-    north.publish(updates_queue(run), [body])
+    north.publish(updates_queue(run, "north"), [body])
     with closing(RabbitTransport(brokers.broker_url("server"))) as unlucky:
-        update = unlucky.receive(updates_queue(run), SOON)
+        update = unlucky.receive(updates_queue(run, "north"), SOON)
         assert update is not None
         unlucky._session.fetching.close()
         with pytest.raises(BrokerUnavailable):
             _ = update.body
         with pytest.raises(BrokerUnavailable):
-            unlucky.receive(updates_queue(run), NOTHING)
-        again = server.receive(updates_queue(run), SOON)
+            unlucky.receive(updates_queue(run, "north"), NOTHING)
+        again = server.receive(updates_queue(run, "north"), SOON)
     assert again is not None
     assert again.redelivered
     assert bytes(again.body) == body

@@ -35,6 +35,7 @@ from tests.integration.configured_brokers import Brokers, configured_brokers
 
 RUN = "run"
 NORTH, SOUTH = tasks_queue("north"), tasks_queue("south")
+UPDATES = updates_queue(RUN, "north")
 OWN_BODY, OTHER_BODY = body_queue("site-north", "0" * 32), body_queue("site-south", "1" * 32)
 SOON, NOTHING = 60.0, 0.3
 TEN_MEGABYTES = np.random.default_rng(0).bytes(10_000_000)
@@ -48,7 +49,9 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
         closing(connect_transport(brokers.broker_url("server"))) as server,
     ):
         assert server.acquire_leadership(RUN, SOON)
-        server.declare(updates_queue(RUN), DEAD_LETTERS, NORTH, SOUTH, OTHER_BODY)
+        server.declare(
+            updates_queue(RUN, "north"), updates_queue(RUN, "south"), DEAD_LETTERS, NORTH, SOUTH, OTHER_BODY
+        )
         server.append_model(RUN, 1, [b"weights"])
         yield brokers
 
@@ -98,8 +101,8 @@ def work(server: Transport, north: Transport) -> None:
     again = take(north, NORTH, task)
     assert again.redelivered
     for body in (task, task + TEN_MEGABYTES):
-        north.publish(updates_queue(RUN), [body])
-        update = take(server, updates_queue(RUN), body)
+        north.publish(UPDATES, [body])
+        update = take(server, UPDATES, body)
         assert update.sender == "site-north"
         update.acknowledge()
     again.reject("odd")
@@ -163,12 +166,13 @@ FORBIDDEN: dict[str, Attack] = {
     "consume another's tasks": lambda c: c.basic_consume(SOUTH, nobody),
     "purge another's tasks": lambda c: c.queue_purge(SOUTH),
     "ask another to train": lambda c: publish(c, "fedil.site.south", "south"),
+    "answer for another": lambda c: publish(c, "fedil.site.south", f"south.{RUN}"),
     "publish past all exchanges": lambda c: publish(c, "", SOUTH),
     "publish past all exchanges, to itself": lambda c: publish(c, "", NORTH),
     "write a model": lambda c: publish(c, "fedil.models", RUN),
-    "read updates": lambda c: c.basic_get(updates_queue(RUN)),
-    "purge updates": lambda c: c.queue_purge(updates_queue(RUN)),
-    "delete updates": lambda c: c.queue_delete(updates_queue(RUN)),
+    "read updates": lambda c: c.basic_get(UPDATES),
+    "purge updates": lambda c: c.queue_purge(UPDATES),
+    "delete updates": lambda c: c.queue_delete(UPDATES),
     "read dead letters": lambda c: c.basic_get(DEAD_LETTERS),
     "knock for the lead": lambda c: publish(c, "fedil.lead", RUN),
     "wait for the lead": lambda c: c.basic_consume(lead_queue(RUN), nobody),
@@ -185,8 +189,8 @@ FORBIDDEN: dict[str, Attack] = {
     "cut itself off": lambda c: c.queue_unbind(NORTH, "fedil.site.north", "north"),
     "cut another off": lambda c: c.queue_unbind(SOUTH, "fedil.site.south", "south"),
     "delete a model log": lambda c: c.queue_delete(models_queue(RUN)),
-    "delete an exchange": lambda c: c.exchange_delete("fedil.updates"),
-    "bind exchanges together": lambda c: c.exchange_bind("fedil.updates", "fedil.models", RUN),
+    "delete an exchange": lambda c: c.exchange_delete("fedil.site.north"),
+    "bind exchanges together": lambda c: c.exchange_bind("fedil.site.north", "fedil.models", RUN),
 }
 
 
@@ -202,7 +206,7 @@ def test_a_site_may_not(channel: BlockingChannel, attack: Attack) -> None:
         ("fedil.bodies", "site-south.#"),
         ("fedil.bodies", "#"),
         ("fedil.bodies", "*.*"),
-        ("fedil.updates", RUN),
+        ("fedil.site.south", f"south.{RUN}"),
         ("fedil.site.south", "south"),
         ("fedil.models", RUN),
         ("fedil.dead", "dead"),
@@ -214,7 +218,7 @@ def test_a_site_may_not_listen_in(channel: BlockingChannel, exchange: str, key: 
 
 
 def test_a_site_may_not_pass_for_another(channel: BlockingChannel) -> None:
-    assert refused(lambda: publish(channel, "fedil.updates", RUN, user_id="site-south")) == 406
+    assert refused(lambda: publish(channel, "fedil.site.north", f"north.{RUN}", user_id="site-south")) == 406
 
 
 def test_a_site_may_not_pass_for_the_server(channel: BlockingChannel) -> None:

@@ -285,10 +285,14 @@ def test_what_happens_to_a_broker_is_told_with_the_task_at_hand(site: Site) -> N
     site.update()
     worker.terminate()
     assert worker.wait(PATIENCE) == 0
-    told = {event.message: event for event in events(site.said(), "json")}
-    for message in (next(said for said in told if said.endswith("; trying again")), "the broker is back"):
-        assert told[message].where == (RUN, 1, 3), message
-    assert told["stopped as asked"].where == (None, None, None)
+    told = events(site.said(), "json")
+    for words, where in (
+        ("; trying again", (RUN, 1, 3)),
+        ("the broker is back", (RUN, 1, 3)),
+        ("stopped as asked", (None, None, None)),
+    ):
+        # The thread that tells of the worker's state may have the same trouble, and has no task.
+        assert where in [event.where for event in told if event.message.endswith(words)], words
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])

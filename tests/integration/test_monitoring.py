@@ -11,7 +11,8 @@ import pytest
 import redis as redis_client
 import torch
 
-from broker_config.brokers.topology import UPDATES_EXCHANGE
+from broker_config.brokers.topology import updates_queue
+from broker_config.transports.rabbitmq.queue_admin import route
 from fedil_model.methods import find_method
 from ops.local.services import Prometheus, Redis
 from ops.local.services.process import free_ports, wait_until
@@ -187,7 +188,7 @@ def short_lived_queues_make_no_series(deployment: Deployment) -> None:
 
 def garbage_is_dead_lettered_and_noticed(deployment: Deployment) -> None:
     connection = pika.BlockingConnection(pika.URLParameters(deployment.rabbitmq.url))
-    connection.channel().basic_publish(UPDATES_EXCHANGE.name, deployment.rounds.run, b"garbage")
+    connection.channel().basic_publish(*route(updates_queue(deployment.rounds.run)), b"garbage")
     connection.close()
     assert noticed(deployment, "FedilDeadLettersGrowing")["labels"]["run"].startswith("watched.")
     refused = f'fedil_messages_refused_total{{run="{deployment.rounds.run}"}} > 0'

@@ -14,12 +14,22 @@ import pika.data
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from broker_config.brokers.topology import BODIES, DEAD, DEAD_LETTERS, UPDATES, body_queue, updates_queue
+from broker_config.brokers.topology import (
+    BODIES,
+    DEAD_LETTERS,
+    UPDATES,
+    body_queue,
+    run_of,
+    updates_queue,
+)
 from broker_config.protocol.chunks import OVERHEAD_BYTES, split
-from broker_config.protocol.errors import MessageRejected
+from broker_config.protocol.errors import MessageRejected, QueueFull
 from broker_config.transports.rabbitmq.delivery import RabbitDelivery
 from broker_config.transports.rabbitmq.large_messages import BODY_HEADER
+from broker_config.transports.rabbitmq.publisher import CHUNK_BYTES
+from broker_config.transports.rabbitmq.queue_admin import route
 from broker_config.transports.rabbitmq.transport import RabbitTransport
+from ops.local.services.process import wait_until
 from tests.integration.configured_brokers import Brokers, configured_brokers
 from tests.integration.rabbitmq_direct import queue_exists
 
@@ -41,7 +51,7 @@ def server(brokers: Brokers) -> Iterator[RabbitTransport]:
 
 @pytest.fixture
 def updates(server: RabbitTransport) -> Iterator[str]:
-    queue = updates_queue(uuid.uuid4().hex)
+    queue = updates_queue(uuid.uuid4().hex, "north")
     server.declare(queue, DEAD_LETTERS)
     yield queue
     while (letter := server.receive(DEAD_LETTERS, 0.0)) is not None:
@@ -129,9 +139,7 @@ BAD_REFERENCES = {
 
 
 def send(channel: BlockingChannel, queue: str, table: bytes, body: bytes) -> None:
-    kind = UPDATES if UPDATES.holds(queue) else DEAD
-    exchange, key = kind.exchange_of(queue).name, kind.routing_key(queue)
-    channel.basic_publish(exchange, key, body, RawProperties(table), mandatory=True)
+    channel.basic_publish(*route(queue), body, RawProperties(table), mandatory=True)
 
 
 @pytest.mark.parametrize("name", BAD_HEADERS)
@@ -186,6 +194,21 @@ def test_a_reference_without_a_body_queue_is_rejected_once_and_the_next_is_deliv
     letter.acknowledge()
 
 
+@pytest.mark.parametrize("words", ["due to timeout", "is down or inaccessible"])
+def test_a_body_queue_named_like_an_outage_is_a_missing_body_and_the_next_is_delivered(
+    server: RabbitTransport, channel: BlockingChannel, updates: str, words: str
+) -> None:
+    """RabbitMQ quotes the name in the error, and the server would wait for ever for the end of that outage."""
+    reference = text(body_queue(f"north.{words}", "0" * 32).encode())
+    send(channel, updates, header(BODY_HEADER, reference), b"")
+    send(channel, updates, b"", b"update")
+    odd = take(server, updates)
+    with pytest.raises(MessageRejected, match="body_missing"):
+        _ = odd.body
+    odd.reject("body_missing")
+    check_the_next(server, updates)
+
+
 def check_the_next(server: RabbitTransport, updates: str) -> None:
     good = take(server, updates)
     assert bytes(good.body) == b"update"
@@ -216,7 +239,7 @@ def test_a_run_with_malformed_updates_can_be_retired(
 ) -> None:
     for table in ALL:
         send(channel, updates, table, b"")
-    server.retire(UPDATES.routing_key(updates))
+    server.retire(str(run_of(updates)), ["north"])
     assert not queue_exists(brokers.broker_url("server"), updates)
 
 
@@ -293,12 +316,35 @@ def test_a_body_whose_sender_repeats_a_chunk_endlessly_is_given_up(
     assert not queue_exists(brokers.broker_url("server"), holder)
 
 
+def test_a_site_that_sends_without_end_fills_only_its_own_queue_which_is_bounded(
+    brokers: Brokers, server: RabbitTransport, updates: str
+) -> None:
+    south = updates_queue(str(run_of(updates)), "south")
+    server.declare(south)
+    most = int(UPDATES.arguments["x-max-length"])
+    with closing(RabbitTransport(brokers.broker_url(USER))) as north:
+        with published_endlessly(brokers, *route(updates), b"garbage"):
+            assert wait_until(lambda: (server.depth(updates) or 0) >= most, SOON)
+            server.publish(south, [b"update"])
+            update = server.receive([updates, south], SOON), server.receive([south, updates], SOON)
+            assert [bytes(each.body) for each in update if each] == [b"garbage", b"update"]
+        assert (server.depth(updates) or 0) <= most
+        server.publish(south, [b"x"])
+        while (server.depth(updates) or 0) < most:
+            north.publish(updates, [b"garbage"])
+        with pytest.raises(QueueFull, match="takes no message"):
+            north.publish(updates, [bytes(2 * CHUNK_BYTES)])
+        assert not brokers.management.get("queues/fedil?name=%5Efedil.body&use_regex=true&page=1")["items"]
+        take(server, updates).acknowledge()
+        north.publish(updates, [b"update"])
+
+
 def test_a_run_is_retired_while_a_sender_publishes_endlessly(
     brokers: Brokers, server: RabbitTransport, updates: str
 ) -> None:
-    run = UPDATES.routing_key(updates)
-    with published_endlessly(brokers, UPDATES.exchange.name, run, b"x"):
+    run = str(run_of(updates))
+    with published_endlessly(brokers, *route(updates), b"x"):
         began = time.monotonic()
-        server.retire(run)
+        server.retire(run, ["north"])
         assert time.monotonic() - began < SOON
     assert not queue_exists(brokers.broker_url("server"), updates)

@@ -10,7 +10,7 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from broker_config.brokers.topology import lead_queue, models_queue, updates_queue
+from broker_config.brokers.topology import DEFAULT_SITE, lead_queue, models_queue, updates_queue
 from broker_config.process.retry import RetryPolicy
 from broker_config.protocol.chunks import Assembler
 from broker_config.protocol.errors import BrokerUnavailable, MessageRejected, ModelMissing, QueueMissing
@@ -40,7 +40,7 @@ def transport(rabbitmq: Service) -> Iterator[RabbitTransport]:
 def run(transport: RabbitTransport) -> Iterator[str]:
     name = f"run-{uuid.uuid4().hex}"
     yield name
-    transport.retire(name)
+    transport.retire(name, [DEFAULT_SITE])
 
 
 def weights(version: int, num_bytes: int = MODEL) -> bytes:
@@ -264,13 +264,13 @@ def test_what_is_known_of_a_log_that_was_made_anew_misleads_no_reader(
         address = transport.append_model(run, 1, [weights(1)])
         with closing(RabbitTransport(rabbitmq.url)) as reader:
             assert reader.read_model(address) == weights(1)
-            transport.retire(run)
+            transport.retire(run, [DEFAULT_SITE])
             for version in range(following):
                 transport.append_model(run, 200 + version, [b"one chunk"])
             others = [transport.append_model(run, version, [weights(version)]) for version in (7, 8)]
             for other in others:
                 assert reader.read_model(other) == weights(other.version)
-        transport.retire(run)
+        transport.retire(run, [DEFAULT_SITE])
 
 
 # What the leader knows about the end of its log
@@ -401,4 +401,4 @@ def test_appending_is_repeated_while_the_stream_cannot_be_written_to(
         address = transport.append_model(run, 2, [b"two"])
         assert failures == []
         assert bytes(transport.read_model(address)) == b"two"
-        transport.retire(run)
+        transport.retire(run, [DEFAULT_SITE])

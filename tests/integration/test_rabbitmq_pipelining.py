@@ -7,12 +7,13 @@ from contextlib import closing
 import pika
 import pytest
 
-from broker_config.brokers.topology import UPDATES_EXCHANGE, updates_queue
-from broker_config.protocol.errors import BrokerUnavailable, FedILError, QueueMissing
+from broker_config.brokers.topology import updates_queue
+from broker_config.protocol.errors import FedILError, QueueFull, QueueMissing
 from broker_config.transports.rabbitmq import pipelined_publisher
 from broker_config.transports.rabbitmq.connection import Connection
 from broker_config.transports.rabbitmq.pipelined_publisher import PipelinedPublisher
 from broker_config.transports.rabbitmq.publisher import Publisher
+from broker_config.transports.rabbitmq.queue_admin import route
 from broker_config.transports.rabbitmq.transport import RabbitTransport
 from broker_config.transports.rabbitmq.url import parse_url
 from tests.integration.rabbitmq_direct import SOON
@@ -98,7 +99,7 @@ def test_the_error_for_a_missing_queue_names_it_and_the_next_publish_works(
     publisher: Publisher, transport: RabbitTransport, queue: str
 ) -> None:
     for _ in range(2):
-        with pytest.raises(QueueMissing, match=r"fedil\.updates\.unknown"):
+        with pytest.raises(QueueMissing, match=r"fedil\.updates\.default\.unknown"):
             send(publisher, updates_queue("unknown"), MANY)
         send(publisher, queue, MANY[:3])
         assert received(transport, queue, 3) == MANY[:3]
@@ -109,9 +110,10 @@ def test_a_message_that_the_broker_nacks_is_an_error(rabbitmq: Service, publishe
     small = {"x-max-length": 2, "x-overflow": "reject-publish"}
     with pika.BlockingConnection(pika.URLParameters(rabbitmq.url)) as connection:
         channel = connection.channel()
+        channel.exchange_declare(route(updates_queue(run))[0], "direct", durable=True)
         channel.queue_declare(updates_queue(run), durable=True, arguments=small)
-        channel.queue_bind(updates_queue(run), UPDATES_EXCHANGE.name, run)
-        with pytest.raises(BrokerUnavailable, match="could not take a message"):
+        channel.queue_bind(updates_queue(run), *route(updates_queue(run)))
+        with pytest.raises(QueueFull, match="takes no message"):
             send(publisher, updates_queue(run), MANY)
         channel.queue_purge(updates_queue(run))
         send(publisher, updates_queue(run), MANY[:1])

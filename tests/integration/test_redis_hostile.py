@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from redis import Redis as Client
+from redis.exceptions import OutOfMemoryError
 
 from broker_config.brokers.definitions import redis_rules
 from broker_config.brokers.topology import site_user, workers_topic
@@ -16,7 +17,8 @@ from broker_config.stores import connect_store
 from broker_config.stores.interface import Store
 from broker_config.stores.redis import board as redis_board
 from broker_config.stores.redis import store as redis_store
-from broker_config.stores.redis.keys import board_key, clients_key, ledger_key, notice_key
+from broker_config.stores.redis.keys import board_key, clients_key, ledger_key, notice_key, run_key
+from broker_config.stores.redis.room import open_room
 from broker_config.stores.redis.runs import open_runs
 from broker_config.stores.redis.store import RedisStore
 from server_worker.run.digests import ledger_digest
@@ -264,3 +266,63 @@ def test_notices_of_another_type_are_skipped(hostile: Any, north: Store, server:
     hostile.delete(board_key(TOPIC))
     hostile.set(board_key(TOPIC), "text")
     assert server.notices(TOPIC) == {}
+
+
+# Memory
+
+
+def test_what_belongs_to_no_run_is_deleted_when_little_memory_is_left_and_the_site_is_named(
+    own_redis: Service, url_of: Callable[[str], str], hostile: Any, north: Store, server: RedisStore
+) -> None:
+    server.begin(RUN)
+    server.begin("another")
+    for client in (7, 8):
+        assert north.commit(RUN, client, 1, bytes(MEGABYTE))
+    north.announce(TOPIC, "worker", {"state": "idle"}, 60.0)
+    kept = {clients_key("north", RUN), *(ledger_key("north", RUN, client) for client in (7, 8))}
+    kept |= {ledger_key("north", "another", 99), "fedil:board:{workers.north}"}
+    kept.add("fedil:board:{workers.north}:worker")
+    hostile.hset(ledger_key("north", "another", 99), "1", "x")  # that run's own server knows its clients
+    own = ledger_key("north", RUN, 7)
+    garbage = [ledger_key("north", "mine", 1), ledger_key("north", RUN, 107), "fedil:{north/x", f"{own}x"]
+    garbage += [
+        own.replace(":7", ":007"),
+        "fedil:{north/\N{SNOWMAN}}:clients",
+        f"{own}\n",
+        "fedil:{north/}:clients",
+    ]
+    for name in garbage:
+        hostile.hset(name, "1", bytes(MEGABYTE))
+    hostile.set("fedil:board:{workers.north}:long", bytes(2 * MEGABYTE))
+    with Client.from_url(own_redis.url) as admin, open_room(url_of("server"), RUN, _site_or_none) as room:
+        admin.config_set("maxmemory", 1000 * MEGABYTE)
+        assert room.make() == {}
+        assert admin.exists(*garbage) == len(garbage)
+        admin.config_set("maxmemory", admin.info("memory")["used_memory"] - MEGABYTE)
+        with pytest.raises(OutOfMemoryError):
+            hostile.hset(ledger_key("north", "mine", 2), "1", "x")
+        taken = room.make()
+        found = {name.decode() for name in admin.keys("fedil:*")}
+        assert found == kept | {run_key(RUN), run_key("another")}
+    assert list(taken) == ["north"]
+    assert taken["north"].deleted_bytes > 8 * MEGABYTE
+    assert taken["north"].num_bytes > 10 * MEGABYTE
+    assert server.latest(RUN).keys() == {7, 8}
+    assert north.commit(RUN, 8, 2, b"ledger")
+
+
+def _site_or_none(client: int) -> str | None:
+    return owner(client) if client < 200 else None
+
+
+def test_notices_beyond_what_workers_need_are_deleted(
+    own_redis: Service, url_of: Callable[[str], str], hostile: Any
+) -> None:
+    with hostile.pipeline(transaction=False) as pipeline:
+        for number in range(100):
+            write_notice(pipeline, f"worker-{number}", bytes(MEGABYTE // 2))
+        pipeline.execute()
+    with Client.from_url(own_redis.url) as admin, open_room(url_of("server"), RUN, _site_or_none) as room:
+        admin.config_set("maxmemory", admin.info("memory")["used_memory"] - MEGABYTE)
+        room.make()
+        assert admin.info("memory")["used_memory"] < 30 * MEGABYTE

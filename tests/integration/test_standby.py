@@ -15,7 +15,8 @@ import pytest
 
 from broker_config.process.addresses import LOOPBACK, WebAddress
 from broker_config.protocol.messages import TrainTask
-from server_worker.deployment import Deployment, Outcome, serve
+from server_worker.deployment import Deployment, serve
+from server_worker.run.digests import Outcome
 from server_worker.run.lock import FolderInUse, sole_use
 from tests.federation import SOON, Diary, Federation, Hands, Over, OverBrokers, blobs_recipe
 from tests.integration.lossy_proxy import Proxy

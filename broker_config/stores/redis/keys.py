@@ -4,6 +4,7 @@
     fedil:{<site>/<run>}:clients           set: the clients that have such a hash
     fedil:run:{<run>}                      string: the run's mark, "begun" or the server's count, which only the
                                            server may write or delete
+    fedil:confirmed                        string: what the server writes to learn that replicas have its earlier writes
     fedil:board:{<topic>}                  sorted set: names of notices by the millisecond at which they expire
     fedil:board:{<topic>}:<name>           string with a TTL: the facts of a notice as JSON
 
@@ -19,6 +20,9 @@ _COMMANDS_OF_SITES = (
     *("set", "del", "strlen", "getrange", "zadd", "zrem", "zrange", "zremrangebyscore", "memory|usage"),
 )
 _COMMANDS_OF_SERVER = (*_COMMANDS_OF_SITES, "smembers", "scard", "scan")
+
+
+CONFIRMED_KEY = "fedil:confirmed"
 
 
 def ledger_key(site: str, run: str, client: int) -> str:

@@ -23,7 +23,8 @@ def confirm(redis: Client, wanted: int, write: Callable[[Client], object]) -> No
     except exceptions.NoPermissionError:
         return  # taken away from this user since it connected: FedIL's own rules allow it
     if info["role"] != "master":
-        raise BrokerUnavailable("Redis has just become a replica: what was written may not be kept")
+        # As Redis answers a write: the next attempt then takes a new connection, which may reach the primary.
+        raise exceptions.ReadOnlyError("it has just become a replica: what was written may not be kept")
     wanted = min(wanted, sum(_answers(value) for name, value in info.items() if name.startswith("slave")))
     if not wanted:
         return

@@ -34,6 +34,10 @@ class RedisRuns:
                 counts[run_in(key)] += self._count(key)
         return dict(counts)
 
+    def sites(self, run: str) -> list[str]:
+        """Sites with a ledger of this run"""
+        return [site_in(key) for key in self._keys(clients_key("*", check_run("run", run)))]
+
     def forget(self, run: str) -> int:
         """Deletes the ledgers of a run and returns their number. The client lists and the run's mark are deleted last:
         after an interruption the run is still found."""

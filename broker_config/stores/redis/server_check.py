@@ -5,7 +5,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from broker_config.protocol.errors import BrokerRefused, BrokerUnavailable
+from redis import exceptions
+
+from broker_config.protocol.errors import BrokerRefused
 from broker_config.stores.redis.connection import Client, RedisConnection
 
 _log = logging.getLogger(__name__)
@@ -28,7 +30,7 @@ def check_server(connection: RedisConnection) -> None:
         redis.ping()  # unlike INFO, refused while Redis is loading its data: so its start is waited for
         info: dict[str, Any] = redis.info()
         if connection.follows_failovers and info.get("role") == "slave":
-            raise BrokerUnavailable(f"Redis at {connection.endpoint} is a replica, which is being promoted")
+            raise exceptions.ReadOnlyError("it is a replica, which is being promoted")
         return info
 
     for problem in sorted(problems(connection.call(read_info)), key=lambda problem: not problem.is_fatal):

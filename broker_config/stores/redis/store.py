@@ -21,7 +21,7 @@ from broker_config.stores.batches import in_batches
 from broker_config.stores.record import LedgerRecord
 from broker_config.stores.redis.board import RedisBoard
 from broker_config.stores.redis.connection import Client, RedisConnection, UnexpectedValue
-from broker_config.stores.redis.keys import clients_key, ledger_key, run_key, site_in
+from broker_config.stores.redis.keys import CONFIRMED_KEY, clients_key, ledger_key, run_key, site_in
 from broker_config.stores.redis.replication import confirm
 from broker_config.stores.redis.server_check import check_server
 
@@ -66,7 +66,7 @@ class RedisStore:
         def write(redis: Client) -> None:
             redis.set(key, "begun")
             self.server_id = redis.info("replication")["master_replid"]
-            self._confirm(redis, lambda again: again.set(key, "begun"))
+            self._confirm_mark(redis)
 
         self._connection.call(write)
 
@@ -96,10 +96,14 @@ class RedisStore:
                 transaction.set(key, now + 1)
                 transaction.execute()
             self.server_id = server_id
-            self._confirm(redis, lambda again: again.set(key, now + 1))
+            self._confirm_mark(redis)
             return now + 1
 
         return self._connection.call(transact)
+
+    def _confirm_mark(self, redis: Client) -> None:
+        # Not by the mark itself: a packet that a broken connection delivers late would set it back.
+        self._confirm(redis, lambda again: again.set(CONFIRMED_KEY, 1))
 
     def _confirm(self, redis: Client, write: Callable[[Client], object]) -> None:
         confirm(redis, self._connection.replicas, write)

@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -113,16 +113,18 @@ class Session:
     def do_publish(self, body: Body, queue: str) -> None:
         self._broker.enqueue(_Message(queue, body))
 
-    def do_receive(self, _: Body, queue: str, timeout_seconds: float) -> Reply | None:
-        waiting = self._broker.queue(queue)
-        self._broker.changed.wait_for(lambda: waiting or not self._is_open, timeout_seconds)
+    def do_receive(self, _: Body, queues: Sequence[str], timeout_seconds: float) -> Reply | None:
+        waiting = [self._broker.queue(queue) for queue in queues]
+        self._broker.changed.wait_for(lambda: any(waiting) or not self._is_open, timeout_seconds)
         self._check_open()
-        if not waiting:
+        first = next(filter(None, waiting), None)
+        if first is None:
             return None
-        message, tag = waiting.popleft(), next(self._tags)
+        message, tag = first.popleft(), next(self._tags)
         message.deliveries += 1
         self._unsettled[tag] = message
-        return {"tag": tag, "redelivered": message.redelivered, "reason": message.reason}, message.body
+        properties = {"tag": tag, "queue": message.queue}
+        return properties | {"redelivered": message.redelivered, "reason": message.reason}, message.body
 
     def do_depth(self, _: Body, queue: str) -> Reply:
         stored: Mapping[str, Sized] = self._broker.queues
@@ -172,8 +174,9 @@ class Session:
         self._check_open()
         return self._broker.leaders.setdefault(run, self) is self, b""
 
-    def do_retire(self, _: Body, run: str) -> None:
-        self._broker.queues.pop(updates_queue(run), None)
+    def do_retire(self, _: Body, run: str, sites: Iterable[str]) -> None:
+        for site in sites:
+            self._broker.queues.pop(updates_queue(run, site), None)
         self._broker.logs.pop(run, None)
         self._broker.leaders.pop(run, None)
         self._broker.changed.notify_all()

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ class MemoryDelivery:
     ) -> None:
         self._call, self._body, self._max_body_bytes = call, memoryview(body), max_body_bytes
         self._tag: int = properties["tag"]
+        self.queue: str = properties["queue"]
         self.redelivered: bool = properties["redelivered"]
         self.reason: str | None = properties["reason"]
 
@@ -64,11 +65,12 @@ class MemoryTransport:
         self._call("publish", body, queue=queue)
         self.bytes_sent[kind_name(queue)] += size(body)
 
-    def receive(self, queue: str, timeout_seconds: float) -> MemoryDelivery | None:
-        properties, body = self._call_in_turns("receive", timeout_seconds, queue=queue)
+    def receive(self, queue: str | Sequence[str], timeout_seconds: float) -> MemoryDelivery | None:
+        queues = [queue] if isinstance(queue, str) else list(queue)
+        properties, body = self._call_in_turns("receive", timeout_seconds, queues=queues)
         if properties is None:
             return None
-        self.bytes_received[kind_name(queue)] += len(body)
+        self.bytes_received[kind_name(properties["queue"])] += len(body)
         return MemoryDelivery(self._call, properties, body, self.max_body_bytes)
 
     def depth(self, queue: str) -> int | None:
@@ -96,8 +98,8 @@ class MemoryTransport:
     def acquire_leadership(self, run: str, timeout_seconds: float) -> bool:
         return bool(self._call_in_turns("acquire_leadership", timeout_seconds, run=run)[0])
 
-    def retire(self, run: str) -> None:
-        self._call("retire", run=run)
+    def retire(self, run: str, sites: Iterable[str]) -> None:
+        self._call("retire", run=run, sites=list(sites))
 
     def timeout_warnings(self, longest_task_seconds: float) -> tuple[str, ...]:  # noqa: ARG002 - it has no time-outs
         return ()

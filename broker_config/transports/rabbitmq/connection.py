@@ -172,6 +172,8 @@ class PublishingConnection(Connection):
         try:
             with super().exclusive() as connection:
                 yield connection
+        except BrokerBlocked:
+            raise
         except BrokerUnavailable as error:
             if not self._receiving.is_alive():
                 raise

@@ -1,7 +1,8 @@
-"""Receives from one queue, one message at a time: a busy worker holds no message that another could process."""
+"""Receives from queues, one message at a time: a busy worker holds no message that another could process."""
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -57,30 +58,26 @@ class Consumer:
         channel.add_on_cancel_callback(self._on_cancel)
         return channel
 
-    def receive(self, timeout_seconds: float) -> Message | None:
-        deadline = time.monotonic() + timeout_seconds
-        with self._connection.exclusive() as connection:
+    def take_ready(self, connection: pika.BlockingConnection, subscribes: bool) -> Message | None:
+        """A message that is there now. `subscribes`: what comes later is buffered."""
+        self._check_open()
+        if self._is_silent():
+            self._replace_channel(connection)
+        if self._subscription is not None or self._buffered:
+            return self.take_buffered()
+        message = self._get()
+        if message is None and subscribes:
+            self._subscription = self._channel.basic_consume(self.queue, self._on_message)
+        return message
+
+    def take_buffered(self) -> Message | None:
+        if not self._buffered:
             self._check_open()
-            if self._is_silent():
-                self._replace_channel(connection)
-            if self._subscription is None and not self._buffered:
-                message = self._get()
-                if message is not None or timeout_seconds <= 0:
-                    return message
-                self._subscription = self._channel.basic_consume(self.queue, self._on_message)
-        while True:
-            left = deadline - time.monotonic()
-            with self._connection.exclusive() as connection:
-                if not self._buffered:
-                    connection.process_data_events(min(max(left, 0.0), _MAX_SLICE_SECONDS))
-                if self._buffered:
-                    message = self._buffered.popleft()
-                    if self._subscription is not None:
-                        self._delivered_by[message.tag], self._subscription = self._subscription, None
-                    return self._delivered(message)
-                self._check_open()
-            if left <= 0:
-                return None
+            return None
+        message = self._buffered.popleft()
+        if self._subscription is not None:
+            self._delivered_by[message.tag], self._subscription = self._subscription, None
+        return self._delivered(message)
 
     def acknowledge(self, tag: int) -> None:
         with self._connection.exclusive() as connection:
@@ -167,3 +164,25 @@ class Consumer:
     def _on_cancel(self, frame: Method) -> None:
         if frame.method.consumer_tag == self._subscription:
             self._cancelled = True
+
+
+def receive_first(
+    connection: Connection, consumers: Sequence[Consumer], timeout_seconds: float
+) -> tuple[Consumer, Message] | None:
+    """From the first of these consumers that has a message"""
+    deadline = time.monotonic() + timeout_seconds
+    with connection.exclusive() as pika_connection:
+        for consumer in consumers:
+            message = consumer.take_ready(pika_connection, subscribes=timeout_seconds > 0)
+            if message is not None:
+                return consumer, message
+    while True:
+        left = deadline - time.monotonic()
+        with connection.exclusive() as pika_connection:
+            pika_connection.process_data_events(min(max(left, 0.0), _MAX_SLICE_SECONDS))
+            for consumer in consumers:
+                message = consumer.take_buffered()
+                if message is not None:
+                    return consumer, message
+        if left <= 0:
+            return None

@@ -29,7 +29,8 @@ class RabbitDelivery:
     ) -> None:
         self._session, self._consumer, self._tag = session, consumer, message.tag
         self._received, self._max_body_bytes = received, max_body_bytes
-        self._kind = queue_kind(consumer.queue)
+        self.queue = consumer.queue
+        self._kind = queue_kind(self.queue)
         headers: Mapping[str, Any] = message.properties.headers or {}
         self._inline: bytes | None = message.body
         self._body_queue: str | None = large_messages.body_queue_in(headers)

@@ -21,6 +21,7 @@ from broker_config.protocol.errors import (
     BrokerUnavailable,
     FedILError,
     MessageRejected,
+    QueueFull,
     QueueMissing,
 )
 from broker_config.transports.interface import Buffers
@@ -61,7 +62,7 @@ def _publish(session: RabbitSession, queue: str, body: Buffers, chunk_bytes: int
         raise
     try:
         publisher.publish(queue, b"", {BODY_HEADER: holder})
-    except (QueueMissing, BrokerRefused):
+    except (QueueMissing, QueueFull, BrokerRefused):
         # Only after these: after a lost confirm, a consumer may have the reference and need the body.
         with suppress(FedILError):
             queues.delete(holder)

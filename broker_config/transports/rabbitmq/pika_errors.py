@@ -19,8 +19,9 @@ _ACCESS_REFUSED, _NOT_FOUND, _PRECONDITION_FAILED, _NOT_ALLOWED = 403, 404, 406,
 # pika keeps only the text of these causes.
 _CERTIFICATE_ALERT = re.compile(r"alert ([a-z ]*certificate[a-z ]*|unknown ca)")
 _CLOSED_BY_BROKER = re.compile(r"ConnectionClosedByBroker: \((\d+)\)")
-_QUEUE_DOWN = re.compile(r"down or inaccessible|due to timeout")
-"""RabbitMQ 3 and 4 answer so to any use of a queue whose node is down: 404, as if it were deleted."""
+_QUEUE_DOWN = re.compile(r"(is down or inaccessible|due to timeout)$")
+"""RabbitMQ 3 and 4 answer so to any use of a queue whose node is down: 404, as if it were deleted. At the end: the text
+also quotes the queue's name, which may be a site's choice."""
 _CONNECTION_LIMIT = re.compile(r"limit \(\d+\)")
 
 

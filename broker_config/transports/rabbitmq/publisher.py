@@ -9,7 +9,13 @@ import pika
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker, NackError, UnroutableError
 
-from broker_config.protocol.errors import BrokerRefused, BrokerUnavailable, FedILError, QueueMissing
+from broker_config.protocol.errors import (
+    BrokerRefused,
+    BrokerUnavailable,
+    FedILError,
+    QueueFull,
+    QueueMissing,
+)
 from broker_config.transports.rabbitmq.connection import Connection, is_usable
 from broker_config.transports.rabbitmq.pika_errors import MessageTooLarge, channel_error, publish_error
 from broker_config.transports.rabbitmq.pipelined_publisher import PipelinedPublisher
@@ -119,8 +125,9 @@ class Publisher:
         except UnroutableError:
             raise self._unroutable(queue) from None
         except NackError:
-            raise BrokerUnavailable(
-                f"RabbitMQ could not take a message for {queue}: try again later"
+            raise QueueFull(
+                f"RabbitMQ at {self.connection.address.endpoint} takes no message for {queue} now: it is full until "
+                "its reader has taken some, or its node is down"
             ) from None
         except ChannelClosedByBroker as error:
             raise publish_error(self.connection.address, error, queue) from error

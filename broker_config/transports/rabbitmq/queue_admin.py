@@ -51,7 +51,10 @@ class QueueAdmin:
         if self._replicated is None:
             self._replicated = self._connection.address.replicated
         if self._replicated is None:
-            self._replicated = self._exchange_exists(REPLICATED)
+            try:
+                self._replicated = self._exchange_exists(REPLICATED)
+            except BrokerRefused:  # by RabbitMQ 4.3, if a site asks: on a cluster its address says so
+                self._replicated = False
         return self._replicated
 
     def declare(self, *queues: str, arguments: Arguments | None = None) -> None:

@@ -1,14 +1,15 @@
 """The transport on RabbitMQ 3.10 or later. `broker_config/brokers/topology.py` lists its exchanges and queues."""
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from broker_config.brokers.definitions import DEFAULT_CONSUMER_TIMEOUT_SECONDS, consumer_timeout_seconds
-from broker_config.brokers.topology import lead_queue, models_queue, updates_queue
+from broker_config.brokers.topology import run_queues, updates_queue
 from broker_config.protocol.errors import FedILError
 from broker_config.transports.interface import MAX_BODY_BYTES, Buffers, ModelAddress
 from broker_config.transports.rabbitmq import large_messages
-from broker_config.transports.rabbitmq.consumer import Consumer, Message
+from broker_config.transports.rabbitmq.consumer import Consumer, Message, receive_first
 from broker_config.transports.rabbitmq.delivery import RabbitDelivery
 from broker_config.transports.rabbitmq.election import LeaderElection
 from broker_config.transports.rabbitmq.model_log import ModelLog
@@ -38,18 +39,22 @@ class RabbitTransport:
     def publish(self, queue: str, body: Buffers) -> None:
         large_messages.publish(self._session, queue, body)
 
-    def receive(self, queue: str, timeout_seconds: float) -> RabbitDelivery | None:
+    def receive(self, queue: str | Sequence[str], timeout_seconds: float) -> RabbitDelivery | None:
+        consumers = [self._consumer(each) for each in ([queue] if isinstance(queue, str) else queue)]
+        try:
+            received = receive_first(self._session.receiving, consumers, timeout_seconds)
+        except FedILError:
+            for consumer in consumers:
+                if not consumer.is_open:
+                    self._consumers.pop(consumer.queue).close()
+            raise
+        return None if received is None else self._delivery(*received)
+
+    def _consumer(self, queue: str) -> Consumer:
         queue_kind(queue)
         if queue not in self._consumers:
             self._consumers[queue] = Consumer(self._session.receiving, queue)
-        consumer = self._consumers[queue]
-        try:
-            message = consumer.receive(timeout_seconds)
-        except FedILError:
-            if not consumer.is_open:
-                self._consumers.pop(queue).close()
-            raise
-        return None if message is None else self._delivery(consumer, message)
+        return self._consumers[queue]
 
     def depth(self, queue: str) -> int | None:
         return self._depths.depth(queue)
@@ -70,12 +75,14 @@ class RabbitTransport:
         election = self._elections.get(run)
         return None if election is None else election.term()
 
-    def retire(self, run: str) -> None:
+    def retire(self, run: str, sites: Iterable[str]) -> None:
+        sites = list(sites)
         election = self._elections.pop(run, None)
         if election is not None:
             election.resign()
-        large_messages.discard_all(self._session.fetching, updates_queue(run))
-        for queue in (updates_queue(run), models_queue(run), lead_queue(run)):
+        for site in sites:
+            large_messages.discard_all(self._session.fetching, updates_queue(run, site))
+        for queue in run_queues(run, sites):
             self._session.queues.delete(queue)
         self._models.forget(run)
 

@@ -123,7 +123,8 @@ class ClientTraining(MethodBase):
                 for part, share_B, share_L in batch.parts(self.micro_batch):
                     losses = self._losses(part, prior_C)
                     losses = losses * losses.new_tensor([share_B, share_B, share_B, share_L])
-                    (losses @ weights).backward()  # type: ignore[no-untyped-call]
+                    if losses.requires_grad:  # else no sample is sure, and nothing else is trained on
+                        (losses @ weights).backward()  # type: ignore[no-untyped-call]
                     totals += losses.detach()
                 optimiser.step()
         means = (totals / max(optimiser.num_steps, 1)).tolist()
@@ -148,6 +149,8 @@ class ClientTraining(MethodBase):
         """ξa, its twin on the weak view, ξb and ξc of one batch, from a single forward pass of all views."""
         weak, strong, trusted = batch.weak_B, batch.strong_S, batch.trusted_L
         parts = [part for part in (weak, strong, trusted) if len(part)]
+        if not parts:
+            return torch.zeros(len(LOSSES), device=self.device)
         logits = self._logits(torch.cat(parts))
         weak_BC, strong_SC, credible_LC = torch.split(logits, [len(weak), len(strong), len(trusted)])
         pseudo, pseudo_weak, consistency, trust = logits.new_zeros(4)

@@ -136,8 +136,10 @@ class FedILFold:
         if MOVEMENT not in self._state:
             return
         global_, server = self._sides(self._version)
-        start = server if self._settings.client_init == "server" else global_
-        moved_P = delta.params - (start.params - global_.params)
+        share = 0.0  # of the server's step, where clients start with it
+        if self._settings.client_init == "server":
+            share = sum(self._fold.share_of_step(gauge) for gauge in self._gauges.values())
+        moved_P = delta.params - share * (server.params - global_.params)
         self._state[MOVEMENT] = moved_P.add_(self._state[MOVEMENT].to(moved_P.device), alpha=0.9)
 
     def _sides(self, version: int) -> tuple[Weights, Weights]:

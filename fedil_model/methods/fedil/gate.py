@@ -34,10 +34,15 @@ class LabelGate:
     """Judges each update alone, so the order in which they come does not matter."""
 
     def __init__(
-        self, settings: FedILSettings, loss: Callable[[Weights], float], state: State, num_classes: int
+        self,
+        settings: FedILSettings,
+        loss: Callable[[Weights], float],
+        state: State,
+        num_classes: int,
+        seed: int,
     ) -> None:
         """`loss` of a model on the labelled samples"""
-        self._settings, self._loss = settings, loss
+        self._settings, self._loss, self._seed = settings, loss, seed
         self._movement = state.get(MOVEMENT)
         self._usual = {
             name: state[name].double() for name in (EXCESS_LOSSES, MOVEMENT_COSINES) if name in state
@@ -92,11 +97,17 @@ class LabelGate:
         return min(0.0, float(median) - _UPPER_SPREADS * spread)
 
     def seen(self) -> dict[str, Tensor]:
-        """What the next round knows of the last updates. The order in which they came does not show."""
+        """What the next round knows of the last updates. Neither the order in which they came nor their size decides
+        which are kept of a large round."""
         return {
-            name: torch.cat([usual, torch.tensor(sorted(self._seen[name]), dtype=torch.float64)])[-NUM_KEPT:]
+            name: torch.cat([usual, self._shuffled(self._seen[name])])[-NUM_KEPT:]
             for name, usual in self._usual.items()
         }
+
+    def _shuffled(self, values: list[float]) -> Tensor:
+        generator = torch.Generator().manual_seed(self._seed)
+        order = torch.randperm(len(values), generator=generator)
+        return torch.tensor(sorted(values), dtype=torch.float64)[order]
 
     def _movement_cosine(self, trained: Weights, start: Weights) -> float | None:
         """None without earlier movement"""

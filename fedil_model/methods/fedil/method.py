@@ -62,7 +62,8 @@ class FedIL(ClientTraining):
         gate = None
         if self._settings.loss_margin > 0.0 or self._settings.movement_filter:
             loss = partial(self._loss, _some(labelled))
-            gate = LabelGate(self._settings, loss, state, self._context.num_classes)
+            seed = self._seed("gate", version)
+            gate = LabelGate(self._settings, loss, state, self._context.num_classes, seed)
         num_decayed, variances_Q = self._student.num_decayed, self._variances()
         return FedILFold(
             self._learning, self._settings, state, bases, version, num_decayed, variances_Q, gate

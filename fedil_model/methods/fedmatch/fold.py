@@ -33,7 +33,9 @@ class FedMatchFold:
         misfit = self._find_misfit(answer)
         if misfit:
             return Verdict(INVALID, misfit)
-        base = Weights.named(self.bases[answer.base_version], "psi")
+        # An older version may come from a checkpoint, on the CPU.
+        device = self.bases[self.version]["psi.params"].device
+        base = Weights.named(self.bases[answer.base_version], "psi").to(device)
         sent = {name: tensor.to(base.params.device) for name, tensor in answer.update.items()}
         delta_P = torch.zeros_like(base.params)
         delta_P[sent["psi.indices"].long()] = sent["psi.values"]

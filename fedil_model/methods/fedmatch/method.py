@@ -80,10 +80,10 @@ class FedMatch(AveragingMethod):
         return FedMatchFold(average, bases, version, self._settings.pool, self._embed)
 
     def _embed(self, weights: Weights) -> Tensor:
-        """Its prediction for the image of noise."""
+        """Its prediction for the image of noise, on the CPU like those that a checkpoint brings back."""
         with self._student.temporarily_loaded(), evaluating(self._student.module):
             self._student.load(weights.to(self.device))
-            return self._logits(self._noise)[0].softmax(0)
+            return self._logits(self._noise)[0].softmax(0).cpu()
 
     @cached_property
     def _noise(self) -> Tensor:

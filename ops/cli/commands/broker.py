@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from ops.broker.setup import SetupOptions
 
 
+_WORKERS, _UPDATE_GIB = 50, 1.0
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     init = actions.add_parser("init", help="apply to running brokers; may be repeated")
@@ -56,6 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     runs.add_argument("--json", action="store_true", help="JSON instead of a table")
     retire.add_argument("run_id", metavar="RUN", help="id of the run (see: fedil broker runs)")
     add_url_argument(retire, "--broker", BROKER_URL, "amqp(s):// with the server's credentials")
+    its_sites = "its sites, whose unread updates are removed; default: those that have ledgers"
+    retire.add_argument("--sites", metavar="A,B", help=its_sites)
     retire.add_argument("--ledgers", action="store_true", help="also remove its clients' ledgers from Redis")
     retire.add_argument("--yes", action="store_true", help="do not ask before removing ledgers")
     for action in (runs, retire):
@@ -76,6 +81,10 @@ def _add_account_arguments(parser: argparse.ArgumentParser) -> None:
         "address of RabbitMQ for sites, without credentials; its path is the virtual host (default: fedil)"
     )
     store = "address of Redis for sites, without credentials"
+    workers = f"most worker processes of one site (default: {_WORKERS}); RabbitMQ limits its connections and channels"
+    update = f"most GiB that one update may have (default: {_UPDATE_GIB:g})"
+    parser.add_argument("--workers", type=_count, metavar="N", default=_WORKERS, help=workers)
+    parser.add_argument("--largest-update", type=_gib, metavar="GIB", default=_UPDATE_GIB, help=update)
     parser.add_argument("--rotate", action="store_true", help="replace the passwords of existing users too")
     parser.add_argument("--broker-address", metavar="URL", help=broker)
     parser.add_argument("--store-address", metavar="URL", help=store)
@@ -150,7 +159,8 @@ def run_retire(args: argparse.Namespace) -> int:
             return 1
     from ops.broker.runs import retire
 
-    retire(args.run_id, args.broker, args.store, print, ledgers=args.ledgers)
+    sites = _site_names(args)
+    retire(args.run_id, args.broker, args.store, print, ledgers=args.ledgers, sites=sites)
     return 0
 
 
@@ -168,8 +178,11 @@ def _setup_options(args: argparse.Namespace) -> "SetupOptions":
 
     _check_address("--broker-address", args.broker_address, "amqp", "amqps")
     _check_address("--store-address", args.store_address, *REDIS_SCHEMES)
+    from broker_config.brokers.definitions import SiteLimits
+
+    limits = SiteLimits(args.workers, round(args.largest_update * 2**30))
     return SetupOptions(
-        sites, deadline_seconds, args.out, args.rotate, args.broker_address, args.store_address
+        sites, deadline_seconds, args.out, args.rotate, args.broker_address, args.store_address, limits
     )
 
 
@@ -190,8 +203,7 @@ def _sites_and_deadline(args: argparse.Namespace) -> tuple[tuple[str, ...], floa
     from broker_config.brokers.definitions import check_sites
     from server_worker.run.recipe import FederationSettings
 
-    sites = [site.strip() for site in (args.sites or "").split(",") if site.strip()]
-    federation = FederationSettings()
+    sites, federation = _site_names(args), FederationSettings()
     if args.recipe is not None:
         from ops.cli.recipe_files import read_recipe
 
@@ -200,15 +212,31 @@ def _sites_and_deadline(args: argparse.Namespace) -> tuple[tuple[str, ...], floa
     return check_sites(sites), args.deadline or federation.deadline_seconds
 
 
+def _site_names(args: argparse.Namespace) -> list[str]:
+    return [site.strip() for site in (args.sites or "").split(",") if site.strip()]
+
+
 def _warn(text: str) -> None:
     print(f"fedil: {text}", file=sys.stderr)
 
 
 def _seconds(text: str) -> float:
+    return _number(text, "seconds", 1e8)
+
+
+def _gib(text: str) -> float:
+    return _number(text, "GiB", 1e6)
+
+
+def _count(text: str) -> int:
+    return round(_number(text, "a count", 1e5))
+
+
+def _number(text: str, what: str, below: float) -> float:
     try:
-        seconds = float(text)
+        number = float(text)
     except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < 1e8:
-        raise argparse.ArgumentTypeError(f"expects seconds, a number above 0, got {text!r}")
-    return seconds
+        number = 0.0
+    if not 0 < number < below:
+        raise argparse.ArgumentTypeError(f"expects {what}, a number above 0, got {text!r}")
+    return number

@@ -26,11 +26,8 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("recipe", metavar="RECIPE", help=RECIPE_HELP)
     methods = "names, or name/profile such as fedil/paper; @label after it: the same again, with settings of its own"
     parser.add_argument("--methods", required=True, metavar="A,B,…", help=methods)
-    add_override_argument(parser)
     add_study_arguments(parser, "compare")
 
 
@@ -38,7 +35,10 @@ def add_study_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     budget = (
         "budget of each run: a short run first finds out how many rounds fit; default: the recipe's rounds"
     )
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
+    add("recipe", metavar="RECIPE", help=RECIPE_HELP)
+    add_override_argument(parser)
     add("--seeds", default="1", metavar="N|A-B|A,B", help="default: 1, the seed 0")
     add("--cpu-seconds", type=float, metavar="S", help=budget)
     add("--jobs", type=at_least_one, metavar="N", help="runs at a time; default: one per core")

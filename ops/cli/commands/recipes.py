@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 
 from fedil_model.errors import SettingError
-from ops.cli.recipe_files import RECIPES, built_in_names, find_recipe, flatten
+from ops.cli.recipe_files import RECIPES, built_in_names, find_recipe
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +48,7 @@ def print_written(path: Path) -> None:
 
 def print_resolved(path: Path) -> None:
     """Dotted keys are TOML too, so what is printed can be saved and run."""
-    from server_worker.run.recipe import load_recipe
+    from server_worker.run.recipe import flatten, load_recipe
 
     for key, value in flatten(load_recipe(path).model_dump(mode="json")).items():
         if value is None:

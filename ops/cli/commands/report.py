@@ -95,7 +95,8 @@ def built(runs: "list[Run]", store: str | None) -> "tuple[str, list[Plot]]":
         from ops.inspect.report.comparison_page import comparison_report
 
         return comparison_report(runs)
-    from ops.inspect.report.evidence import Missing, gather
+    from ops.inspect.report.drawing import Missing
+    from ops.inspect.report.evidence import gather
     from ops.inspect.report.page import run_page, run_plots
 
     evidence = gather(runs[0], store)

@@ -24,7 +24,8 @@ from ops.inspect.run_reading import load_same_run
 from server_worker import options
 
 if TYPE_CHECKING:
-    from server_worker.deployment import Deployment, Outcome
+    from server_worker.deployment import Deployment
+    from server_worker.run.digests import Outcome
     from server_worker.watch.events import Watcher
 
 
@@ -61,26 +62,14 @@ def run(args: argparse.Namespace) -> int:
         from server_worker.deployment import Deployment
         from server_worker.run.folder import RunDir
 
-        addresses = (args.broker, args.store, args.run_id)
-        deployment = Deployment(
-            recipe, run_dir, *addresses, args.device, args.standby, args.web, args.tensorboard
-        )
         try:
-            outcome = serve_logged(args, deployment, view, interruption.stop)
+            outcome = serve_logged(args, Deployment.from_options(recipe, args), view, interruption.stop)
         except UsageError:
             raise  # the same command would be refused again
         except FedILError as error:
             error.add_note(f"what was saved before is intact; go on with: {again}")
             raise
-    summary = summarise(
-        RunDir(run_dir),
-        recipe,
-        ledger_digest=outcome.ledger_digest,
-        split_digest=outcome.split_digest,
-        baseline=None,
-        seconds=time.monotonic() - began,
-        stopped=outcome.stopped,
-    )
+    summary = summarise(RunDir(run_dir), recipe, outcome, seconds=time.monotonic() - began)
     view.finish(summary, recipe, again)
     return interruption.exit_code if summary.stopped else 0
 
@@ -92,23 +81,15 @@ def serve_logged(
     people too."""
     from ops.inspect.diagnostics import shares_where_known
     from server_worker.deployment import serve
-    from server_worker.run.folder import RunDir
-    from server_worker.run.name import run_id
-    from server_worker.watch.events import Watchers
-    from server_worker.watch.log import LOGGER, LogWatcher, log_outcome
+    from server_worker.watch.log import LOGGER
 
     with set_up_logs(level="warning") as shown:
         shown.addFilter(lambda record: record.name != LOGGER)  # the view says that
         if args.log_file is None:
             return serve(deployment, view, stop, shares_where_known)
-        run = run_id(RunDir(deployment.run_dir), deployment.recipe, deployment.run)
         with set_up_logs(args.log_format, args.log_level, args.log_file) as logs:
             try:
-                watchers = Watchers(view, LogWatcher(run, logs.always))
-                outcome = serve(deployment, watchers, stop, shares_where_known)
+                return serve(deployment, view, stop, shares_where_known, logs)
             except Exception as error:
                 logs.end(LOGGER, error)
                 raise
-            logs.always(round=None)
-            log_outcome(outcome, deployment.recipe.rounds)
-            return outcome

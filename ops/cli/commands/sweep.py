@@ -6,14 +6,9 @@ fedil sweep digits --set federation.clients_per_round=5,10 --set client.epochs=2
 import argparse
 
 from ops.cli.commands.compare import add_study_arguments, run_study
-from ops.cli.recipe_files import RECIPE_HELP
-from server_worker.options import add_override_argument
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("recipe", metavar="RECIPE", help=RECIPE_HELP)
-    add_override_argument(parser)
     add_study_arguments(parser, "sweep")
 
 

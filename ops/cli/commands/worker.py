@@ -35,11 +35,10 @@ def run(args: argparse.Namespace) -> int:
 
 def prepare(args: argparse.Namespace) -> None:
     from client_worker.shards import has_shards
-    from fedil_model.methods import plugins_named
 
     recipe = read_recipe(args.recipe, args.overrides)
     # Naming a recipe allows the code that it names.
-    args.plugin += plugins_named(recipe.model_dump())
+    args.plugin += recipe.plugins
     shards: Path = args.shards
     if not has_shards(shards):
         clients, samples = write_site_shards(recipe, args.site, shards)

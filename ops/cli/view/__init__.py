@@ -3,25 +3,21 @@
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from fedil_model.methods import find_method
 from ops.cli.invocation import brief_path
 from ops.cli.view.lines import JsonView, PlainView, QuietView
-
-if TYPE_CHECKING:
-    from server_worker.run.recipe import Recipe
+from server_worker.run.recipe import Recipe
 
 __all__ = ["JsonView", "PlainView", "QuietView", "make_view"]
 
 
-def make_view(recipe: "Recipe", run_dir: Path, where: str, *, as_json: bool, quiet: bool) -> QuietView:
+def make_view(recipe: Recipe, run_dir: Path, where: str, *, as_json: bool, quiet: bool) -> QuietView:
     """`where`: what does the work, such as "2 workers"."""
     if as_json:
         return JsonView(quiet=quiet)
     if quiet:
         return QuietView()
-    display = find_method(recipe.method.name).display
+    display = recipe.spec.display
     if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
         return PlainView(display)
     from ops.cli.view.live import LiveView

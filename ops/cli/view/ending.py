@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 from rich.console import Console
 from rich.text import Text
 
-from fedil_model.methods import find_method, plugins_named
 from ops.cli.invocation import brief_path, shell_line
 from ops.cli.view.curve import curve
 from ops.inspect.summary import Summary
@@ -34,7 +33,7 @@ def print_summary(summary: Summary, recipe: Recipe, resume_line: str, console: C
     console.print(Text(f"{state} {rounds}", style="bold"))
     for line in curve_lines(summary, min(console.width, WIDEST_CURVE)):
         console.print(Text(line, no_wrap=True, overflow="crop"))
-    titles = {model.name: model.title for model in find_method(recipe.method.name).display.models}
+    titles = {model.name: model.title for model in recipe.spec.display.models}
     labelled = list(facts(summary, titles))
     width = max(len(label) for label, _ in labelled) + 1
     # soft_wrap: a path, a digest or a command that is cut in two cannot be copied.
@@ -84,9 +83,7 @@ def next_steps(summary: Summary, recipe: Recipe, resume_line: str) -> Text:
         how = "Go on with" if summary.model_digest else "Nothing was saved yet. Begin again with"
         return Text(f"\n{how}\n  {resume_line}")
     run_dir = brief_path(summary.run_dir)
-    allowed = [
-        word for name in dict.fromkeys(plugins_named(recipe.model_dump())) for word in ("--plugin", name)
-    ]
+    allowed = [word for name in dict.fromkeys(recipe.plugins) for word in ("--plugin", name)]
     steps = [
         shell_line("report", run_dir, *allowed),
         shell_line("evaluate", run_dir, *allowed),

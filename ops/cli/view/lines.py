@@ -13,7 +13,7 @@ from fedil_model.methods.interface import Display
 from ops.cli.view.rows import Columns, exclusions
 from ops.inspect.summary import Summary
 from server_worker.run.recipe import Recipe
-from server_worker.watch.events import RoundRecord, Watchers
+from server_worker.watch.events import RoundRecord, Watcher
 from server_worker.watch.notices import Notice
 
 OUTSIDE_ROUNDS = {
@@ -24,7 +24,7 @@ OUTSIDE_ROUNDS = {
 STOPPING = "stopping once what is under way is safe; press Ctrl-C again to stop at once"
 
 
-class QuietView(Watchers):
+class QuietView(Watcher):
     """Only the summary; base of the other views: a Watcher with a beginning, an end, and an answer to Ctrl-C."""
 
     def __enter__(self) -> Self:

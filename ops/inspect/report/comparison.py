@@ -8,9 +8,8 @@ from string import ascii_uppercase
 
 import numpy as np
 
-from ops.cli.recipe_files import flatten
 from ops.inspect.report.reading import Run
-from server_worker.run.recipe import numbers_depend_on
+from server_worker.run.recipe import flatten, numbers_depend_on
 
 _NOT_OF_THE_METHOD = frozenset({"seed", "name"})
 _NOT_SHOWN = frozenset({"seed", "name", "description", "data.root", "data.download"})
@@ -38,6 +37,21 @@ class Group:
     @property
     def all_runs(self) -> tuple[Run, ...]:
         return (*self.runs, *self.repeated)
+
+    def final_accuracy(self, model: str) -> list[float]:
+        """At the last evaluation of each run"""
+        known = [list(run.accuracy(model).values()) for run in self.runs]
+        return [values[-1] for values in known if values]
+
+    def accuracy_at(self, number: int) -> dict[int, float]:
+        """Of the global model at one round, by seed"""
+        known = {run.recipe.seed: run.accuracy("global") for run in self.runs}
+        return {seed: values[number] for seed, values in known.items() if number in values}
+
+    def lead_over(self, other: "Group", number: int) -> list[float]:
+        """Difference in accuracy at one round, by seed: runs with one seed have the same labels."""
+        mine, theirs = self.accuracy_at(number), other.accuracy_at(number)
+        return [mine[seed] - theirs[seed] for seed in sorted(mine.keys() & theirs.keys())]
 
 
 @dataclass(frozen=True)
@@ -139,21 +153,3 @@ def _notes(groups: Iterable[Group]) -> Iterator[str]:
             elif run.running or run.rounds_done < run.recipe.rounds:
                 yield f"{run.label}: {run.state}"
             yield from (f"{run.label}: {note}" for note in run.notes if run.records)
-
-
-def final_accuracy(group: Group, model: str) -> list[float]:
-    """Accuracy at the last evaluation of each run"""
-    known = [list(run.accuracy(model).values()) for run in group.runs]
-    return [values[-1] for values in known if values]
-
-
-def accuracy_at(group: Group, number: int) -> dict[int, float]:
-    """Of the global model at one round, by seed"""
-    known = {run.recipe.seed: run.accuracy("global") for run in group.runs}
-    return {seed: values[number] for seed, values in known.items() if number in values}
-
-
-def difference(group: Group, other: Group, number: int) -> list[float]:
-    """Difference in accuracy at one round, by seed: runs with one seed have the same labels."""
-    mine, theirs = accuracy_at(group, number), accuracy_at(other, number)
-    return [mine[seed] - theirs[seed] for seed in sorted(mine.keys() & theirs.keys())]

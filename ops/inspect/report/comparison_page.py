@@ -2,20 +2,11 @@
 
 import statistics
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import partial
 
 from fedil_model.methods.interface import Model
 from ops.cli.view.ending import duration
 from ops.cli.view.rows import percent
-from ops.inspect.report.comparison import (
-    Comparison,
-    Group,
-    accuracy_at,
-    compare,
-    difference,
-    differing_settings,
-    final_accuracy,
-)
+from ops.inspect.report.comparison import Comparison, Group, compare, differing_settings
 from ops.inspect.report.comparison_plots import comparison_plots
 from ops.inspect.report.drawing import SERIES, Plot, panel
 from ops.inspect.report.reading import Run
@@ -70,10 +61,8 @@ def _columns(first: Group, shared: int | None, *, several: bool) -> list[Column]
         *(_final(model) for model in first.runs[0].display.models),
     ]
     if shared is not None:
-        at_shared = partial(accuracy_at, number=shared)
-        columns.append(
-            (f"accuracy at round {shared}, %", lambda group: _percents(at_shared(group).values(), group))
-        )
+        at_shared = f"accuracy at round {shared}, %"
+        columns.append((at_shared, lambda group: _percents(group.accuracy_at(shared).values(), group)))
         if several:
             columns.append((f"against {first.letter}, points", lambda group: _points(group, first, shared)))
     return [*columns, ("server-only, %", _baseline), ("seconds a round", _seconds_a_round)]
@@ -81,7 +70,7 @@ def _columns(first: Group, shared: int | None, *, several: bool) -> list[Column]
 
 def _final(model: Model) -> Column:
     title = "accuracy at the end, %" if model.name == "global" else f"{model.title} at the end, %"
-    return title, lambda group: _percents(final_accuracy(group, model.name), group)
+    return title, lambda group: _percents(group.final_accuracy(model.name), group)
 
 
 def _baseline(group: Group) -> str:
@@ -110,7 +99,7 @@ def _deviation(found: Collection[float]) -> str:
 def _points(group: Group, first: Group, shared: int) -> str:
     if group is first:
         return ""
-    found = difference(group, first, shared)
+    found = group.lead_over(first, shared)
     if not found:
         return "no seed in common"
     mean = f"{100 * statistics.fmean(found):+.2f}".replace("-", "−")

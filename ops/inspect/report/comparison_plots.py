@@ -1,6 +1,5 @@
 """Curves of several runs: the mean over seeds as a line, lowest to highest as a band, single seeds thin."""
 
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -9,19 +8,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from ops.inspect.report import drawing
-from ops.inspect.report.comparison import Comparison, Group, Series, at_common_rounds, final_accuracy
-from ops.inspect.report.curves import only_finite, series_of
-from ops.inspect.report.drawing import FAINT, MARKERS, SERIES, NothingToDraw, Plot, Scale
+from ops.inspect.report.comparison import Comparison, Group, Series, at_common_rounds
+from ops.inspect.report.curves import series_of
+from ops.inspect.report.drawing import FAINT, MARKERS, SERIES, Missing, Plot, Scale
 from ops.inspect.report.reading import Run
-from server_worker.watch.events import RoundRecord
 
 MOST_NAMED_GROUPS = 16
 """With more groups, the legend shows only their letters."""
 MOST_GROUPS_IN_A_LEGEND = 20
-
-
-def by_round(value: Callable[[RoundRecord], float | None]) -> Series:
-    return lambda run: only_finite({record.round: value(record) for record in run.records})
 
 
 Curve = tuple[str, str, Scale, Series]
@@ -36,16 +30,17 @@ def curves_of(comparison: Comparison) -> dict[str, Curve]:
         title = "Test accuracy" if model.name == "global" else f"Test accuracy: {model.title}"
         name = "accuracy" if model.name == "global" else f"accuracy_{model.name}"
         found.setdefault(name, (title, "accuracy", "percent", partial(Run.accuracy, model=model.name)))
-    norms = by_round(lambda r: r.delta_norm if r.delta_norm > 0 else None)
+    norms = partial(Run.by_round, value=lambda r: r.delta_norm if r.delta_norm > 0 else None)
     found["delta_norm"] = "Size of the steps ‖Δθ‖", "norm", "log", norms
-    accepted = by_round(lambda r: r.accepted / r.selected if r.selected else None)
+    accepted = partial(Run.by_round, value=lambda r: r.accepted / r.selected if r.selected else None)
     found["accepted"] = "Updates that counted", "of those asked", "percent", accepted
     for chart in (chart for display in displays for chart in display.charts):
         for series in chart.series:
             scale: Scale = "percent" if series.unit == "share" else "log" if chart.log else "plain"
             curve = (f"{chart.title}: {series.title}", series.unit or series.title, scale)
             found.setdefault(series.name, (*curve, partial(series_of, name=series.name, positive=chart.log)))
-    found["seconds"] = "Time of a round", "seconds", "plain", by_round(lambda r: r.seconds.get("total"))
+    seconds = partial(Run.by_round, value=lambda r: r.seconds.get("total"))
+    found["seconds"] = "Time of a round", "seconds", "plain", seconds
     return found
 
 
@@ -71,7 +66,7 @@ def draw_curve(figure: Figure, comparison: Comparison, curve: Curve) -> None:
     for place, group in enumerate(comparison.groups):
         rounds |= _draw_group(axes, group, place, series, named)
     if not rounds:
-        raise NothingToDraw("no run has measured it")
+        raise Missing("no run has measured it")
     drawing.finish(axes, rounds, scale, axis, columns=2 if named else 5)
 
 
@@ -96,9 +91,9 @@ def _draw_group(axes: Axes, group: Group, place: int, series: Series, named: boo
 
 def draw_final(figure: Figure, comparison: Comparison) -> None:
     axes = figure.subplots()
-    accuracies = [final_accuracy(group, "global") for group in comparison.groups]
+    accuracies = [group.final_accuracy("global") for group in comparison.groups]
     if not any(accuracies):
-        raise NothingToDraw("no run was evaluated")
+        raise Missing("no run was evaluated")
     for place, (group, found) in enumerate(zip(comparison.groups, accuracies, strict=True)):
         if not found:
             continue

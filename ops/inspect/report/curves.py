@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from fedil_model.methods.interface import Chart, ClientValue
 from ops.inspect.report import drawing
-from ops.inspect.report.drawing import NothingToDraw, Plot, Scale
+from ops.inspect.report.drawing import Missing, Plot, Scale
 from ops.inspect.report.reading import Run
 
 Axis = tuple[Scale, str]
@@ -57,7 +57,7 @@ def curves(run: Run) -> list[Plot]:
 def _plot(run: Run, name: str, title: str, draw: Callable[[Axes, Run], Axis], caption: str) -> Plot:
     def draw_rounds(figure: Figure) -> None:
         if not run.records:
-            raise NothingToDraw(run.no_rounds)
+            raise Missing(run.no_rounds)
         axes = figure.subplots()
         drawing.finish(axes, [record.round for record in run.records], *draw(axes, run))
 
@@ -72,8 +72,8 @@ def _measured(run: Run) -> Sequence[ClientValue]:
 
 
 def draw_accuracy(axes: Axes, run: Run) -> Axis:
-    if not run.evaluated:
-        raise NothingToDraw("no round was evaluated")
+    if not run.accuracy("global"):
+        raise Missing("no round was evaluated")
     for place, model in enumerate(run.display.models):
         known = run.accuracy(model.name)
         marker = drawing.marker_for(len(known))
@@ -84,27 +84,23 @@ def draw_accuracy(axes: Axes, run: Run) -> Axis:
 
 
 def draw_delta_norm(axes: Axes, run: Run) -> Axis:
-    norms = {record.round: record.delta_norm for record in run.records}
-    averages = {record.round: record.convergence.get("moving_average") for record in run.records}
-    if not only_positive(norms):
-        raise NothingToDraw("the global model has not moved in any round")
+    steps = only_positive(run.by_round(lambda record: record.delta_norm))
+    averages = run.by_round(lambda record: record.convergence.get("moving_average"))
+    if not steps:
+        raise Missing("the global model has not moved in any round")
     # NaN breaks the line in rounds without a step.
-    moved = {number: norm if 0 < norm < math.inf else math.nan for number, norm in norms.items()}
-    marker = drawing.marker_for(len(norms))
+    moved = {record.round: steps.get(record.round, math.nan) for record in run.records}
+    marker = drawing.marker_for(len(moved))
     _line(axes, moved, "‖Δθ‖", color=drawing.BLUE, linewidth=0.8, marker=marker)
     _line(axes, only_positive(averages), "mean of 10", color=drawing.RED, linewidth=2.0)
-    still = {number: 0.02 for number, norm in norms.items() if norm == 0}
+    still = {record.round: 0.02 for record in run.records if record.delta_norm == 0}
     bottom: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "color": drawing.PURPLE}
     _line(axes, still, f"Δθ = 0 ({len(still)} rounds)", **bottom, marker="x", linestyle="None")
     return "log", "norm"
 
 
-def only_finite(values: Mapping[int, float | None]) -> dict[int, float]:
-    return {key: value for key, value in values.items() if value is not None and math.isfinite(value)}
-
-
-def only_positive(values: Mapping[int, float | None]) -> dict[int, float]:
-    return {key: value for key, value in only_finite(values).items() if value > 0}
+def only_positive(values: Mapping[int, float]) -> dict[int, float]:
+    return {key: value for key, value in values.items() if value > 0}
 
 
 def _line(axes: Axes, values: dict[int, float], name: str, **style: Any) -> None:
@@ -122,7 +118,7 @@ def draw_client_value(axes: Axes, run: Run, value: ClientValue) -> Axis:
             if found is not None and math.isfinite(found):
                 points[outcome.outcome].append((record.round, found))
     if not points:
-        raise NothingToDraw(
+        raise Missing(
             f"no update has a value of {value.title}: no client has answered, or it is not measured"
         )
     many = sum(map(len, points.values())) > MOST_POINTS_AS_SHAPES
@@ -154,7 +150,7 @@ def draw_chart(axes: Axes, run: Run, chart: Chart) -> Axis:
     found = {series: series_of(run, series.name) for series in chart.series}
     drawn = {series: values for series, values in found.items() if any(values.values())}
     if not drawn:
-        raise NothingToDraw("not known" if not any(found.values()) else "zero in every round")
+        raise Missing("not known" if not any(found.values()) else "zero in every round")
     if chart.log:
         drawn = {series: only_positive(values) for series, values in drawn.items()}
     for place, (series, values) in enumerate(drawn.items()):
@@ -168,14 +164,14 @@ def draw_chart(axes: Axes, run: Run, chart: Chart) -> Axis:
 
 
 def series_of(run: Run, name: str, *, positive: bool = False) -> dict[int, float]:
-    found = {record.round: record.series.get(name) for record in run.records}
-    return only_positive(found) if positive else only_finite(found)
+    found = run.by_round(lambda record: record.series.get(name))
+    return only_positive(found) if positive else found
 
 
 def draw_seconds(axes: Axes, run: Run) -> Axis:
     phases = [phase for phase in PHASES if any(record.seconds.get(phase) for record in run.records)]
     if not phases:
-        raise NothingToDraw("the history holds no times")
+        raise Missing("the history holds no times")
     seconds = np.array([[record.seconds.get(phase, 0.0) for record in run.records] for phase in phases])
     heights = np.where(np.isfinite(seconds), seconds, 0.0)
     names, colours = zip(*(PHASES[phase] for phase in phases), strict=True)
@@ -185,9 +181,7 @@ def draw_seconds(axes: Axes, run: Run) -> Axis:
         axes.stackplot(
             [record.round for record in run.records], heights, labels=names, colors=colours, linewidth=0
         )
-    evaluation = {
-        record.round: record.seconds["evaluate"] for record in run.records if "evaluate" in record.seconds
-    }
+    evaluation = run.by_round(lambda record: record.seconds.get("evaluate"))
     _line(axes, evaluation, "evaluation (beside)", color=drawing.INK, linestyle=":", linewidth=1.2)
     return "plain", "seconds"
 
@@ -207,7 +201,7 @@ def draw_staleness(axes: Axes, run: Run) -> Axis:
     by_round = [[o.staleness for o in record.outcomes if o.staleness is not None] for record in run.records]
     levels = sorted({staleness for found in by_round for staleness in found})
     if not levels:
-        raise NothingToDraw("no update carries its staleness")
+        raise Missing("no update carries its staleness")
     heights = np.array([[found.count(level) for found in by_round] for level in levels])
     _stacked_bars(axes, run, heights, [f"{level} old" for level in levels], _COLOURS)
     return "plain", "updates"

@@ -44,8 +44,11 @@ _SVG = "{http://www.w3.org/2000/svg}"
 _LINK = "{http://www.w3.org/1999/xlink}href"
 
 
-class NothingToDraw(Exception):
-    """The message states the reason and is shown in the page."""
+@dataclass
+class Missing(Exception):
+    """Takes the place of a part of a report or a plot, and is raised by what needs it."""
+
+    why: str
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ def panel(plot: Plot) -> tuple[Plot, Markup | None, str]:
     """As the page shows it: its drawing, or the reason why there is none"""
     try:
         return plot, inline_svg(plot), ""
-    except NothingToDraw as reason:
+    except Missing as reason:
         return plot, None, str(reason)
 
 
@@ -111,7 +114,7 @@ def write_plots(plots: Iterable[Plot], folder: Path, ending: str) -> tuple[list[
             dots_per_inch = 150 if ending == "svg" else 300
             write_atomically(path, [_saved(plot, ending, dpi=dots_per_inch, bbox_inches="tight")])
             written.append(path)
-        except NothingToDraw as reason:
+        except Missing as reason:
             absent.append(f"{plot.name}: {reason}")
     return written, absent
 

@@ -17,11 +17,11 @@ from broker_config.stores.memory.store import MemoryStore
 from broker_config.stores.redis.store import RedisStore
 from fedil_model.data.datasets import open_dataset
 from fedil_model.data.datasets.interface import Dataset, Samples
-from fedil_model.methods import find_method
 from fedil_model.training.precision import repeatable_on
 from ops.cli.invocation import without_password
 from ops.cli.recipe_files import with_data_root
 from ops.inspect.quality import Quality, measure
+from ops.inspect.report.drawing import Missing
 from ops.inspect.report.held_labels import HeldLabels, find_held_labels
 from ops.inspect.report.reading import Run
 from ops.inspect.run_reading import load_weights
@@ -32,13 +32,6 @@ from server_worker.run.digests import ledger_digest, model_digest
 _T = TypeVar("_T")
 _TRIES = 3
 """A running server replaces its files while they are read."""
-
-
-@dataclass
-class Missing(Exception):
-    """Takes the place of a part, and is raised by the parts that need it."""
-
-    why: str
 
 
 Ledgers = tuple[Mapping[int, bytes], str]
@@ -64,10 +57,10 @@ def gather(run: Run, store_url: str | None) -> Evidence:
     latest = _tried("the checkpoint", CheckpointFolder(run.where.checkpoints).latest, tries)
     settings = run.recipe.data.model_copy(update={"download": False})
     dataset = _tried("the data", lambda: open_dataset(with_data_root(settings)))
-    train = _tried("the training data", lambda: _known(dataset).load_train())
+    train = _tried("the training data", lambda: known(dataset).load_train())
     ledgers = _tried("the ledgers", lambda: _ledgers(run, store_url), tries)
     return Evidence(
-        quality=_tried("the model or its test data", lambda: _quality(run, _known(dataset))),
+        quality=_tried("the model or its test data", lambda: _quality(run, known(dataset))),
         quality_round=getattr(latest, "round", 0),
         class_names=() if isinstance(dataset, Missing) else dataset.class_names,
         class_counts=_tried("the split", lambda: _class_counts(run, dataset, train)),
@@ -89,7 +82,7 @@ def _tried(what: str, step: Callable[[], _T], tries: int = 1) -> _T | Missing:
     return Missing(f"{what} cannot be read: {without_password(why)}")
 
 
-def _known(part: _T | Missing) -> _T:
+def known(part: _T | Missing) -> _T:
     if isinstance(part, Missing):
         raise part
     return part
@@ -103,7 +96,7 @@ def _quality(run: Run, dataset: Dataset) -> Quality:
 def _class_counts(run: Run, dataset: Dataset | Missing, train: Samples | Missing) -> np.ndarray:
     if run.split is None:
         raise Missing("there is no readable split.json in the folder")
-    classes, labels = len(_known(dataset).class_names), _known(train).labels.numpy()
+    classes, labels = len(known(dataset).class_names), known(train).labels.numpy()
     holders = (run.split.labelled, *run.split.clients)
     if max(int(held.max(initial=-1)) for held in holders) >= len(labels):
         raise Missing(f"split.json speaks of more samples than the {len(labels)} there are: other data")
@@ -140,17 +133,17 @@ def _redis_left_by(run: Run) -> AbstractContextManager[str]:
 def _held_labels(
     run: Run, dataset: Dataset | Missing, train: Samples | Missing, ledgers: Ledgers | Missing
 ) -> HeldLabels:
-    split, view = run.split, find_method(run.recipe.method.name).view_state
+    split, view = run.split, run.recipe.spec.view_state
     if view is None:
         raise Missing(f"clients of method {run.recipe.method.name} keep no labels")
     if split is None or not any(len(held) for held in split.clients):
         raise Missing("the clients’ samples are at their sites")
-    classes, samples, (newest, _) = len(_known(dataset).class_names), _known(train), _known(ledgers)
+    classes, samples, (newest, _) = len(known(dataset).class_names), known(train), known(ledgers)
     return find_held_labels(newest, split, samples, classes, view)
 
 
 def _digests(run: Run, latest: Checkpoint | Missing | None, ledgers: Ledgers | Missing) -> dict[str, str]:
-    model = _tried("the checkpoint", lambda: model_digest(_known(latest)))
+    model = _tried("the checkpoint", lambda: model_digest(known(latest)))
     found = {
         run.display.models[0].title: "" if isinstance(model, Missing) else model,
         "ledgers": "" if isinstance(ledgers, Missing) else ledgers[1],

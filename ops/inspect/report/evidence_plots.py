@@ -11,8 +11,8 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from ops.inspect.report.drawing import BLUE, GREEN, RED, NothingToDraw, Plot, label, percent, rounds_axis
-from ops.inspect.report.evidence import Evidence, Missing
+from ops.inspect.report.drawing import BLUE, GREEN, RED, Missing, Plot, label, percent, rounds_axis
+from ops.inspect.report.evidence import Evidence, known
 from ops.inspect.report.reading import Run
 
 MOST_NAMED_CLASSES = 25
@@ -45,9 +45,7 @@ def sample_plots(evidence: Evidence) -> list[Plot]:
 
 
 def draw_confusion(figure: Figure, evidence: Evidence) -> None:
-    quality = evidence.quality
-    if isinstance(quality, Missing):
-        raise NothingToDraw(quality.why)
+    quality = known(evidence.quality)
     counts = np.array(quality.confusion, dtype=np.float64)
     with np.errstate(invalid="ignore"):  # NaN in the rows of classes without test samples
         shares = counts / counts.sum(axis=1, keepdims=True)
@@ -86,7 +84,7 @@ def _name_classes(axes: Axes, names: Sequence[str]) -> list[str]:
 def draw_per_class(figure: Figure, run: Run, names: Sequence[str]) -> None:
     known = [record for record in run.records if any(share is not None for share in record.per_class)]
     if not known:
-        raise NothingToDraw("the history holds no accuracy by class")
+        raise Missing("the history holds no accuracy by class")
     # A round may know fewer classes; None becomes NaN.
     shares = np.array(list(zip_longest(*(record.per_class for record in known))), dtype=np.float64)
     classes = len(shares)
@@ -117,7 +115,7 @@ def _draw_shares(
 
 def draw_split(figure: Figure, run: Run, evidence: Evidence) -> None:
     if run.split is None or not any(len(held) for held in run.split.clients):
-        raise NothingToDraw("the clients’ samples are at their sites")
+        raise Missing("the clients’ samples are at their sites")
     sizes = np.array([len(held) for held in run.split.clients])
     counts = None if isinstance(evidence.class_counts, Missing) else evidence.class_counts[1:]
     heights = [1] if counts is None else [1, 2]
@@ -136,14 +134,12 @@ def draw_split(figure: Figure, run: Run, evidence: Evidence) -> None:
 
 
 def draw_pictures(figure: Figure, evidence: Evidence, kind: str) -> None:
-    held = evidence.held_labels
-    if isinstance(held, Missing):
-        raise NothingToDraw(held.why)
+    held = known(evidence.held_labels)
     pictures = held.right if kind == "right" else held.wrong
     if held.not_pictures:
-        raise NothingToDraw(f"the samples are no pictures, but {held.not_pictures}")
+        raise Missing(f"the samples are no pictures, but {held.not_pictures}")
     if not pictures:
-        raise NothingToDraw(f"no such label is {kind}")
+        raise Missing(f"no such label is {kind}")
     rows = -(-len(pictures) // _PICTURES_IN_A_ROW)
     panels = figure.subplots(max(rows, 2), _PICTURES_IN_A_ROW, squeeze=False).ravel()
     for axes in panels:

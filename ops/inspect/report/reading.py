@@ -2,7 +2,6 @@
 
 import copy
 import fcntl
-import json
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -14,16 +13,16 @@ from pydantic import ValidationError
 from broker_config.protocol.errors import FedILError
 from fedil_model.data.split import Split
 from fedil_model.errors import DataError
-from fedil_model.methods import find_method, method_named, settings_class, validate
+from fedil_model.methods import method_named, settings_class, validate
 from fedil_model.methods.interface import Display
-from ops.cli.recipe_files import flatten
 from ops.inspect.run_reading import recipe_values, refuse_other_plugins
 from server_worker.run.checkpoint import CheckpointFolder
 from server_worker.run.environment import read_environment
-from server_worker.run.folder import RunDir
+from server_worker.run.folder import RunDir, read_baseline
 from server_worker.run.history import read_records
 from server_worker.run.lock import lock_file
-from server_worker.run.recipe import Recipe, explain
+from server_worker.run.name import known_run
+from server_worker.run.recipe import Recipe, explain, flatten
 from server_worker.watch.events import RoundRecord
 
 _T = TypeVar("_T")
@@ -49,7 +48,7 @@ class Run:
 
     @property
     def display(self) -> Display:
-        return find_method(self.recipe.method.name).display
+        return self.recipe.spec.display
 
     @property
     def label(self) -> str:
@@ -75,14 +74,13 @@ class Run:
         """Why the run has no records"""
         return "the history is missing" if self.rounds_lost else "no round has closed yet"
 
-    @property
-    def evaluated(self) -> list[RoundRecord]:
-        return [record for record in self.records if math.isfinite(record.accuracy.get("global", math.nan))]
+    def by_round(self, value: Callable[[RoundRecord], float | None]) -> dict[int, float]:
+        """Without rounds in which it is unknown or not finite"""
+        found = ((record.round, value(record)) for record in self.records)
+        return {number: value for number, value in found if value is not None and math.isfinite(value)}
 
     def accuracy(self, model: str) -> dict[int, float]:
-        """By round; rounds without an evaluation are left out."""
-        found = {record.round: record.accuracy.get(model, math.nan) for record in self.records}
-        return {number: value for number, value in found.items() if math.isfinite(value)}
+        return self.by_round(lambda record: record.accuracy.get(model))
 
 
 def num_rounds(number: int) -> str:
@@ -110,8 +108,8 @@ def read_run(folder: Path, plugins: Collection[str] = ()) -> Run:
         settings=flatten(values),
         records=records,
         running=running,
-        run_id=_noted(notes, lambda: _field_in(where.identity, "run", str)),
-        baseline=_noted(notes, lambda: _field_in(where.baseline, "accuracy", float)),
+        run_id=_noted(notes, lambda: known_run(where)),
+        baseline=_noted(notes, lambda: read_baseline(where).get("accuracy")),
         split=_noted(notes, lambda: Split.load(where.split) if where.split.exists() else None),
         environment=_noted(notes, lambda: read_environment(where)) or (),
         notes=tuple(notes),
@@ -157,19 +155,6 @@ def _records(history: Path, running: bool, notes: list[str]) -> tuple[RoundRecor
         )
     by_round = {record.round: record for record in read_records(history)}
     return tuple(by_round[number] for number in sorted(by_round))
-
-
-def _field_in(path: Path, key: str, kind: type[_T]) -> _T | None:
-    """None without the file, or if it holds something else; also for NaN and infinity"""
-    if not path.exists():
-        return None
-    try:
-        text = path.read_text(encoding="utf-8")
-        known = json.loads(text, parse_int=float, parse_constant=lambda _: None)
-    except ValueError as error:
-        raise FedILError(f"{path.name} is not readable as JSON ({error})") from error
-    found = known.get(key) if isinstance(known, dict) else None
-    return found if isinstance(found, kind) else None
 
 
 def in_use(folder: Path) -> bool:

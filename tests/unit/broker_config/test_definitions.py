@@ -8,10 +8,11 @@ import pytest
 
 from broker_config.brokers.definitions import (
     SERVER_USER,
+    SiteLimits,
     check_sites,
     consumer_timeout_seconds,
-    deadline_policies,
     import_steps,
+    policies,
     rabbitmq_conf,
     rabbitmq_definitions,
     rabbitmq_password_hash,
@@ -110,7 +111,7 @@ def test_a_site_has_no_permissions_on_names_of_the_server() -> None:
     assert [
         name for name in servers if re.search(rights.write, name) or re.search(rights.configure, name)
     ] == []
-    secret = [lead_queue("r"), updates_queue("r"), DEAD_LETTERS, body_queue("site-a", "0"), "fedil.updates"]
+    secret = [lead_queue("r"), updates_queue("r"), DEAD_LETTERS, body_queue("site-a", "0"), "fedil.site.a"]
     assert [name for name in secret if re.search(rights.read, name)] == []
 
 
@@ -195,11 +196,38 @@ def test_the_consumer_timeout_is_derived_from_the_deadline() -> None:
 
 
 def test_a_policy_sets_the_consumer_timeout_in_versions_that_support_it() -> None:
-    assert deadline_policies(7200.0, (3, 11, 28)) == []
-    (policy,) = deadline_policies(7200.0, (3, 12, 0))
-    assert policy["definition"] == {"consumer-timeout": 14400000}
+    for version in ((), (3, 11, 28)):
+        before = policies(SiteLimits(), deadline_seconds=7200.0, version=version)
+        assert not any("consumer-timeout" in policy["definition"] for policy in before)
+    policy = policies(SiteLimits(), deadline_seconds=7200.0, version=(3, 12, 0))[0]
+    assert policy["definition"]["consumer-timeout"] == 14400000
     names = [tasks_queue("a"), updates_queue("r"), lead_queue("r"), DEAD_LETTERS]
     assert [bool(re.search(policy["pattern"], name)) for name in names] == [True, True, False, False]
+
+
+def test_every_queue_that_a_site_writes_to_has_one_policy_that_bounds_its_bytes() -> None:
+    found = policies(SiteLimits(update_bytes=7))
+    written = [tasks_queue("a"), updates_queue("r", "a"), body_queue("site-a", "0" * 32), DEAD_LETTERS]
+    for name in written:
+        (policy,) = (policy for policy in found if re.search(policy["pattern"], name))
+        assert policy["definition"]["max-length-bytes"] > 0
+    assert not [
+        policy
+        for policy in found
+        for name in (lead_queue("r"), models_queue("r"))
+        if re.search(policy["pattern"], name)
+    ]
+    assert policies(SiteLimits(update_bytes=7))[1]["definition"] == {
+        "max-length-bytes": 7,
+        "overflow": "reject-publish",
+    }
+
+
+def test_sites_and_nobody_else_have_limits_of_connections() -> None:
+    hashes = {"server": "hash", "site-a": "hash", "admin": "hash"}
+    users = rabbitmq_definitions(["a"], hashes, limits=SiteLimits(workers=10))["users"]
+    limits = {user["name"]: user.get("limits") for user in users}
+    assert limits == {"server": None, "site-a": {"max-connections": 60, "max-channels": 200}, "admin": None}
 
 
 def test_configuration_without_tls_has_no_tls_settings() -> None:

@@ -17,7 +17,7 @@ from fedil_model.training.flat_model import FlatModel, Weights, to_arrays
 from server_worker.run.inputs import network_of
 from tests.federation import RUN, SITE, ArrayShards, Federation, blobs_recipe
 
-TASKS, UPDATES = tasks_queue(SITE), updates_queue(RUN)
+TASKS, UPDATES = tasks_queue(SITE), updates_queue(RUN, SITE)
 CPU = torch.device("cpu")
 
 

@@ -98,6 +98,17 @@ def test_the_pseudo_label_term_teaches_through_the_strong_view() -> None:
     assert result.metrics["loss_pseudo"] > 0
 
 
+@pytest.mark.parametrize("weak_weight", [0.0, 1.0])
+def test_a_batch_without_a_sure_sample_is_a_step_without_a_gradient_where_only_sure_samples_train(
+    weak_weight: float,
+) -> None:
+    weights = {"weight_consistency": 0.0, "weight_pseudo_weak": weak_weight}
+    fedil = method("paper", method={**weights, "pseudo_source": "server", "threshold": 1.0})
+    result = client(fedil, broadcast_of(fedil))
+    assert result.num_steps > 0
+    assert result.metrics["sure_share"] == 0.0
+
+
 def test_paper_clients_start_from_the_global_model_and_ours_from_the_servers() -> None:
     frozen = {"lr": 1e-12, "weight_decay": 0.0}
     paper = method(client=frozen)

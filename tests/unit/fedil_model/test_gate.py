@@ -114,6 +114,14 @@ def test_the_movement_is_that_of_the_clients_without_the_servers_step() -> None:
     assert float(movement.abs().max()) > 1e-4
 
 
+def test_the_movement_of_rescaled_updates_is_that_of_the_clients_too() -> None:
+    made, step = begin(normalise="reference")
+    delta = activate(made, step.broadcast).update["delta.params"]
+    start = step.broadcast["server.params"] - step.broadcast["global.params"]
+    scale = start.norm() / delta.norm()
+    assert torch.allclose(after_a_round(made, step)[MOVEMENT], scale * (delta - start), atol=1e-6)
+
+
 def test_without_the_tests_no_update_is_tried() -> None:
     made, step = begin(loss_margin=0.0, movement_filter=False)
     assert MOVEMENT not in step.state
@@ -133,7 +141,7 @@ def limit_after(*excess_losses: float, margin: float = 0.5) -> float:
     passed = 0.0
     for hundredths in range(400):
         trained = Weights(torch.tensor([hundredths / 100, 1.0]), torch.zeros(0))
-        gate = LabelGate(FedILSettings(loss_margin=margin), lambda model: float(model.params[0]), state, 4)
+        gate = LabelGate(FedILSettings(loss_margin=margin), lambda model: float(model.params[0]), state, 4, 0)
         if gate.judge(trained, start, 1).outcome == "accepted":
             passed = hundredths / 100
     return passed
@@ -155,7 +163,7 @@ def least_cosine_after(*cosines: float) -> float:
     start, passed = Weights(torch.zeros(2), torch.zeros(0)), 1.0
     for hundredths in range(99, -100, -1):
         x = hundredths / 100
-        gate = LabelGate(FedILSettings(movement_filter=True), lambda _: 0.0, state, 4)
+        gate = LabelGate(FedILSettings(movement_filter=True), lambda _: 0.0, state, 4, 0)
         trained = Weights(torch.tensor([x, math.sqrt(1 - x * x)]), torch.zeros(0))
         if gate.judge(trained, start, 1).outcome == "accepted":
             passed = x
@@ -203,3 +211,16 @@ def test_updates_are_tried_on_some_hundred_labels_with_every_class_in_its_share(
     assert torch.equal(labels[some.inputs[:, 0].long()], some.labels)
     few = _some(LABELLED)
     assert sorted(few.labels.tolist()) == sorted(LABELLED.labels.tolist())
+
+
+def test_a_large_round_is_remembered_by_values_of_every_size() -> None:
+    """The largest ones would be those of hostile clients."""
+    state = {EXCESS_LOSSES: torch.zeros(0, dtype=torch.float64)}
+    gate = LabelGate(FedILSettings(loss_margin=0.5), lambda model: float(model.params[0]), state, 4, 7)
+    start = Weights(torch.zeros(2), torch.zeros(0))
+    for client in range(3 * NUM_KEPT):
+        gate.judge(Weights(torch.tensor([client / 100, 1.0]), torch.zeros(0)), start, 1)
+    kept = gate.seen()[EXCESS_LOSSES]
+    assert len(kept) == NUM_KEPT
+    assert float(kept.min()) < 0.2
+    assert float(kept.median()) == pytest.approx(3 * NUM_KEPT / 200, abs=0.2)

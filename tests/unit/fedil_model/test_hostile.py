@@ -9,7 +9,7 @@ import torch
 
 from fedil_model.errors import SettingError
 from fedil_model.methods.base import MethodBase
-from fedil_model.methods.hostile import hostile_step, is_hostile
+from fedil_model.methods.hostile import _noise, hostile_step, is_hostile
 from fedil_model.methods.interface import Activation, ClientResult, Method
 from fedil_model.settings import Learning
 from fedil_model.training.flat_model import FlatModel, Weights
@@ -136,3 +136,11 @@ def test_a_run_with_hostile_clients(loss_margin: float, counted: bool, tmp_path:
     ]
     assert found
     assert all(found) if counted else not any(found)
+
+
+def test_noise_leaves_points_of_an_update_as_long_as_they_are() -> None:
+    """Orchestra's centroids have length 1, and others are invalid."""
+    points = torch.nn.functional.normalize(torch.arange(12.0).view(3, 4) - 5.0)
+    noise = _noise({"centroids": points}, torch.Generator().manual_seed(1))["centroids"]
+    assert torch.allclose(noise.norm(dim=1), torch.ones(3))
+    assert not torch.allclose(noise, points, atol=0.1)

@@ -82,10 +82,23 @@ def test_it_learns(norm: str) -> None:
 
 def test_profiles() -> None:
     floor, ceiling = (make_learning({"method": {"name": name}}) for name in ("server_only", "supervised"))
-    assert (floor.profile, floor.server.strong_weight) == ("weak", 0.0)
+    assert (floor.profile, floor.server.strong_weight) == ("strong", 1.0)
     assert (floor.server.epochs, ceiling.server.epochs) == (5, 5)
-    strong = make_learning({"profile": "strong", "method": {"name": "server_only"}})
-    assert (strong.server.strong_weight, strong.server.pretrain_strong_weight) == (1.0, 1.0)
+    weak = make_learning({"profile": "weak", "method": {"name": "server_only"}})
+    assert (weak.server.strong_weight, weak.server.pretrain_strong_weight) == (0.0, 0.0)
+
+
+def test_the_floor_has_normalisation_epochs_and_views_of_fedils_server() -> None:
+    floor, fedil = (make_learning({"method": {"name": name}}) for name in ("server_only", "fedil"))
+    assert floor.network == fedil.network
+    theirs = fedil.server.model_dump()
+    rounds = {"epochs", "lr_schedule"}  # what a recipe says
+    assert {name: value for name, value in floor.server if name not in rounds} == {
+        name: value for name, value in theirs.items() if name not in rounds
+    }
+
+
+def test_the_published_profile() -> None:
     paper = make_learning({"profile": "paper", "method": {"name": "supervised"}}).server
     assert (paper.lr, paper.batch_size, paper.lr_schedule, paper.weight_decay) == (0.1, 250, "cosine", 5e-4)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from broker_config.brokers.definitions import deadline_policies
+from broker_config.brokers.definitions import SiteLimits, policies
 from broker_config.brokers.topology import tasks_queue
 from ops.broker.check import _check_consumer_timeout, _lost_with_a_node
 
@@ -17,6 +17,10 @@ def _without_rabbitmqctl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     monkeypatch.setenv("PATH", str(tmp_path))
 
 
+def policies_for(deadline_seconds: float) -> list[dict[str, Any]]:
+    return policies(SiteLimits(), deadline_seconds=deadline_seconds, version=(3, 12))
+
+
 def policy(pattern: str, timeout: int | None, priority: int = 0, apply_to: str = "queues") -> dict[str, Any]:
     definition = {} if timeout is None else {"consumer-timeout": timeout}
     rest = {"pattern": pattern, "apply-to": apply_to, "priority": priority, "definition": definition}
@@ -26,8 +30,8 @@ def policy(pattern: str, timeout: int | None, priority: int = 0, apply_to: str =
 @pytest.mark.parametrize(
     ("policies", "verdict"),
     [
-        (deadline_policies(3600.0, (3, 12)), "ok"),
-        (deadline_policies(1900.0, (3, 12)), "wrong"),
+        (policies_for(3600.0), "ok"),
+        (policies_for(1900.0), "wrong"),
         ([policy("^fedil", 2 * HOUR_MS)], "ok"),
         ([policy("^other", 2 * HOUR_MS)], "unknown"),
         ([policy("^fedil", 2 * HOUR_MS, apply_to="exchanges")], "unknown"),
@@ -50,7 +54,7 @@ def test_the_verdict_follows_the_policy_that_rabbitmq_applies(
     ("policies", "text"),
     [
         (
-            deadline_policies(1900.0, (3, 12)),
+            policies_for(1900.0),
             "consumer_timeout is 3800000 by policy fedil-deadline, should be at least 7200000: "
             "run fedil broker init with this deadline",
         ),
@@ -80,11 +84,11 @@ def queue(name: str, kind: str, members: int | None = None) -> dict[str, Any]:
             5,
             "on 2 of 5 nodes: rabbitmq-streams add_replica fedil.models.r",
         ),
-        (queue("fedil.updates.r", "classic"), 3, "on 1 of 3 nodes: it was made before fedil broker init"),
+        (queue("fedil.updates.a.r", "classic"), 3, "on 1 of 3 nodes: it was made before fedil broker init"),
         (queue("fedil.tasks.a", "quorum", 3), 5, None),
         (queue("fedil.tasks.a", "quorum", 2), 2, None),
         (queue("fedil.models.r", "stream"), 3, None),
-        (queue("fedil.updates.r", "classic"), 1, None),
+        (queue("fedil.updates.a.r", "classic"), 1, None),
         (queue("others", "classic"), 3, None),
     ],
 )

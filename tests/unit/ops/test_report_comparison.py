@@ -5,12 +5,9 @@ import numpy as np
 import pytest
 
 from ops.inspect.report.comparison import (
-    accuracy_at,
     at_common_rounds,
     compare,
-    difference,
     differing_settings,
-    final_accuracy,
 )
 from ops.inspect.report.comparison_page import comparison_page
 from ops.inspect.report.comparison_plots import comparison_plots, curves_of, draw_curve
@@ -67,7 +64,7 @@ def test_a_setting_that_this_version_does_not_know_parts_runs_too(tmp_path: Path
 
 def test_the_spread_over_seeds_is_mean_and_sample_deviation(tmp_path: Path) -> None:
     (group,) = compare(three_seeds(tmp_path)).groups
-    assert final_accuracy(group, "global") == [0.6, 0.7, 0.8]
+    assert group.final_accuracy("global") == [0.6, 0.7, 0.8]
     text = Parsed(comparison_page(compare(three_seeds(tmp_path / "again")))).text
     assert "70.00 ± 10.00 (60.00 to 80.00)" in text
 
@@ -104,8 +101,8 @@ def test_groups_are_compared_seed_by_seed_at_the_last_round_that_all_have(tmp_pa
     comparison = compare(runs)
     first, second = comparison.groups
     assert comparison.last_common_round() == 2
-    assert difference(second, first, 2) == pytest.approx([0.2])
-    assert accuracy_at(second, 2) == {1: 0.8, 7: 0.1}
+    assert second.lead_over(first, 2) == pytest.approx([0.2])
+    assert second.accuracy_at(2) == {1: 0.8, 7: 0.1}
 
 
 def test_the_page_says_mean_spread_n_and_what_differs(tmp_path: Path) -> None:
@@ -132,7 +129,7 @@ def test_a_run_without_rounds_is_listed_and_in_no_curve(tmp_path: Path) -> None:
     assert "b: no round has closed yet, so it is in no curve" in comparison.notes
     text = Parsed(comparison_page(comparison)).text
     assert "accuracy at the end" in text.lower()
-    assert len(final_accuracy(comparison.groups[0], "global")) == 1
+    assert len(comparison.groups[0].final_accuracy("global")) == 1
 
 
 def test_runs_of_which_none_has_rounds_still_make_a_page(tmp_path: Path) -> None:

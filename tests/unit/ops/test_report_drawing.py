@@ -14,7 +14,7 @@ from ops.inspect.report.curves import ENGINE_OUTCOMES, STYLES, curves
 from ops.inspect.report.drawing import (
     BLUE,
     RED,
-    NothingToDraw,
+    Missing,
     Plot,
     inline_svg,
     label,
@@ -102,7 +102,7 @@ def test_a_persons_own_matplotlib_settings_change_nothing_and_come_back() -> Non
 
 def test_a_plot_without_data_says_why_in_the_page() -> None:
     def draw(_: Figure) -> None:
-        raise NothingToDraw("nobody <b>was</b> asked")
+        raise Missing("nobody <b>was</b> asked")
 
     assert "Nothing to draw: nobody <b>was</b> asked." in Parsed(shown(Plot("x", "X", draw))).text
 

@@ -12,7 +12,8 @@ from fedil_model.data.datasets.interface import Dataset, Samples
 from fedil_model.data.split import Split
 from fedil_model.methods.fedil.ledger import Ledger
 from fedil_model.methods.fedil.ledger_view import view_ledger
-from ops.inspect.report.evidence import Missing, gather
+from ops.inspect.report.drawing import Missing
+from ops.inspect.report.evidence import gather
 from ops.inspect.report.held_labels import HeldLabels, find_held_labels, spread_out
 from ops.inspect.report.reading import read_run
 from server_worker.run.folder import RunDir

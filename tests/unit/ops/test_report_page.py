@@ -10,7 +10,8 @@ from fedil_model.data.split import Split
 from fedil_model.training.convergence import VERDICTS
 from fedil_model.training.optimiser import learning_rate
 from ops.inspect.quality import Quality
-from ops.inspect.report.evidence import Evidence, Missing
+from ops.inspect.report.drawing import Missing
+from ops.inspect.report.evidence import Evidence
 from ops.inspect.report.held_labels import HeldLabels, Picture
 from ops.inspect.report.page import run_page
 from ops.inspect.report.reading import Run, read_run
@@ -176,7 +177,7 @@ def test_messages_that_did_not_count_are_listed(tmp_path: Path) -> None:
     text = parsed_page(
         make_run(tmp_path / "r", [make_record(1, refused={"late": 4}), make_record(2, refused={"late": 3})])
     ).text
-    assert "late 7 the round had closed" in text
+    assert "late 7 answered after its round had closed" in text
 
 
 def test_a_round_with_hundreds_of_exclusions_names_some(tmp_path: Path) -> None:

@@ -45,7 +45,11 @@ def test_methods_share_split_and_budget_and_keep_their_own_settings() -> None:
     assert by_name["semifl-seed-0"].method.model_dump()["threshold"] == 0.8
     assert by_name["fedil-seed-0"].method.model_dump()["threshold"] == 0.95
     assert all(recipe.baseline_epochs == 0 for recipe in by_name.values())
-    assert budget_differences(cells) == ["client.epochs: fedil 5, fedil/paper 3, semifl 5"]
+    assert budget_differences(cells) == [
+        "client.epochs: fedil 5, fedil/paper 3, semifl 5",
+        "server.pretrain_epochs: fedil 60, fedil/paper 0, semifl 50",
+        "network.norm: fedil auto, fedil/paper bn, semifl sbn",
+    ]
 
 
 def test_a_method_comes_several_times_with_settings_of_its_own() -> None:
@@ -70,6 +74,19 @@ def test_a_recipes_own_method_table_is_for_that_method(tmp_path: Path) -> None:
     cells = compared_methods(str(tmp_path / "own.toml"), ["fedil", "fedmatch"], [0], [])
     assert cells[0].recipe.method.model_dump()["credibility"] == 3
     assert (cells[0].recipe.profile, cells[1].recipe.profile) == ("paper", "fedmatch")
+
+
+def test_rates_and_norm_that_a_recipe_has_for_its_own_method_are_for_that_method() -> None:
+    methods = ["fedil", "semifl", "fedmatch/paper", "server_only"]
+    cells = compared_methods("cifar10-noniid-001", methods, [0], ["semifl:server.lr=0.1"])
+    recipes = {cell.variant: cell.recipe for cell in cells}
+    assert [recipe.client.lr for recipe in recipes.values()] == [0.015, 0.03, 0.001, 0.03]
+    assert [recipe.server.lr for recipe in recipes.values()] == [0.02, 0.1, 0.001, 0.03]
+    assert [recipe.network.norm for recipe in recipes.values()] == ["sbn", "sbn", "gn", "auto"]
+    assert {recipe.client.epochs for recipe in recipes.values()} == {2}, "the budget is the recipe's"
+    assert "network.norm: fedil sbn, semifl sbn, fedmatch/paper gn, server_only auto" in budget_differences(
+        cells
+    )
 
 
 @pytest.mark.parametrize(

@@ -9,20 +9,25 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from broker_config.protocol.messages import Refusal, Update
-from server_worker.buffered.state import Flight, OpenBuffer, Rules
-from server_worker.run.recipe import FederationSettings
+from server_worker.buffered.state import Flight, OpenBuffer
+from server_worker.run.recipe import Recipe, make_recipe
 from server_worker.watch.events import ClientOutcome
 
 
-def rules(seed: int = 3, in_flight: int = 4, size: int = 2, max_staleness: int = 2) -> Rules:
-    settings = FederationSettings(
-        mode="buffered",
-        in_flight=in_flight,
-        buffer_size=size,
-        max_staleness=max_staleness,
-        deadline_seconds=10.0,
+def rules(seed: int = 3, in_flight: int = 4, size: int = 2, max_staleness: int = 2) -> Recipe:
+    federation = {
+        "mode": "buffered",
+        "in_flight": in_flight,
+        "buffer_size": size,
+        "max_staleness": max_staleness,
+    }
+    return make_recipe(
+        {
+            "seed": seed,
+            "split": {"labelled": 10, "clients": 8},
+            "federation": {**federation, "deadline_seconds": 10.0},
+        }
     )
-    return Rules("r", seed, settings)
 
 
 RULES = rules()
@@ -30,6 +35,7 @@ CLIENTS = range(8)
 # Version 6: client 1 started from it, 2 from the one before, 3 from the oldest that counts; 4 and 5 are idle.
 OPEN = OpenBuffer(
     6,
+    "r",
     RULES,
     activations=(0, 2, 5, 1, 3, 0, 0, 0),
     issued=11,
@@ -177,7 +183,7 @@ def test_who_was_too_slow_for_one_version_is_asked_for_the_current_one_and_both_
 
 
 def test_with_no_staleness_allowed_only_the_current_version_counts() -> None:
-    strict = replace(OPEN, rules=rules(max_staleness=0)).record(accepted(1)).aggregated()
+    strict = replace(OPEN, recipe=rules(max_staleness=0)).record(accepted(1)).aggregated()
     assert strict.awaited == ()
     assert [outcome.outcome for outcome in strict.outcomes()] == ["stale", "stale"]
     assert not strict.may_aggregate(CLIENTS)
@@ -205,9 +211,9 @@ def test_only_candidates_are_asked() -> None:
 
 
 def test_the_seed_and_the_number_of_tasks_decide_who_is_next() -> None:
-    empty = OpenBuffer(1, RULES, (0,) * 8)
+    empty = OpenBuffer(1, "r", RULES, (0,) * 8)
     first = empty.replacements(CLIENTS)
-    assert first == OpenBuffer(1, RULES, (0,) * 8).replacements(reversed(CLIENTS))
+    assert first == OpenBuffer(1, "r", RULES, (0,) * 8).replacements(reversed(CLIENTS))
     # One at a time or all at once makes no difference.
     by_one = empty
     for _ in range(RULES.federation.in_flight):
@@ -215,13 +221,13 @@ def test_the_seed_and_the_number_of_tasks_decide_who_is_next() -> None:
     assert by_one == empty.ask(first, 0.0)
     others = {replace(empty, issued=n).replacements(CLIENTS) for n in range(20)}
     assert len(others) > 10
-    seeds = {replace(empty, rules=rules(seed=seed)).replacements(CLIENTS) for seed in range(20)}
+    seeds = {replace(empty, recipe=rules(seed=seed)).replacements(CLIENTS) for seed in range(20)}
     assert len(seeds) > 10
 
 
 def test_everybody_gets_a_turn() -> None:
     counts: Counter[int] = Counter()
-    buffer = OpenBuffer(1, rules(max_staleness=50), (0,) * 8)
+    buffer = OpenBuffer(1, "r", rules(max_staleness=50), (0,) * 8)
     rng = np.random.default_rng(0)
     for _ in range(400):
         buffer = buffer.ask(buffer.replacements(CLIENTS), 0.0)
@@ -235,7 +241,7 @@ def test_everybody_gets_a_turn() -> None:
 
 def test_a_resumed_buffer_gives_everybody_a_whole_deadline_and_waits_for_unsaved_answers_again() -> None:
     fields = json.loads(json.dumps(OPEN.record(accepted(1)).to_fields()))
-    resumed = OpenBuffer.from_fields(fields, RULES, (0, 1, 4, 0, 3, 0, 0, 0), 1000.0)
+    resumed = OpenBuffer.from_fields(fields, "r", RULES, (0, 1, 4, 0, 3, 0, 0, 0), 1000.0)
     assert resumed.awaited == (1, 2, 3)
     assert resumed.activations == OPEN.activations
     assert resumed.overdue(1009.9) == ()
@@ -255,7 +261,7 @@ class Federation(RuleBasedStateMachine):
         self.terms = rules(data.draw(st.integers(0, 9)), in_flight, size, max_staleness)
         self.clients = range(in_flight + spare)
         self.now = 0.0
-        self.buffer = OpenBuffer(1, self.terms, (0,) * len(self.clients))
+        self.buffer = OpenBuffer(1, "r", self.terms, (0,) * len(self.clients))
         self.issued: dict[tuple[int, int], int] = {}
         """(client, activation) → base version"""
         self.sent: list[Update | Refusal] = []
@@ -335,7 +341,7 @@ class Federation(RuleBasedStateMachine):
 
     @rule()
     def the_server_dies_and_resumes(self) -> None:
-        resumed = OpenBuffer.from_fields(json.loads(self.saved), self.terms, self.activations, self.now)
+        resumed = OpenBuffer.from_fields(json.loads(self.saved), "r", self.terms, self.activations, self.now)
         again = resumed
         for outcome in self.buffer.arrived.values():
             again = again.record(outcome)

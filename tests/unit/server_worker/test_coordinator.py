@@ -22,7 +22,7 @@ from tests.federation import RUN, SITE, Diary, Federation, blobs_recipe, working
 from tests.memory_store import new_store
 from tests.serving import Clock
 
-QUEUE = updates_queue(RUN)
+QUEUE = updates_queue(RUN, SITE)
 
 
 def fake_update(**changes: object) -> Update:

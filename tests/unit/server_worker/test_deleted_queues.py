@@ -11,7 +11,7 @@ from broker_config.protocol.messages import Refusal, TrainTask
 from client_worker.participant import Participant
 from server_worker.round.selection import select_clients
 from server_worker.run.checkpoint import CheckpointFolder
-from tests.federation import RUN, Federation, Hands, blobs_recipe, working
+from tests.federation import RUN, SITE, Federation, Hands, blobs_recipe, working
 from tests.serving import served
 
 BUFFERED = {"mode": "buffered", "in_flight": 3, "buffer_size": 3}
@@ -53,14 +53,14 @@ def test_a_run_without_updates_queue_and_model_log_makes_both_again(
     def retire(number: int, answered: int) -> None:
         if (number, answered) == (2, 1) and not gone:
             gone.append(number)
-            federation.connect().retire(RUN)
+            federation.connect().retire(RUN, [SITE])
 
     federation.diary.on_update = retire
     transport = federation.connect()
     with working(federation.broker, forgetful(federation)):
         assert federation.coordinator(transport).run().round == 3
     assert gone
-    for queue in (updates_queue(RUN), models_queue(RUN)):
+    for queue in (updates_queue(RUN, SITE), models_queue(RUN)):
         assert [note for note in federation.diary.notes if f"{queue} was deleted" in note]
     assert {o.outcome for r in federation.diary.records for o in r.outcomes} <= {
         "accepted",
@@ -99,7 +99,7 @@ def test_a_refusal_in_a_clients_place_that_finds_no_queue_ends_no_run(tmp_path: 
 
     def delete(round_number: int, name: str) -> None:
         if (round_number, name) == (2, "broadcast"):
-            del federation.broker.queues[updates_queue(RUN)]
+            del federation.broker.queues[updates_queue(RUN, SITE)]
             federation.store.open_activation(RUN, fenced, 99)
 
     federation.diary.phase = delete  # type: ignore[method-assign]

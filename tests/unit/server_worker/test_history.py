@@ -8,7 +8,7 @@ import pytest
 from broker_config.protocol.errors import FedILError
 from ops.cli.view import QuietView
 from server_worker.run.history import HistoryWriter, read_history, read_records
-from server_worker.watch.events import ClientOutcome, record_to_json
+from server_worker.watch.events import ClientOutcome
 from tests.unit.ops.records import make_record, write_history
 
 
@@ -96,4 +96,4 @@ def test_a_record_is_written_as_all_its_fields() -> None:
         ClientOutcome(9, "missing"),
     )
     full = dataclasses.replace(make_record(1), outcomes=outcomes)
-    assert json.loads(record_to_json(full)) == json.loads(json.dumps(dataclasses.asdict(full)))
+    assert json.loads(full.to_json()) == json.loads(json.dumps(dataclasses.asdict(full)))

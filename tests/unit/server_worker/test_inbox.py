@@ -15,7 +15,7 @@ from broker_config.transports.interface import Delivery, Transport
 from broker_config.transports.memory.transport import MemoryTransport
 from server_worker.round.dead_letters import MANY_LETTERS, DeadTasks
 from server_worker.run.recipe import Recipe
-from tests.federation import RUN, Federation, Hands, blobs_recipe
+from tests.federation import RUN, SITE, Federation, Hands, blobs_recipe
 from tests.serving import Clock, Looks, served, until
 
 LEARNED = {"accepted", "rejected_cosine"}
@@ -188,7 +188,7 @@ def test_of_many_copies_of_an_answer_one_is_kept_for_the_next_life(tmp_path: Pat
 
 def waiting(transport: Transport) -> int:
     held: list[Delivery] = []
-    while (delivery := transport.receive(updates_queue(RUN), 0.0)) is not None:
+    while (delivery := transport.receive(updates_queue(RUN, SITE), 0.0)) is not None:
         held.append(delivery)
     for delivery in reversed(held):
         delivery.requeue()
@@ -280,4 +280,4 @@ def test_what_is_said_of_a_bad_message_is_one_short_line_and_names_the_reason_on
     assert notes[0].startswith("message refused (schema): field ")
     assert len(notes[0]) < 1100
     assert "\n" not in notes[0]
-    assert notes[1] == "message refused (not_fedil): the first bytes are not ours"
+    assert notes[1] == f"message refused (not_fedil): the first bytes are not ours; from site {SITE}"

@@ -155,7 +155,7 @@ def test_repeated_rounds_replace_the_earlier_ones(tmp_path: Path) -> None:
 
 def test_a_standby_that_takes_over_has_the_rounds_of_the_leader(tmp_path: Path) -> None:
     live = live_run(tmp_path)
-    live.tell(state="standby")
+    live.enter("standby")
     write_history(tmp_path, [make_record(number) for number in (1, 2)])
     live.run_started(3, 30)
     assert numbers(live.state({})) == [1, 2]
@@ -209,7 +209,8 @@ def test_new_facts_reach_an_open_page(tmp_path: Path) -> None:
     live = live_run(tmp_path)
     first = live.state({})
     assert first["about"]["class_names"] == []
-    live.tell(state="running", class_names=["cat", "dog"])
+    live.enter("running")
+    live.learn(class_names=["cat", "dog"])
     known = {"life": first["life"], "about": str(first["abouts"])}
     second = live.state(known)
     assert second["state"] == "running"
@@ -296,7 +297,6 @@ def test_every_answer_is_strict_json(tmp_path: Path) -> None:
     whole = json.dumps(live.round({"number": "1"}), allow_nan=False)
     assert len(state) < 12_000
     assert len(whole) < 60_000
-    assert json.loads(whole)["outcomes"][0]["detail"].endswith("…")
 
 
 def test_a_whole_round_is_read_from_the_history(tmp_path: Path) -> None:
@@ -367,7 +367,7 @@ def test_reading_and_writing_at_the_same_time_is_safe(tmp_path: Path) -> None:
     for number in range(1, 101):
         live.phase(number, "server_step")
         live.update_arrived(number, ClientOutcome(0, "accepted", values={"cosine": 0.1}), 1, 1)
-        live.tell(class_names=["a"] * number)
+        live.learn(class_names=["a"] * number)
         live.note(Notice("x"))
         live.round_closed(make_record(number))
     done.set()
@@ -381,7 +381,7 @@ def test_a_round_is_kept_in_little_memory(tmp_path: Path) -> None:
     record: RoundRecord = make_record(1, outcomes=crowd(100))
     live = live_run(tmp_path)
     live.round_closed(record)
-    assert sum(map(len, live._rows)) < 3000
+    assert sum(map(len, live._rows.values())) < 3000
 
 
 def test_what_the_method_declares_is_sent_once(tmp_path: Path) -> None:

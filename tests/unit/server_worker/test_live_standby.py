@@ -9,7 +9,7 @@ import pytest
 
 from ops.cli.view import QuietView
 from server_worker.run.history import HistoryWriter
-from server_worker.watch.events import RoundRecord, record_from_fields
+from server_worker.watch.events import RoundRecord
 from server_worker.watch.live import LiveRun
 from tests.federation import blobs_recipe
 from tests.unit.ops.records import make_record
@@ -21,7 +21,7 @@ def numbers(answer: dict[str, Any]) -> list[int]:
 
 def standby(tmp_path: Path) -> LiveRun:
     live = LiveRun("blobs-1a2b3c", blobs_recipe(), tmp_path / "history.jsonl")
-    live.tell(state="standby")
+    live.enter("standby")
     return live
 
 
@@ -57,14 +57,14 @@ def test_a_standby_that_starts_before_the_first_round_shows_it(tmp_path: Path) -
 
 def test_a_standby_reads_only_new_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     append(tmp_path, "".join(map(line, range(1, 21))))
-    live, decoded = standby(tmp_path), list[int]()
+    live, decoded, read = standby(tmp_path), list[int](), RoundRecord.from_fields
     live.state({})
 
     def noted(fields: dict[str, Any]) -> RoundRecord:
         decoded.append(fields["round"])
-        return record_from_fields(fields)
+        return read(fields)
 
-    monkeypatch.setattr("server_worker.watch.live.record_from_fields", noted)
+    monkeypatch.setattr(RoundRecord, "from_fields", staticmethod(noted))
     offsets = [live._tail.offset]
     for number in (21, 22):
         append(tmp_path, line(number))
@@ -101,7 +101,7 @@ def test_a_standby_that_begins_to_lead_shows_every_round_once_and_stops_reading(
     writer = HistoryWriter(tmp_path / "history.jsonl", live)
     append(tmp_path, line(3) + '{"round": 4, "rou')
     assert numbers(live.state({})) == [1, 2, 3]
-    live.tell(state="running")
+    live.enter("running")
     writer.run_started(4, 30)
     for number in (4, 5):
         writer.round_closed(make_record(number))

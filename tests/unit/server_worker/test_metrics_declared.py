@@ -31,7 +31,7 @@ OTHER = Display(
 
 def test_the_metrics_of_a_method_are_those_that_it_declares(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = dataclasses.replace(find_method("fedil"), display=OTHER)
-    monkeypatch.setattr("server_worker.watch.metrics.find_method", lambda name: spec)
+    monkeypatch.setattr("server_worker.run.recipe.find_method", lambda name: spec)
     metrics = ServerMetrics("r", blobs_recipe())
     shown = {name for name in types(metrics.render()) if name.startswith("fedil_")}
     own = {"fedil_drift", "fedil_found", "fedil_new_total", "fedil_update_distance"}

@@ -1,6 +1,6 @@
 from broker_config.brokers.topology import workers_topic
 from broker_config.stores.memory.store import MemoryStore
-from server_worker.round.sites import WatchedSites
+from server_worker.round.sites import Sites
 from server_worker.watch.notices import Notice
 from tests.memory_store import new_store
 
@@ -13,17 +13,15 @@ class Clock:
         return self.now
 
 
-def pass_time(sites: WatchedSites, clock: Clock, until: float) -> None:
+def pass_time(sites: Sites, clock: Clock, until: float) -> None:
     """With a look every second."""
     while clock.now < until:
         clock.now += 1.0
         sites.present()
 
 
-def watched(
-    store: MemoryStore, clock: Clock, notes: list[Notice], user: str | None = "server"
-) -> WatchedSites:
-    return WatchedSites({"a": range(0, 4), "b": range(4, 6)}, store, clock, 60.0, user, notes.append)
+def watched(store: MemoryStore, clock: Clock, notes: list[Notice], user: str | None = "server") -> Sites:
+    return Sites({"a": range(0, 4), "b": range(4, 6)}, store, clock, 60.0, user, notes.append)
 
 
 def test_a_site_counts_as_present_until_its_workers_have_had_time_to_come() -> None:

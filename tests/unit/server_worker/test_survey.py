@@ -39,7 +39,7 @@ def prepared(folder: Path) -> tuple[EmbeddedBroker, MemoryStore]:
     store.announce(workers_topic("north"), "n-2", {"state": "training", "client": 3}, 60)
     store.announce(workers_topic("west"), "w-1", {"state": "idle", "site": "another"}, 60)
     transport = MemoryTransport(broker)
-    transport.declare(updates_queue("r"), DEAD_LETTERS, tasks_queue("north"), tasks_queue("west"))
+    transport.declare(updates_queue("r", "north"), DEAD_LETTERS, tasks_queue("north"), tasks_queue("west"))
     for queue, messages in ((tasks_queue("north"), 2), (tasks_queue("west"), 1), (DEAD_LETTERS, 4)):
         for _ in range(messages):
             transport.publish(queue, [b"x"])

@@ -9,8 +9,8 @@ from PIL import Image
 
 from ops.cli.view.rows import percent
 from ops.inspect.quality import Quality
-from ops.inspect.report.drawing import panel
-from ops.inspect.report.evidence import Evidence, Missing
+from ops.inspect.report.drawing import Missing, panel
+from ops.inspect.report.evidence import Evidence
 from ops.inspect.report.evidence_plots import split_plot
 from ops.inspect.report.held_labels import Picture
 from ops.inspect.report.reading import Run

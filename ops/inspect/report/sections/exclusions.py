@@ -8,20 +8,8 @@ from ops.cli.view.rows import exclusions as excluded_in
 from ops.inspect.report.reading import Run, num_rounds
 from ops.inspect.report.rendering import brief
 from server_worker.watch.events import RoundRecord
+from server_worker.watch.outcomes import REASONS, all_outcomes
 
-MEANINGS = {
-    "invalid": "the update is not finite, absurdly large, or does not fit the model",
-    "refused": "the worker declined the task and said why",
-    "missing": "no answer before the round closed",
-    "stale": "it started from a model that is too old",
-}
-REFUSALS = {
-    "late": "the round had closed",
-    "duplicate": "it had been counted already",
-    "model_missing": "the client found no model in the log, and was asked again",
-    "ledger_missing": "the client's ledger was not in the store, and it was asked again",
-    "digest": "its bytes are not what their digest says",
-}
 MOST_CLIENTS, MOST_NAMED, MOST_ROUNDS = 15, 6, 500
 
 Row = tuple[str | int, ...]
@@ -50,7 +38,7 @@ def exclusions(run: Run) -> dict[str, object]:
 
 
 def _by_reason(run: Run, reasons: "Counter[str]", last: Mapping[str, str], asked: int) -> Iterator[Row]:
-    meanings = MEANINGS | {outcome.name: outcome.help for outcome in run.display.outcomes}
+    meanings = {outcome.name: outcome.help for outcome in all_outcomes(run.display)}
     for reason, count in reasons.most_common():
         share, meaning = percent(count / asked, 1), meanings.get(reason, "")
         yield _words(reason), f"{count:,}", share, meaning, brief(last[reason], 160)
@@ -65,7 +53,7 @@ def _by_client(reasons: "Mapping[int, Counter[str]]", asked: Mapping[int, int]) 
 
 def _messages(run: Run) -> list[Row]:
     refused = sum((Counter(record.refused) for record in run.records), Counter[str]())
-    return [(reason, f"{count:,}", REFUSALS.get(reason, "")) for reason, count in refused.most_common(20)]
+    return [(reason, f"{count:,}", REASONS.get(reason, "")) for reason, count in refused.most_common(20)]
 
 
 def _words(reason: str) -> str:

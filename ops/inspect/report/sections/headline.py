@@ -3,7 +3,6 @@
 import statistics
 from collections.abc import Iterator
 
-from fedil_model.methods import find_method
 from fedil_model.methods.interface import Series
 from ops.cli.view.ending import duration
 from ops.cli.view.rows import percent
@@ -14,24 +13,25 @@ LAST_EVALUATIONS = 10
 
 def cards(run: Run) -> Iterator[tuple[str, str, str]]:
     """Name, value and a remark below it"""
-    evaluated = run.evaluated
-    if evaluated:
-        last = evaluated[-1]
-        mean = statistics.fmean(list(run.accuracy("global").values())[-LAST_EVALUATIONS:])
-        counted = min(LAST_EVALUATIONS, len(evaluated))
-        below = f"round {last.round}"
-        if counted > 1:
-            below += f"; mean of the last {counted} evaluations {percent(mean)} %"
+    shares = run.accuracy("global")
+    if shares:
+        last, latest = max(shares), list(shares.values())[-LAST_EVALUATIONS:]
+        below = f"round {last}"
+        if len(latest) > 1:
+            below += f"; mean of the last {len(latest)} evaluations {percent(statistics.fmean(latest))} %"
         for model in run.display.models:
-            if model.name in last.accuracy:
-                remark = below if model.name == "global" else model.help
-                yield f"accuracy of {model.title}", _percent(last.accuracy[model.name]), remark
+            if (share := run.accuracy(model.name).get(last)) is not None:
+                yield (
+                    f"accuracy of {model.title}",
+                    _percent(share),
+                    below if model.name == "global" else model.help,
+                )
     else:
         yield "accuracy", "–", "not known" if run.rounds_lost else "not evaluated"
     if run.baseline is not None:
         below = "the same network on the same labels"
-        if evaluated:
-            gain = f"{100 * (evaluated[-1].accuracy['global'] - run.baseline):+.2f}".replace("-", "−")
+        if shares:
+            gain = f"{100 * (shares[max(shares)] - run.baseline):+.2f}".replace("-", "−")
             below += f"; {run.display.models[0].title} {gain} points"
         yield "server-only baseline", _percent(run.baseline), below
     done = run.rounds_done or run.rounds_lost
@@ -56,7 +56,7 @@ def _label_cards(run: Run) -> Iterator[tuple[str, str, str]]:
         below = (
             f"and {unlabelled:,} samples without at {len(run.split.clients)} clients" if unlabelled else ""
         )
-        if find_method(run.recipe.method.name).labels == "all":
+        if run.recipe.spec.labels == "all":
             labelled, below = labelled + unlabelled, "of all training samples"
         yield "labels at the server", f"{labelled:,}", below
     for chart in run.display.charts if run.records else ():

@@ -6,9 +6,8 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from ops.cli.recipe_files import flatten
 from ops.inspect.report.reading import Run
-from server_worker.run.recipe import make_recipe
+from server_worker.run.recipe import flatten, make_recipe
 
 NAMES = {
     **{"fedil": "FedIL", "python": "Python", "gpu": "GPU", "cuda": "CUDA", "cpu": "processor"},
