@@ -146,8 +146,9 @@ def test_a_worker_that_is_asked_to_stop_gives_its_task_to_another_and_status_sho
     stopping = start(federation, "stopping", opened=False)
     stopping.until_training()
     start(federation, "staying", opened=True)
+    until(lambda: run_facts(federation)["answered"] == 2, lambda: status(federation), PATIENCE)
     until(lambda: states(federation) == ["idle", "training"], lambda: status(federation), PATIENCE)
-    facts = status(federation)["runs"][federation.recipe.name]
+    facts = run_facts(federation)
     assert (facts["state"], facts["phase"], facts["round"]) == ("running", "wait", 1)
     assert facts["sites"] == {federation.site: 6}
     assert facts["answered"] == 2
@@ -162,6 +163,10 @@ def status(federation: OverBrokers) -> Any:
     command = [sys.executable, "-m", "ops.cli", "status", "--json", "--store", federation.store_url]
     told = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     return json.loads(told.stdout)
+
+
+def run_facts(federation: OverBrokers) -> Any:
+    return status(federation)["runs"].get(federation.recipe.name, {"answered": None})
 
 
 def states(federation: OverBrokers) -> list[str]:
