@@ -1,5 +1,6 @@
-"""NAME is a module of this package; its run() returns at least name, ratio, bar and ok: the last line. Options such as
-`--seeds 0-2` are arguments of that function, as text."""
+"""NAME is a module of this package; its run() returns at least name, ratio, bar and ok: the last line, and the file
+ops/results/NAME.json, which also has what "details" holds. Options such as `--seeds 0-2` are arguments of that function,
+as text."""
 
 import importlib
 import inspect
@@ -8,6 +9,7 @@ import pkgutil
 import sys
 
 from tests import benchmarks
+from tests.benchmarks._results import write_results
 
 
 def names() -> list[str]:
@@ -30,6 +32,8 @@ def main(arguments: list[str]) -> int:
         print(f"benchmark {name} takes {takes}", file=sys.stderr)
         return 2
     result = run(**dict(zip(keys, values, strict=True)))
+    details = result.pop("details", {})
+    write_results(name, {**result, **details})
     print(json.dumps(result), flush=True)
     return 0 if result["ok"] else 1
 

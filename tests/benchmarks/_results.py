@@ -17,12 +17,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def write_results(name: str, figures: Mapping[str, Any]) -> None:
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
     facts = {
         "command": shlex.join(["python", "-m", "tests.benchmarks", *sys.argv[1:]]),
-        "commit": commit.stdout.strip(),
+        "commit": _commit(),
         "machine": f"{processor_name()}, {usable_cores()} cores",
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -30,3 +27,13 @@ def write_results(name: str, figures: Mapping[str, Any]) -> None:
     path = ROOT / "ops" / "results" / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps({**facts, **figures}, indent=1) + "\n", encoding="utf-8")
+
+
+def _commit() -> str:
+    """With "-dirty" where anything but results differs from it"""
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!ops/results", ":!*.md")
+    return _git("rev-parse", "--short", "HEAD") + ("-dirty" if changed else "")
+
+
+def _git(*words: str) -> str:
+    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()

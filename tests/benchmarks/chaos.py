@@ -10,7 +10,7 @@ from tests.deployment import Deployed, write_recipe
 from tests.services import temporary_services
 
 FIRST_SEED = int(os.environ.get("FEDIL_CHAOS_SEED", "0"))
-ROUNDS, KILLS = 12, 5
+ROUNDS, KILLS = 18, 5
 
 
 def run(runs: str = "20") -> dict[str, Any]:

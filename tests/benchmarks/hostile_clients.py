@@ -5,7 +5,7 @@ flipped: they send the whole update with the opposite sign. Each with the tests 
 without them (the cosine alone). Accuracy of θ′ in %, mean of the last five rounds, by seed. Not for profile `paper`:
 it makes its labels during training, where this permutation does not reach them.
 
-`ratio`: points lost in the worst of these cases with the tests, mean over seeds. Writes ops/results.
+`ratio`: points lost in the worst of these cases with the tests, mean over seeds.
 """
 
 import os
@@ -32,7 +32,6 @@ from fedil_model.training.evaluate import accuracy
 from fedil_model.training.flat_model import FlatModel, Weights
 from ops.cli.recipe_files import read_recipe
 from server_worker.run.inputs import network_of
-from tests.benchmarks._results import write_results
 
 BAR = 2.0
 SEEDS = (0, 1)
@@ -129,7 +128,7 @@ def run() -> dict[str, Any]:
             results.append(done)
     mean = partial(_mean, results)
     lost = {kind: round(mean("fedil", "none") - mean("fedil", kind), 2) for kind in KINDS}
-    summary = {
+    return {
         "name": "hostile_clients",
         "ratio": max(lost.values()),
         "bar": BAR,
@@ -139,9 +138,8 @@ def run() -> dict[str, Any]:
             variant: {kind: round(mean(variant, kind), 2) for kind in ("none", *KINDS)}
             for variant in VARIANTS
         },
+        "details": {"runs": results},
     }
-    write_results("hostile_clients", {**summary, "runs": results})
-    return summary
 
 
 def _mean(results: list[dict[str, Any]], variant: str, kind: str) -> float:

@@ -14,7 +14,6 @@ from statistics import fmean
 from typing import Any
 
 from tests.benchmarks._learning import WORKERS, learn, mean_and_spread
-from tests.benchmarks._results import write_results
 
 _HOSTILE = ("hostile.share=0.4", "hostile.kind=permuted")
 HEADINGS = ["", "θ′, %", "θ₀, %", "compared with", "θ′ above it", "seeds", "rounds", "CPU s a run"]
@@ -68,8 +67,8 @@ def run(cells: str = "", workers: str = str(WORKERS)) -> dict[str, Any]:
         played = (len(cell.seeds), runs[name][0]["rounds"], cpu_seconds)
         rows.append([f"`{name}`", f"{mean:.2f}", f"{server:.2f}", *compared, *played])
     result = {"name": "learning_cells", "ratio": round(min(spare), 2), "bar": 0.0, "ok": min(spare) >= 0.0}
-    write_results("learning_cells", {**result, "headings": HEADINGS, "rows": rows, "runs": runs})
-    return {**result, "margins": margins}
+    details = {"headings": HEADINGS, "rows": rows, "runs": runs}
+    return {**result, "margins": margins, "details": details}
 
 
 def _play(name: str, cell: Cell, seed: int, workers: int) -> dict[str, Any]:

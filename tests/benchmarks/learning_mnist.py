@@ -10,7 +10,6 @@ from typing import Any
 
 from ops.study.cells import parse_seeds
 from tests.benchmarks._learning import WORKERS, learn, mean_and_spread
-from tests.benchmarks._results import write_results
 
 BARS = {"mnist-iid-001": 99.0, "mnist-noniid-001": 98.8}
 HEADINGS = ["", "θ′, %", "θ₀, %", "server-only, %", "seeds", "rounds", "CPU s a run"]
@@ -33,5 +32,5 @@ def run(seeds: str = "0-2", workers: str = str(WORKERS)) -> dict[str, Any]:
         cpu_seconds = round(mean_and_spread([one["cpu_seconds"] for one in runs[recipe]])[0])
         rows.append([f"`{recipe}`", *means, len(runs[recipe]), runs[recipe][0]["rounds"], cpu_seconds])
     result = {"name": "learning_mnist", "ratio": round(min(ratios), 4), "bar": 1.0, "ok": ok}
-    write_results("learning_mnist", {**result, "headings": HEADINGS, "rows": rows, "runs": runs})
-    return {**result, "rows": rows}
+    details = {"headings": HEADINGS, "rows": rows, "runs": runs}
+    return {**result, "details": details}

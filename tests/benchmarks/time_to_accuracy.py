@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks._results import ROOT, write_results
+from tests.benchmarks._results import ROOT
 
 RECIPE, TARGET = "mnist-iid-001", 0.983
 BAR = 1.0
@@ -26,7 +26,7 @@ def run(seed: str = "0") -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         ours = _until_target(Path(folder) / "fedil", f"seed={seed}")
         alone = _until_target(Path(folder) / "alone", f"seed={seed}", "method.name=server_only")
-    result = {
+    return {
         "name": "time_to_accuracy",
         "ratio": round(alone["cpu_seconds"] / ours["cpu_seconds"], 2),
         "bar": BAR,
@@ -34,8 +34,6 @@ def run(seed: str = "0") -> dict[str, Any]:
         "fedil": ours,
         "server_only": alone,
     }
-    write_results("time_to_accuracy", result)
-    return result
 
 
 def _until_target(run_dir: Path, *overrides: str) -> dict[str, Any]:
