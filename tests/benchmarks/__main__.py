@@ -1,6 +1,6 @@
-"""NAME is a module of this package; its run() returns at least name, ratio, bar and ok: the last line, and the file
-ops/results/NAME.json, which also has what "details" holds. Options such as `--seeds 0-2` are arguments of that function,
-as text."""
+"""NAME is a module of this package; its run() returns at least name, ratio, bar and ok: the last line, and
+ops/results/NAME.json, which also has what is under "details". Options such as `--seeds 0-2` are arguments of that
+function, as text."""
 
 import importlib
 import inspect
