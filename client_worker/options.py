@@ -56,6 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODULE:CALLABLE",
         help="code of yours that tasks may name; repeatable",
     )
+    parser.add_argument(
+        "--limits",
+        type=Path,
+        metavar="FILE",
+        help="TOML file with what this site allows: runs, methods, networks, samples, norm of updates (see README)",
+    )
     add_web_argument(
         parser,
         WebAddress(),
@@ -75,6 +81,8 @@ def for_children(options: argparse.Namespace) -> tuple[list[str], dict[str, str]
         arguments += ["--cache", str(options.cache)]
     for plugin in options.plugin:
         arguments += ["--plugin", plugin]
+    if options.limits is not None:
+        arguments += ["--limits", str(options.limits)]
     return arguments, {BROKER_URL: options.broker, STORE_URL: options.store}
 
 

@@ -19,6 +19,7 @@ from broker_config.protocol.wire import decode_arrays, encode_arrays
 from broker_config.stores.interface import Store
 from broker_config.transports.interface import Transport
 from client_worker.device_cache import DeviceCache
+from client_worker.limits import Limits
 from client_worker.shards import Shards
 from fedil_model.data.datasets import open_dataset
 from fedil_model.errors import LearningError, SettingError
@@ -56,11 +57,12 @@ class Trainer:
         device: torch.device,
         plugins: Collection[str] = (),
         *,
+        limits: Limits | None = None,
         cache_bytes: int = 0,
         interruptible: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._transport, self._ledgers, self._shards, self._device = transport, ledgers, shards, device
-        self._plugins = frozenset(plugins)
+        self._plugins, self._limits = frozenset(plugins), limits or Limits()
         self._interruptible = interruptible
         self._cache = DeviceCache(device, cache_bytes)
         self._method: tuple[str, Method] | None = None
@@ -73,6 +75,7 @@ class Trainer:
         """Commits the client's new ledger. Doing a task again gives the same update and the same ledger; but for
         the last bits when the device's memory makes the batches come in parts."""
         learning = self._learning_of(task)
+        self._limits.check_task(task, learning)
         try:
             return self._train(task, learning)
         except Exception as error:
@@ -121,11 +124,13 @@ class Trainer:
         kept = self._ledgers.read(task.run, task.client, task.activation, at_least=task.ledger_at_least)
         ledger = _ledger_in(kept, task) if kept is not None else None
         inputs = self._cache.get(task.client, lambda: self._shards.inputs(task.client))
+        self._limits.check_samples(len(inputs))
         activation = Activation(task.client, task.round, broadcast, inputs, ledger, self._extras_for(task))
         fetched = time.perf_counter()
         with self._interruptible():
             result = self._client_step(method, activation, learning)
             tensors = to_arrays(result.update)
+            self._limits.bound(tensors, task)
         trained = time.perf_counter()
         body = b"".join(encode_arrays(LEDGER_KIND, {}, result.state))
         self._ledgers.commit(task.run, task.client, task.activation, body)

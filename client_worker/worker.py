@@ -27,6 +27,7 @@ from broker_config.stores.presence import Presence
 from broker_config.transports import connect_transport
 from broker_config.transports.reconnecting import ReconnectingTransport
 from client_worker.device_cache import cache_bytes
+from client_worker.limits import read_limits
 from client_worker.metrics import WorkerMetrics
 from client_worker.options import web_address
 from client_worker.participant import Participant
@@ -47,7 +48,7 @@ def serve(options: argparse.Namespace, stopping: Stopping) -> None:
     name, sharing = place(options.device, slot, torch.cuda.device_count())
     device = choose_device(name)
     repeatable_on(device)
-    shards = ShardFolder(options.shards)
+    shards, limits = ShardFolder(options.shards), read_limits(options.limits)
     patience = RetryPolicy(stop=stopping.asked)
     board = partial(_connect_store, options, replace(patience, seconds=1.0))
     metrics, connected = _metrics(options.site, device), threading.Event()
@@ -76,6 +77,7 @@ def serve(options: argparse.Namespace, stopping: Stopping) -> None:
                 shards,
                 device,
                 options.plugin,
+                limits=limits,
                 cache_bytes=cache_bytes(device, options.cache, sharing),
                 interruptible=stopping.interruptible,
             )

@@ -4,11 +4,22 @@ The [method] table is validated by the class that the method brings (see fedil_m
 method's profile fills in what a recipe leaves out.
 """
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, SerializeAsAny, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    SerializeAsAny,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import ErrorDetails
 
 
 class Settings(BaseModel):
@@ -140,3 +151,35 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         below = merged.get(key)
         merged[key] = merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
     return merged
+
+
+def explain(error: ValidationError, blamed: Callable[[list[str]], str], model: type[BaseModel]) -> str:
+    """One line per mistake, naming the key, and the nearest known key for one that does not exist. `blamed` gives the
+    file or option that a key comes from."""
+    return "\n".join(
+        f"{blamed(list(map(str, detail['loc'])))}: {_explain_one(detail, model)}" for detail in error.errors()
+    )
+
+
+def _explain_one(detail: ErrorDetails, model: type[BaseModel]) -> str:
+    path = list(map(str, detail["loc"]))
+    where = ".".join(path)
+    if detail["type"] != "extra_forbidden":
+        message = detail["msg"].removeprefix("Value error, ")
+        if detail["type"] in ("model_type", "model_attributes_type"):
+            message = f"is a table of settings: {', '.join(sorted(_keys_at(path, model)))}"
+        return f"{where}: {message}" if where else message
+    known = _keys_at(path[:-1], model)
+    near = difflib.get_close_matches(path[-1], known, n=1)
+    hint = (
+        f"did you mean {'.'.join([*path[:-1], near[0]])}?"
+        if near
+        else f"known keys: {', '.join(sorted(known))}"
+    )
+    return f"unknown setting {where}; {hint}"
+
+
+def _keys_at(path: list[str], model: Any) -> list[str]:
+    for part in path:
+        model = model.model_fields[part].annotation
+    return list(model.model_fields)

@@ -171,8 +171,8 @@ class Deployed:
         arguments = [*self._server(), "--standby"]
         return Supervised(arguments, self.environment, self.folder / "standby.log", restarts=False)
 
-    def add_worker(self, site: str = "default") -> None:
-        arguments = ["client_worker", "--site", site, "--shards", str(self._shards)]
+    def add_worker(self, site: str = "default", *more: str) -> None:
+        arguments = ["client_worker", "--site", site, "--shards", str(self._shards), *more]
         log = self.folder / f"worker-{len(self.workers)}.log"
         self.workers.append(Supervised(arguments, self.environment, log))
 

@@ -1,9 +1,8 @@
 """A run as a small file: what to learn (fedil_model) and how to federate it."""
 
-import difflib
 import re
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial, reduce
 from ipaddress import ip_network
 from itertools import accumulate
@@ -12,7 +11,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     Field,
     PositiveFloat,
     PositiveInt,
@@ -20,13 +18,12 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_core import ErrorDetails
 
 from broker_config.brokers.topology import DEFAULT_SITE
 from fedil_model.errors import SettingError
 from fedil_model.methods import find_method, method_named, plugins_named, settings_class, validate
 from fedil_model.methods.interface import MethodSpec
-from fedil_model.settings import Learning, Settings, merge
+from fedil_model.settings import Learning, Settings, explain, merge
 
 SiteName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$")]
 """No dots: it becomes part of queue names, routing keys, key patterns and user names."""
@@ -327,35 +324,3 @@ def parse_override(text: str) -> dict[str, Any]:
 
 def _key_of(override: str) -> list[str]:
     return override.partition("=")[0].strip().split(".")
-
-
-def explain(error: ValidationError, blamed: Callable[[list[str]], str], model: type[BaseModel]) -> str:
-    """One line per mistake, naming the key, and the nearest known key for one that does not exist. `blamed` gives the
-    file or option that a key comes from."""
-    return "\n".join(
-        f"{blamed(list(map(str, detail['loc'])))}: {_explain_one(detail, model)}" for detail in error.errors()
-    )
-
-
-def _explain_one(detail: ErrorDetails, model: type[BaseModel]) -> str:
-    path = list(map(str, detail["loc"]))
-    where = ".".join(path)
-    if detail["type"] != "extra_forbidden":
-        message = detail["msg"].removeprefix("Value error, ")
-        if detail["type"] in ("model_type", "model_attributes_type"):
-            message = f"is a table of settings: {', '.join(sorted(_keys_at(path, model)))}"
-        return f"{where}: {message}" if where else message
-    known = _keys_at(path[:-1], model)
-    near = difflib.get_close_matches(path[-1], known, n=1)
-    hint = (
-        f"did you mean {'.'.join([*path[:-1], near[0]])}?"
-        if near
-        else f"known keys: {', '.join(sorted(known))}"
-    )
-    return f"unknown setting {where}; {hint}"
-
-
-def _keys_at(path: list[str], model: Any) -> list[str]:
-    for part in path:
-        model = model.model_fields[part].annotation
-    return list(model.model_fields)

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
@@ -121,6 +122,28 @@ def test_clients_of_a_site_without_workers_are_not_asked(
         # The last round asked only those who are there: nobody was missing.
         assert re.search(r"round 5: closed: accepted \d of 4", said)
         assert len(re.findall(r"round 5, client [0-7]: ", said)) == 4
+
+
+def test_a_site_whose_limits_are_reached_takes_no_further_part_and_the_run_goes_on(
+    rabbitmq: Service, redis: Service, tmp_path: Path
+) -> None:
+    recipe = write_recipe(tmp_path, rounds=5, more="[federation.sites]\nhere = 8\nelsewhere = 4\n")
+    write_all_shards(recipe, tmp_path / "shards")
+    limits = tmp_path / "limits.toml"
+    limits.write_text('methods = ["fedil"]\nmax_activations = 1\nclip_norm = 2.0\n', "utf-8")
+    with Deployed(tmp_path / "run", recipe, rabbitmq.url, redis.url, workers=0) as run:
+        run.add_worker("here")
+        run.add_worker("elsewhere", "--limits", str(limits))
+        run.wait(SOON)
+        said = run.server_log.read_text("utf-8")
+    assert "refused (SiteLimit: this site trains a client at most 1 times in a run (max_activations))" in said
+    of_the_site = Counter(
+        outcome["client"]
+        for record in read_history(tmp_path / "run" / "run" / "history.jsonl")
+        for outcome in record["outcomes"]
+        if outcome["client"] >= 8 and outcome["outcome"] in ("accepted", "rejected_cosine")
+    )
+    assert set(of_the_site.values()) == {1}
 
 
 def test_a_round_that_asks_only_a_site_without_workers_turns_to_others_and_a_killed_server_stays_with_them(

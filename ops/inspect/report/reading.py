@@ -15,6 +15,7 @@ from fedil_model.data.split import Split
 from fedil_model.errors import DataError
 from fedil_model.methods import method_named, settings_class, validate
 from fedil_model.methods.interface import Display
+from fedil_model.settings import explain
 from ops.inspect.run_reading import recipe_values, refuse_other_plugins
 from server_worker.run.checkpoint import CheckpointFolder
 from server_worker.run.environment import read_environment
@@ -22,7 +23,7 @@ from server_worker.run.folder import RunDir, read_baseline
 from server_worker.run.history import read_records
 from server_worker.run.lock import lock_file
 from server_worker.run.name import known_run
-from server_worker.run.recipe import Recipe, explain, flatten
+from server_worker.run.recipe import Recipe, flatten
 from server_worker.watch.events import RoundRecord
 
 _T = TypeVar("_T")

@@ -74,6 +74,24 @@ def test_a_missing_folder_is_one_line_before_anything_is_started(
     )
 
 
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_wrong_limits_are_one_line_before_anything_is_started(
+    processes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_shards(tmp_path, {0: np.zeros((20, 30), dtype=np.uint8)})
+    limits = tmp_path / "limits.toml"
+    limits.write_text("clip = 1.0", encoding="utf-8")
+    words = ["--site", "s", "--shards", str(tmp_path), "--limits", str(limits), "--processes", processes]
+    monkeypatch.setattr(
+        sys, "argv", ["client_worker", *words, "--broker", "memory:///b", "--store", "memory:///s"]
+    )
+    monkeypatch.setattr(subprocess, "Popen", no_process)
+    assert main() == 2
+    assert capsys.readouterr().err == (
+        f"client_worker: {limits}: unknown setting clip; did you mean clip_norm?\n"
+    )
+
+
 DAMAGE = {
     "none": (lambda folder: (folder / "offsets.npy").unlink(), 2, "there are no shards in"),
     "lost inputs": (lambda folder: (folder / "inputs.npy").unlink(), 1, "no shards in"),

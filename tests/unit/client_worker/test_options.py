@@ -64,7 +64,15 @@ def test_a_folder_has_shards_when_they_are_whole(tmp_path: Path) -> None:
 def test_children_get_the_same_options_and_the_addresses_where_others_do_not_see_them() -> None:
     words = ["--device", "cuda:1", "--grace", "2.5", "--cache", "100", "--plugin", "a:b", "--plugin", "c:d"]
     options = parsed(
-        *words, "--processes", "3", "--broker", "amqp://u:secret@h", "--store", "redis://u:secret@h"
+        *words,
+        "--limits",
+        "limits.toml",
+        "--processes",
+        "3",
+        "--broker",
+        "amqp://u:secret@h",
+        "--store",
+        "redis://u:secret@h",
     )
     arguments, environment = for_children(options)
     assert not any("secret" in word for word in arguments)
