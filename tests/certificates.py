@@ -1,30 +1,16 @@
-"""A certificate authority for tests of TLS, made with openssl."""
+"""An authority for tests of TLS, as `fedil credentials` makes it."""
 
-import subprocess
 from pathlib import Path
+
+from ops.broker.certificates import open_authority
 
 
 class Authority:
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.certificate, self._key = folder / "ca.pem", folder / "ca.key"
-        self._openssl(
-            "req", "-x509", *_new_key(self._key), "-subj", "/CN=authority", "-out", self.certificate
-        )
+        self._folder, self._authority = folder, open_authority(folder)
+        self.certificate = folder / "ca.pem"
 
     def sign(self, name: str, host: str = "") -> tuple[Path, Path]:
-        """Makes a certificate and its key: for a server if `host` is given, else for a client."""
-        certificate, key = self._folder / f"{name}.pem", self._folder / f"{name}.key"
-        alternatives = ["-addext", f"subjectAltName=DNS:{host}"] if host else []
-        request = self._folder / f"{name}.csr"
-        self._openssl("req", *_new_key(key), "-subj", f"/CN={name}", *alternatives, "-out", request)
-        signer = ("-CA", self.certificate, "-CAkey", self._key, "-CAcreateserial", "-copy_extensions", "copy")
-        self._openssl("x509", "-req", "-in", request, *signer, "-days", "2", "-out", certificate)
-        return certificate, key
-
-    def _openssl(self, *arguments: str | Path) -> None:
-        subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True, cwd=self._folder)
-
-
-def _new_key(path: Path) -> tuple[str | Path, ...]:
-    return ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", path)
+        """A certificate and its key: for a server if `host` is given, else for a client"""
+        issued = self._authority.issue(self._folder / name, name, 2, [host] if host else [])
+        return issued.path, issued.path.with_suffix(".key")

@@ -171,10 +171,12 @@ class Deployed:
         arguments = [*self._server(), "--standby"]
         return Supervised(arguments, self.environment, self.folder / "standby.log", restarts=False)
 
-    def add_worker(self, site: str = "default", *more: str) -> None:
+    def add_worker(
+        self, site: str = "default", *more: str, environment: dict[str, str] | None = None
+    ) -> None:
         arguments = ["client_worker", "--site", site, "--shards", str(self._shards), *more]
         log = self.folder / f"worker-{len(self.workers)}.log"
-        self.workers.append(Supervised(arguments, self.environment, log))
+        self.workers.append(Supervised(arguments, self.environment | (environment or {}), log))
 
     def wait(self, seconds: float, server: Supervised | None = None) -> tuple[str, str]:
         """The digests of θ′ and of the ledgers, once the run has ended."""

@@ -268,16 +268,23 @@ def redis_acl(password_hashes: Mapping[str, str | None]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def rabbitmq_conf(deadline_seconds: float, tls: str | None = None) -> str:
-    """`tls`: path in the broker's file system of a folder with ca.pem, server.pem and server.key."""
+def rabbitmq_conf(deadline_seconds: float, tls: str | None = None, mutual: bool = False) -> str:
+    """`tls`: path in the broker's file system of a folder with ca.pem, server.pem and server.key; `mutual`: clients
+    need a certificate, too."""
     from broker_config.transports.rabbitmq.url import HEARTBEAT_SECONDS  # imported here because it loads pika
 
     timeout_ms = round(1000 * consumer_timeout_seconds(deadline_seconds))
-    return _render("rabbitmq", tls, consumer_timeout_ms=timeout_ms, heartbeat_seconds=HEARTBEAT_SECONDS)
+    return _render(
+        "rabbitmq",
+        tls,
+        consumer_timeout_ms=timeout_ms,
+        heartbeat_seconds=HEARTBEAT_SECONDS,
+        mutual="true" if mutual else "false",
+    )
 
 
-def redis_conf(tls: str | None = None) -> str:
-    return _render("redis", tls)
+def redis_conf(tls: str | None = None, mutual: bool = False) -> str:
+    return _render("redis", tls, auth_clients="yes" if mutual else "optional")
 
 
 def _render(broker: str, tls: str | None, **values: object) -> str:

@@ -24,6 +24,15 @@ def write_atomically(path: Path, body: Iterable[bytes | memoryview]) -> None:
         _fsync_directory(path.parent)
 
 
+def write_privately(path: Path, body: Iterable[bytes | memoryview]) -> None:
+    """`write_atomically`, readable for its owner only"""
+    mask = os.umask(0o077)
+    try:
+        write_atomically(path, body)
+    finally:
+        os.umask(mask)
+
+
 def append_line(path: Path, line: bytes) -> None:
     """Force it to disk. If it fails (full disk), `path` is as it was."""
     # Unbuffered: a buffer would write what is left in it when it is closed, after the file was cut back.

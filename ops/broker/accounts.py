@@ -1,6 +1,5 @@
 """Accounts of broker users: passwords, and the environment files that only their owner can read."""
 
-import os
 import re
 import secrets
 import shlex
@@ -11,10 +10,12 @@ from urllib.parse import quote, unquote, urlsplit
 
 from broker_config.brokers.definitions import ADMIN_USER, VHOST, rabbitmq_password_hash, redis_password_hash
 from broker_config.process.addresses import BROKER_URL, STORE_URL
-from broker_config.process.durable import write_atomically
+from broker_config.process.durable import write_privately
 from broker_config.protocol.errors import FedILError
 
 MANAGEMENT_URL, ADMIN_STORE_URL = "FEDIL_MANAGEMENT_URL", "FEDIL_ADMIN_STORE_URL"
+USER = "{user}"
+"""In an address: the user's name, for certificates in a folder of the user's own"""
 _PLAIN = re.compile(r"[\w./:@%?=+,\[\]-]*", re.ASCII)
 """Values that a shell does not interpret in an assignment"""
 
@@ -65,7 +66,7 @@ class Account:
             broker = urlsplit(addresses.broker)._replace(path=f"/{quote(addresses.vhost, safe='')}").geturl()
         logins = ((broker, self.broker_password), (addresses.store, self.store_password))
         return {
-            name: _with_login(address, self.user, password)
+            name: _with_login(address.replace(USER, self.user), self.user, password)
             for name, (address, password) in zip(_variables(self.user), logins, strict=True)
             if password is not None
         }
@@ -99,11 +100,7 @@ def write_environment(folder: Path, user: str, variables: Mapping[str, str]) -> 
         name: value if _PLAIN.fullmatch(value) else shlex.quote(value) for name, value in variables.items()
     }
     text = "".join(f"{name}={value}\n" for name, value in quoted.items())
-    mask = os.umask(0o077)
-    try:
-        write_atomically(path, [text.encode()])
-    finally:
-        os.umask(mask)
+    write_privately(path, [text.encode()])
     return path
 
 

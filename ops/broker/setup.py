@@ -44,10 +44,11 @@ class SetupOptions:
     limits: SiteLimits = field(default_factory=SiteLimits)
 
 
-def write_files(options: SetupOptions, out: Path, tls: str | None, output: Print) -> None:
-    """Writes files to mount into the brokers' containers. Existing passwords are kept, unless `rotate`."""
+def write_files(options: SetupOptions, out: Path, tls: str | None, mutual: bool, output: Print) -> None:
+    """Writes files to mount into the brokers' containers. Existing passwords are kept, unless `rotate`. `mutual`: TLS
+    with client certificates"""
     make_directory(out)
-    addresses = _addresses_in_containers(options, tls)
+    addresses = _addresses_in_containers(options, tls, mutual)
     known = read_accounts((*users_of(options.sites), ADMIN_USER), None if options.rotate else out)
     accounts = {user: account.with_passwords() for user, account in known.items()}
     for user, account in accounts.items():
@@ -58,8 +59,8 @@ def write_files(options: SetupOptions, out: Path, tls: str | None, output: Print
     for name, text in {
         "definitions.json": json.dumps(definitions, indent=2) + "\n",
         "users.acl": redis_acl({user: account.store_hash for user, account in accounts.items()}),
-        "rabbitmq.conf": rabbitmq_conf(options.deadline_seconds, tls),
-        "redis.conf": redis_conf(tls),
+        "rabbitmq.conf": rabbitmq_conf(options.deadline_seconds, tls, mutual),
+        "redis.conf": redis_conf(tls, mutual),
     }.items():
         write_atomically(out / name, [text.encode()])
         output(str(out / name))
@@ -139,10 +140,15 @@ def _write_accounts(
                 output(f"{name}={value}")
 
 
-def _addresses_in_containers(options: SetupOptions, tls: str | None) -> Addresses:
+def _addresses_in_containers(options: SetupOptions, tls: str | None, mutual: bool) -> Addresses:
     """The host names that compose and Kubernetes usually give them, unless the options name others."""
-    broker = "amqp://rabbitmq:5672" if tls is None else f"amqps://rabbitmq:5671?cafile={tls}/ca.pem"
-    store = "redis://redis:6379/0" if tls is None else f"rediss://redis:6379/0?ssl_ca_certs={tls}/ca.pem"
+    broker, store = "amqp://rabbitmq:5672", "redis://redis:6379/0"
+    if tls is not None:
+        broker = f"amqps://rabbitmq:5671?cafile={tls}/ca.pem"
+        store = f"rediss://redis:6379/0?ssl_ca_certs={tls}/ca.pem"
+    if mutual:
+        broker += f"&certfile={tls}/client.pem&keyfile={tls}/client.key"
+        store += f"&ssl_certfile={tls}/client.pem&ssl_keyfile={tls}/client.key"
     broker, store = options.broker_address or broker, options.store_address or store
     return Addresses(broker, store, f"http://{urlsplit(broker).hostname}:15672")
 

@@ -32,6 +32,7 @@ COMMANDS = {
     "status": "show runs, sites and workers, live",
     "ledger": "look at the ledgers of a run's clients",
     "broker": "set up RabbitMQ and Redis (queues, users, permissions), check them, list and retire runs",
+    "credentials": "make certificates for mutual TLS between brokers, server and sites",
     "monitoring": "write Prometheus' and Grafana's configuration, with your addresses",
 }
 """Modules in ops/cli/commands, and what the help says of them"""

@@ -1,6 +1,7 @@
 """`fedil broker init` on real brokers: its accounts work, and each error is one line."""
 
 import logging
+import shlex
 import stat
 from collections.abc import Iterator
 from contextlib import closing
@@ -73,7 +74,8 @@ def shown(text: str) -> dict[str, dict[str, str]]:
 
 
 def written(path: Path) -> dict[str, str]:
-    return dict(line.split("=", 1) for line in path.read_text().splitlines())
+    """As a shell reads it"""
+    return dict(word.split("=", 1) for word in shlex.split(path.read_text()))
 
 
 def exchange_a_task(server: dict[str, str], site: dict[str, str], name: str) -> None:

@@ -1,9 +1,10 @@
 """`fedil broker files`: the files, and brokers that start with them."""
 
 import json
-import shutil
 import stat
 import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -15,7 +16,7 @@ from ops.local.services import Redis
 from ops.local.services.process import LOOPBACK, free_ports
 from tests.certificates import Authority
 from tests.integration.test_broker_command import exchange_a_task, written
-from tests.services import needed, private_rabbitmq
+from tests.services import RabbitMQ, needed, private_rabbitmq
 
 SECRET = ["admin.env", "server.env", "site-north.env", "site-south.env"]
 READ_BY_BROKERS = ["definitions.json", "rabbitmq.conf", "redis.conf", "users.acl"]
@@ -67,18 +68,30 @@ def test_rotate_replaces_all_passwords(tmp_path: Path) -> None:
 
 @pytest.fixture
 def certificates(tmp_path: Path) -> Path:
-    folder = tmp_path / "tls"
-    folder.mkdir()
-    authority = Authority(folder)
-    certificate, key = authority.sign("broker", host="localhost")
-    shutil.copy(certificate, folder / "server.pem")
-    shutil.copy(key, folder / "server.key")
-    return folder
+    return Authority(tmp_path / "tls").sign("brokers", host="localhost")[0].parent
 
 
 def without(text: str, *keys: str) -> str:
     """A configuration without ports and paths that exist only in a container."""
     return "".join(f"{line}\n" for line in text.splitlines() if line.partition(" ")[0] not in keys)
+
+
+@contextmanager
+def brokers_with_files(folder: Path, out: Path, ports: Mapping[str, int]) -> Iterator[tuple[RabbitMQ, Redis]]:
+    """RabbitMQ and Redis as these files, written with --tls, configure them, but for their ports"""
+    files = {path.name: path.read_text() for path in out.iterdir()}
+    config = without(files["rabbitmq.conf"], "listeners.tcp", "listeners.ssl.default", "load_definitions")
+    config += f"listeners.ssl.1 = {LOOPBACK}:{ports['amqps']}\n"
+    redis_conf = folder / "redis.conf"
+    redis_conf.write_text(without(files["redis.conf"], "port", "tls-port", "dir", "aclfile"))
+    options = ["--include", str(redis_conf), "--aclfile", str(out / "users.acl"), "--tls-port"]
+    options.append(str(ports["rediss"]))
+    definitions = out / "definitions.json"
+    with (
+        needed(lambda: private_rabbitmq(folder / "mq", config=config, definitions=definitions)) as rabbitmq,
+        needed(lambda: Redis(folder / "redis", options=options)) as redis,
+    ):
+        yield rabbitmq, redis
 
 
 def test_brokers_start_with_these_files_and_speak_tls(tmp_path: Path, certificates: Path) -> None:
@@ -88,26 +101,21 @@ def test_brokers_start_with_these_files_and_speak_tls(tmp_path: Path, certificat
         *("--store-address", f"rediss://localhost:{ports['rediss']}/0?ssl_ca_certs={certificates}/ca.pem"),
     )
     out = tmp_path / "files"
-    files = write(out, "--tls", str(certificates), "--deadline", "5000", *addresses)
-    config = without(files["rabbitmq.conf"], "listeners.tcp", "listeners.ssl.default", "load_definitions")
-    config += f"listeners.ssl.1 = {LOOPBACK}:{ports['amqps']}\n"
-    (tmp_path / "redis.conf").write_text(without(files["redis.conf"], "port", "tls-port", "dir", "aclfile"))
-    options = (
-        "--include",
-        tmp_path / "redis.conf",
-        "--aclfile",
-        out / "users.acl",
-        "--tls-port",
-        ports["rediss"],
-    )
-    definitions = out / "definitions.json"
-    with (
-        needed(lambda: private_rabbitmq(tmp_path / "mq", config=config, definitions=definitions)) as rabbitmq,
-        needed(lambda: Redis(tmp_path / "redis", options=[str(option) for option in options])),
-    ):
+    write(out, "--tls", str(certificates), "--deadline", "5000", *addresses)
+    with brokers_with_files(tmp_path, out, ports) as (rabbitmq, _):
         for site in ("north", "south"):
             exchange_a_task(written(out / "server.env"), written(out / f"site-{site}.env"), site)
         timeout = rabbitmq.ctl("eval", "application:get_env(rabbit, consumer_timeout).").strip()
         assert timeout == f"{{ok,{round(1000 * consumer_timeout_seconds(5000.0))}}}"
         users = rabbitmq.ctl("--silent", "list_users").splitlines()
         assert sorted(line.split()[0] for line in users) == ["admin", "server", "site-north", "site-south"]
+
+
+def test_mutual_is_for_tls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["broker", "files", "--sites", "north", "--out", str(tmp_path), "--mutual"]) == 2
+    assert capsys.readouterr().err == "fedil: --mutual is for --tls DIR\n"
+    files = write(tmp_path, "--tls", "/tls", "--mutual")
+    assert "ssl_options.fail_if_no_peer_cert = true" in files["rabbitmq.conf"]
+    assert "tls-auth-clients yes" in files["redis.conf"]
+    assert "certfile=/tls/client.pem" in files["site-north.env"]
+    assert "ssl_keyfile=/tls/client.key" in files["site-north.env"]

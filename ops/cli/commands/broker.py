@@ -49,6 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     files.add_argument("--out", type=Path, metavar="DIR", required=True, help="folder to write to")
     tls = "TLS only, with ca.pem, server.pem and server.key from this folder in the brokers' file system"
     files.add_argument("--tls", metavar="DIR", help=tls)
+    mutual = "with --tls: clients need certificates, client.pem and client.key in the same folder of theirs"
+    files.add_argument("--mutual", action="store_true", help=mutual)
     own = "with the credentials of a server or a site"
     add_url_argument(check, "--broker", BROKER_URL, f"amqp(s):// {own}")
     add_url_argument(check, "--store", STORE_URL, f"redis(s):// {own}")
@@ -78,9 +80,10 @@ def _add_site_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_account_arguments(parser: argparse.ArgumentParser) -> None:
     broker = (
-        "address of RabbitMQ for sites, without credentials; its path is the virtual host (default: fedil)"
+        "address of RabbitMQ for sites, without credentials; its path is the virtual host (default: fedil), and {user} "
+        "becomes the user's name, as in ?certfile=/etc/fedil/{user}/client.pem"
     )
-    store = "address of Redis for sites, without credentials"
+    store = "address of Redis for sites, without credentials; {user} likewise"
     workers = f"most worker processes of one site (default: {_WORKERS}); RabbitMQ limits its connections and channels"
     update = f"most GiB that one update may have (default: {_UPDATE_GIB:g})"
     parser.add_argument("--workers", type=_count, metavar="N", default=_WORKERS, help=workers)
@@ -112,7 +115,9 @@ def run_files(args: argparse.Namespace) -> int:
     options = _setup_options(args)
     from ops.broker.setup import write_files
 
-    write_files(options, args.out, args.tls, print)
+    if args.mutual and args.tls is None:
+        raise SettingError("--mutual is for --tls DIR")
+    write_files(options, args.out, args.tls, args.mutual, print)
     return 0
 
 
