@@ -211,7 +211,7 @@ def make_recipe(values: Mapping[str, Any], source: str = "recipe", overrides: It
     """`source` is blamed for what is wrong in `values`, and an override for what is wrong in it."""
     overrides = list(overrides)
     parsed = [parse_override(override) for override in overrides]
-    values = _sized(values, parsed, source)
+    values = _named_by_its_data(_sized(values, parsed, source), parsed)
     merged = reduce(merge, parsed, _without_the_other_way(values, parsed))
     blamed = partial(_blamed, values, source, overrides)
     try:
@@ -236,6 +236,16 @@ def _sized(values: Mapping[str, Any], overrides: Iterable[dict[str, Any]], sourc
         known = f"it has {', '.join(sizes)}" if sizes else "it has none"
         raise SettingError(f"{source}: there is no size {size!r}; {known}")
     return merge(kept, sizes[size])
+
+
+def _named_by_its_data(values: dict[str, Any], overrides: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Name and description of a recipe are about its own data: with other data it has the name of those."""
+    tables = [values.get("data"), *(override.get("data") for override in overrides)]
+    names = [table["name"] for table in tables if isinstance(table, Mapping) and "name" in table]
+    if len(set(map(str, names))) < 2 or names[-1] == names[0]:
+        return values
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", str(names[-1])).lstrip("._-")[:80]
+    return {**values, "name": name or "run", "description": ""}
 
 
 def _without_the_other_way(values: Mapping[str, Any], overrides: Iterable[dict[str, Any]]) -> dict[str, Any]:

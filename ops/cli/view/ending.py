@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from rich.console import Console
 from rich.text import Text
 
+from fedil_model.errors import LearningError
 from ops.cli.invocation import brief_path, shell_line
 from ops.cli.view.curve import curve
 from ops.inspect.summary import Summary
@@ -78,6 +79,17 @@ def facts(summary: Summary, titles: Mapping[str, str]) -> Iterator[tuple[str, st
     yield "saved in", brief_path(summary.run_dir)
 
 
+def _takes_pictures(recipe: Recipe) -> bool:
+    from fedil_model.data.datasets import open_dataset
+    from fedil_model.data.datasets.pictures import picture_shape
+
+    try:
+        picture_shape(open_dataset(recipe.data))
+    except LearningError:
+        return False
+    return True
+
+
 def next_steps(summary: Summary, recipe: Recipe, resume_line: str) -> Text:
     if summary.stopped:
         how = "Go on with" if summary.model_digest else "Nothing was saved yet. Begin again with"
@@ -88,6 +100,7 @@ def next_steps(summary: Summary, recipe: Recipe, resume_line: str) -> Text:
         shell_line("report", run_dir, *allowed),
         shell_line("evaluate", run_dir, *allowed),
         shell_line("export", run_dir, *allowed, "--format", "onnx"),
-        shell_line("predict", run_dir, *allowed) + " FOLDER",
     ]
+    if _takes_pictures(recipe):
+        steps.append(shell_line("predict", run_dir, *allowed) + " FOLDER")
     return Text("\nNext\n" + "\n".join(f"  {step}" for step in steps))

@@ -201,18 +201,14 @@ def test_the_curve_of_a_resumed_run_shows_each_round_once(
     assert foot.split()[-1] == "4"
 
 
-def test_what_to_do_next_allows_the_code_that_the_recipe_names(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("data", "takes_pictures"), [("tests.federation:blobs", False), ("digits", True)])
+def test_what_to_do_next_allows_the_code_that_the_run_needs_and_labels_pictures_only_where_that_works(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], data: str, takes_pictures: bool
 ) -> None:
-    recipe = make_recipe({"data": {"name": "mine:data"}, "network": {"name": "mine:network"}})
+    recipe = make_recipe({"data": {"name": data}, "network": {"name": "mine:network"}})
     QuietView().finish(make_summary(tmp_path), recipe, RESUME)
     steps = capsys.readouterr().out.partition("\nNext\n")[2].splitlines()
-    allowed = f"{tmp_path} --plugin mine:data --plugin mine:network"
-    assert [step.partition(" ops.cli ")[2] for step in steps] == [
-        *(
-            f"report {allowed}",
-            f"evaluate {allowed}",
-            f"export {allowed} --format onnx",
-            f"predict {allowed} FOLDER",
-        )
-    ]
+    allowed = f"{tmp_path} {'' if takes_pictures else f'--plugin {data} '}--plugin mine:network"
+    expected = [f"report {allowed}", f"evaluate {allowed}", f"export {allowed} --format onnx"]
+    expected += [f"predict {allowed} FOLDER"] * takes_pictures
+    assert [step.partition(" ops.cli ")[2] for step in steps] == expected

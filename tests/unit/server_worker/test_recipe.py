@@ -291,3 +291,27 @@ def test_addresses_belong_to_sites_of_the_recipe_and_change_no_number() -> None:
         make_recipe({"federation": {"addresses": {"nowhere": ["10.1.0.0/16"]}}})
     placed = make_recipe({"federation": {"addresses": {"default": ["10.1.0.0/16", "*.example", "gpu-3"]}}})
     assert numbers_depend_on(placed) == numbers_depend_on(make_recipe({}))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name", "description"),
+    [
+        ([], "tiny", "our digits"),
+        (["data.name=digits"], "tiny", "our digits"),
+        (["data.name=mnist"], "mnist", ""),
+        (["data.name=mnist", "name=mine", "description=text"], "mine", "text"),
+        (["data.name=mnist", "data.name=digits"], "tiny", "our digits"),
+    ],
+)
+def test_with_other_data_a_recipe_is_named_after_those(
+    overrides: list[str], name: str, description: str
+) -> None:
+    values = {"name": "tiny", "description": "our digits", "data": {"name": "digits"}}
+    recipe = make_recipe(values, "file", overrides)
+    assert (recipe.name, recipe.description) == (name, description)
+
+
+def test_a_plugin_gives_its_run_a_name_that_a_folder_can_have() -> None:
+    values = {"name": "tiny", "data": {"name": "digits"}}
+    assert make_recipe(values, "file", ["data.name=tests.federation:blobs"]).name == "tests.federation-blobs"
+    assert make_recipe(values, "file", ["data.name=_x:y"]).name == "x-y"
