@@ -195,7 +195,8 @@ class Participant:
 def _question(task: TrainTask) -> tuple[object, ...]:
     """What an answer depends on. Addresses in the log are left out: a restarted server may have written it again."""
     extras = tuple(sorted((name, entry.digest) for name, entry in task.extras.items()))
-    return task.run, task.round, task.client, task.activation, task.model.digest, task.learning, extras
+    settings = (task.learning, task.wire)
+    return task.run, task.round, task.client, task.activation, task.model.digest, *settings, extras
 
 
 def _refusal(task: TrainTask, reason: str, detail: str) -> Refusal:

@@ -21,6 +21,8 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
+Codec = Literal["fp32", "fp16", "int8"]
+
 
 class Settings(BaseModel):
     # Strict: `true` is not the number 1, and "1" is none. A whole number still is a float.

@@ -30,6 +30,8 @@ class TrainTask:
     """The settings as JSON (fedil_model.settings.Learning)"""
     extras: Mapping[str, ModelEntry] = field(default_factory=dict)
     """Entries that only some clients receive, by name"""
+    wire: str = "fp32"
+    """The codec of the update: fedil_model.settings.Codec"""
     ledger_at_least: int = 0
     """The last activation that this client has answered. Its ledger must exist, or the store has lost data."""
 

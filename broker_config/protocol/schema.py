@@ -94,6 +94,7 @@ _CHECKS: dict[str, _Check] = {
     "address": lambda field, value: _checked(ModelAddress, value, f"{field}."),
     "model": lambda field, value: _checked(ModelEntry, value, f"{field}."),
     "learning": _check_text(1 << 16),
+    "wire": _check_text(100),
     "extras": _check_extras,
     "metrics": _check_metrics,
     "reason": _check_text(100),

@@ -5,7 +5,9 @@ from dataclasses import dataclass, replace
 
 from broker_config.protocol.errors import LedgerMissing, ModelMissing
 from broker_config.protocol.messages import Refusal, TrainTask, Update
+from fedil_model.errors import StateError
 from fedil_model.methods.interface import INVALID, Answer, Fold
+from fedil_model.training.codecs import decode
 from fedil_model.training.flat_model import from_arrays
 from server_worker.round.context import ServerContext
 from server_worker.round.dead_letters import DeadTasks
@@ -103,10 +105,14 @@ class AnswerDesk:
         if wrong := impossible(answer, self.recipe.client, self.context.shard_sizes):
             return ClientOutcome(answer.client, INVALID, wrong)
         metrics = kept_metrics(answer, self.recipe.spec.display)
+        try:
+            tensors = decode(answer.tensors, self.context.transport.max_body_bytes)
+        except StateError as error:
+            return ClientOutcome(answer.client, INVALID, one_line(str(error)))
         verdict = fold.add(
             Answer(
                 client=answer.client,
-                update=from_arrays(answer.tensors),
+                update=from_arrays(tensors),
                 base_version=answer.base_version,
                 num_samples=answer.num_samples,
                 num_steps=answer.num_steps,

@@ -92,6 +92,7 @@ class TaskDispatcher:
             model=self._models[version],
             extras=self._extras_for(version, client),
             learning=self._learning,
+            wire=self._recipe.federation.wire,
             ledger_at_least=min(self.answered[client], activation - 1),
         )
         with suppress(QueueMissing):  # `lost` declares a deleted queue again and names this client

@@ -23,7 +23,7 @@ from broker_config.brokers.topology import DEFAULT_SITE
 from fedil_model.errors import SettingError
 from fedil_model.methods import find_method, method_named, plugins_named, settings_class, validate
 from fedil_model.methods.interface import MethodSpec
-from fedil_model.settings import Learning, Settings, explain, merge
+from fedil_model.settings import Codec, Learning, Settings, explain, merge
 
 SiteName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$")]
 """No dots: it becomes part of queue names, routing keys, key patterns and user names."""
@@ -62,6 +62,10 @@ class FederationSettings(Settings):
     """Buffered: so many clients at work at a time."""
     buffer_size: PositiveInt = 5
     """Buffered: aggregate after so many updates; refusals, failures and invalid updates do not count."""
+    wire: Codec = "fp32"
+    """How clients send the numbers of their updates: as they are, in half precision, or in a byte each. What rounding
+    takes from an update a client adds to its next one, and keeps until then: the store needs half a network more for
+    each client and generation."""
     max_staleness: int = Field(default=4, ge=0)
     """Buffered: an update from a model more versions old than this does not count. So many are kept, and the
     newest."""

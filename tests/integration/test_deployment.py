@@ -57,6 +57,28 @@ def test_rabbitmq_and_redis_give_the_bits_of_the_simulation(
         assert run.wait(SOON) == simulated
 
 
+def test_updates_in_fewer_bytes_give_the_bits_of_the_simulation_and_survive_kills(
+    recipe: Path, rabbitmq: Service, redis: Service, tmp_path: Path
+) -> None:
+    smaller = tmp_path / "recipe.toml"
+    text = recipe.read_text("utf-8").replace("[federation]", '[federation]\nwire = "int8"')
+    smaller.write_text(text, "utf-8")
+    wanted = simulate(smaller, tmp_path / "simulated", workers=1)
+    with Deployed(tmp_path / "deployed", smaller, rabbitmq.url, redis.url, workers=2) as run:
+        run.wait_for_progress(6, SOON)
+        run.server.kill()
+        run.workers[0].kill()
+        assert run.wait(SOON) == wanted
+    plain = simulate(recipe, tmp_path / "plain", workers=1)
+    assert plain != wanted
+    few, many = (received_in(tmp_path / name) for name in ("simulated", "plain"))
+    assert few < 0.32 * many
+
+
+def received_in(run_dir: Path) -> int:
+    return sum(record["bytes_received"] for record in read_history(run_dir / "history.jsonl"))
+
+
 def test_a_standby_server_takes_over_and_the_run_ends_with_the_same_bits(
     recipe: Path, simulated: tuple[str, str], rabbitmq: Service, redis: Service, tmp_path: Path
 ) -> None:

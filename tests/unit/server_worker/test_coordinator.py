@@ -131,6 +131,11 @@ def test_garbage_on_the_update_queue_is_dead_lettered_and_changes_nothing(tmp_pa
         ({"delta.params": np.zeros(3, np.float32), "delta.buffers": np.zeros(0, np.float32)}, "parameters"),
         ({"weights": np.zeros(3, np.float32)}, "instead of"),
         ({"delta.params": np.zeros(3, np.float64), "delta.buffers": np.zeros(0, np.float32)}, "float32"),
+        (
+            {"delta.params": np.zeros(2000, np.int8), "delta.params:scales": np.zeros(1, np.float32)},
+            "1 scales",
+        ),
+        ({"delta.params": np.zeros(1 << 24, np.int8)}, "more than"),
     ],
 )
 def test_an_update_that_does_not_fit_is_invalid_and_says_why(
