@@ -27,13 +27,11 @@ from fedil_model.methods import make_learning, make_method, plugins_named
 from fedil_model.methods.hostile import hostile_step, is_hostile
 from fedil_model.methods.interface import Activation, ClientResult, Method
 from fedil_model.networks import build_network
+from fedil_model.seeding import derive_seed
 from fedil_model.settings import Codec, Learning
 from fedil_model.training.codecs import CODECS, encode
 from fedil_model.training.flat_model import from_arrays, to_arrays
 from fedil_model.training.precision import is_out_of_memory
-
-_LOST = "wire."
-"""Prefix, in a ledger, of what a codec took from the last update"""
 
 
 class OutOfMemory(Exception):
@@ -126,8 +124,7 @@ class Trainer:
         began, cpu_began = time.perf_counter(), time.process_time()
         method, broadcast = self._method_for(task, learning), self._broadcast_for(task)
         kept = self._ledgers.read(task.run, task.client, task.activation, at_least=task.ledger_at_least)
-        ledger = dict(_ledger_in(kept, task)) if kept is not None else None
-        lost = _take_lost(ledger or {})
+        ledger = _ledger_in(kept, task) if kept is not None else None
         inputs = self._cache.get(task.client, lambda: self._shards.inputs(task.client))
         self._limits.check_samples(len(inputs))
         activation = Activation(task.client, task.round, broadcast, inputs, ledger, self._extras_for(task))
@@ -136,10 +133,11 @@ class Trainer:
             result = self._client_step(method, activation, learning)
             tensors = to_arrays(result.update)
             self._limits.bound(tensors, task)
-            tensors, now_lost = encode(tensors, _codec_of(task), lost)
+            # From a seed, so that a task that is done again gives the same update.
+            seed = derive_seed(learning.seed, "wire", task.client, task.activation)
+            tensors = encode(tensors, _codec_of(task), np.random.default_rng(seed))
         trained = time.perf_counter()
-        state = {**result.state, **{_LOST + name: array for name, array in now_lost.items()}}
-        body = b"".join(encode_arrays(LEDGER_KIND, {}, state))
+        body = b"".join(encode_arrays(LEDGER_KIND, {}, result.state))
         self._ledgers.commit(task.run, task.client, task.activation, body)
         metrics = {
             "seconds_train": trained - fetched,
@@ -206,12 +204,6 @@ class Trainer:
         if found != entry.digest:
             raise ModelRewritten(f"model {entry.address.version} is {found}, not {entry.digest}")
         return decode_arrays(body, MODEL_KIND)[1]
-
-
-def _take_lost(ledger: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Removes what the codec keeps from what the method keeps."""
-    names = [name for name in ledger if name.startswith(_LOST)]
-    return {name.removeprefix(_LOST): ledger.pop(name) for name in names}
 
 
 def _codec_of(task: TrainTask) -> Codec:

@@ -1,8 +1,9 @@
 """Fewer bytes for each number of an update.
 
-fp16: half precision. int8: whole numbers from −127 to 127, times a scale for each block of numbers. What rounding takes
-from an update, a client adds to its next one (error feedback), and keeps in half precision until then. Arrays of other
-types, and small ones, are sent as they are.
+fp16: half precision. int8: whole numbers from −127 to 127, times a scale for each block of numbers, rounded up or down
+by chance so that the expected value is right, and with it the mean over clients. The usual way, to add what rounding
+takes from an update to the client's next one, needs a state of the client: it would travel through the store, and take
+more bytes than int8 saves. Arrays of other types, and small ones, are sent as they are.
 """
 
 from collections.abc import Mapping
@@ -21,23 +22,19 @@ _SCALES = ":scales"
 _LARGEST = 127
 
 
-def encode(arrays: Arrays, codec: Codec, lost: Arrays) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """What is sent, and what is lost by it. `lost`: by the client's last update"""
+def encode(arrays: Arrays, codec: Codec, chance: np.random.Generator) -> dict[str, np.ndarray]:
     sent: dict[str, np.ndarray] = {}
-    now_lost: dict[str, np.ndarray] = {}
     for name, array in arrays.items():
         if codec == "fp32" or array.dtype != np.float32 or array.size < _SMALL:
             sent[name] = array
             continue
-        wanted = array
-        if name in lost and lost[name].shape == array.shape:
-            wanted = array + lost[name]
         # Numbers that are too large, or none, become infinite or none: the server refuses them.
         with np.errstate(all="ignore"):
-            parts = {name: wanted.astype(np.float16)} if codec == "fp16" else _quantised(name, wanted)
-            now_lost[name] = (wanted - _restored(name, parts)).astype(np.float16)
-        sent |= parts
-    return sent, now_lost
+            if codec == "fp16":
+                sent[name] = array.astype(np.float16)
+            else:
+                sent[name], sent[name + _SCALES] = _quantised(array, chance)
+    return sent
 
 
 def decode(arrays: Arrays, most_bytes: int) -> dict[str, np.ndarray]:
@@ -47,13 +44,14 @@ def decode(arrays: Arrays, most_bytes: int) -> dict[str, np.ndarray]:
     return {name: _restored(name, arrays) for name in arrays if not name.endswith(_SCALES)}
 
 
-def _quantised(name: str, array: np.ndarray) -> dict[str, np.ndarray]:
+def _quantised(array: np.ndarray, chance: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     blocks = _in_blocks(array)
     scales = np.abs(blocks).max(axis=1, keepdims=True) / np.float32(_LARGEST)
     # Where all numbers of a block are 0 the scale is, too.
-    numbers = np.rint(np.divide(blocks, scales, out=np.zeros_like(blocks), where=scales > 0))
-    whole = numbers.astype(np.int8).reshape(-1)[: array.size].reshape(array.shape)
-    return {name: whole, name + _SCALES: scales.reshape(-1)}
+    exact = np.divide(blocks, scales, out=np.zeros_like(blocks), where=scales != 0)
+    whole = np.floor(exact + chance.random(exact.shape, np.float32))
+    numbers = np.clip(whole, -_LARGEST, _LARGEST).astype(np.int8)
+    return numbers.reshape(-1)[: array.size].reshape(array.shape), scales.reshape(-1)
 
 
 def _restored(name: str, arrays: Arrays) -> np.ndarray:

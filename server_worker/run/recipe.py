@@ -63,9 +63,7 @@ class FederationSettings(Settings):
     buffer_size: PositiveInt = 5
     """Buffered: aggregate after so many updates; refusals, failures and invalid updates do not count."""
     wire: Codec = "fp32"
-    """How clients send the numbers of their updates: as they are, in half precision, or in a byte each. What rounding
-    takes from an update a client adds to its next one, and keeps until then: the store needs half a network more for
-    each client and generation."""
+    """How clients send the numbers of their updates: as they are, in half precision, or in a byte each."""
     max_staleness: int = Field(default=4, ge=0)
     """Buffered: an update from a model more versions old than this does not count. So many are kept, and the
     newest."""

@@ -57,7 +57,9 @@ def spec() -> MethodSpec:
     )
 
 
-def echo_recipe(name: str, *, rounds: int, clients: int, parameters: int, fold: str = "mean") -> Recipe:
+def echo_recipe(
+    name: str, *, rounds: int, clients: int, parameters: int, fold: str = "mean", wire: str = "fp32"
+) -> Recipe:
     """Every client is asked in every round. The network is only there to be evaluated, once, at the end."""
     return make_recipe(
         {
@@ -69,7 +71,7 @@ def echo_recipe(name: str, *, rounds: int, clients: int, parameters: int, fold: 
             "split": {"partition": "elsewhere", "clients": clients},
             "network": {"name": "mlp", "width": 1, "norm": "none"},
             "method": {"name": METHOD, "parameters": parameters, "fold": fold},
-            "federation": {"clients_per_round": clients, "deadline_seconds": 600.0},
+            "federation": {"clients_per_round": clients, "deadline_seconds": 600.0, "wire": wire},
         }
     )
 
