@@ -1,5 +1,5 @@
-"""A round in which nobody learns, at 100 Mbit/s: a model of 26 MB down to one worker, the updates of five clients up, as
-they are or in a byte a number.
+"""A round in which nobody learns, at 100 Mbit/s: a model of 26 MB down to one worker, the updates of five clients
+back, as they are or in fewer bytes a number.
 
 Server, RabbitMQ, Redis and the worker are in a network namespace of their own, whose loopback device carries 100 Mbit/s
 in all (Linux, root, iproute2). A round lasts from its start to the start of the next.
