@@ -38,7 +38,9 @@ def test_fp32_is_sent_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(("codec", "share"), [("fp16", 0.5), ("int8", 0.27)])
-def test_an_update_takes_a_share_of_the_bytes_and_comes_back_nearly_as_it_was(codec: Any, share: float) -> None:
+def test_an_update_takes_a_share_of_the_bytes_and_comes_back_nearly_as_it_was(
+    codec: Any, share: float
+) -> None:
     before = update()
     sent = encode(before, codec, chance())
     assert size_of(sent) <= share * size_of(before) + 64
