@@ -11,6 +11,7 @@ import pytest
 from redis import Redis as Client
 
 from broker_config.brokers.definitions import redis_password_hash, redis_rules
+from broker_config.brokers.topology import DEFAULT_SITE
 from broker_config.process.retry import RetriesExhausted, RetryPolicy
 from broker_config.protocol.errors import AddressWrong, BrokerRefused, FedILError, LedgerMissing
 from broker_config.stores import connect_store
@@ -89,7 +90,7 @@ def test_a_write_is_done_when_a_replica_has_it(pair: Pair) -> None:
         closing(connect_store(pair.url(options="?replicas=0"), retry=hasty)) as careless,
         closing(connect_store(pair.primary.url, retry=hasty)) as direct,
     ):
-        store.begin(RUN)
+        store.begin(RUN, DEFAULT_SITE)
         assert store.commit(RUN, 7, 1, b"first")
         with pair.frozen_replica():
             for waiting in (store, direct):
@@ -98,7 +99,7 @@ def test_a_write_is_done_when_a_replica_has_it(pair: Pair) -> None:
             with pytest.raises(RetriesExhausted, match="0 of 1 replicas"):
                 store.open_activation(RUN, 8, 1)
             with pytest.raises(RetriesExhausted, match="0 of 1 replicas"):
-                store.count(RUN, 0)
+                store.count(RUN, DEFAULT_SITE, 0)
             assert careless.commit(RUN, 7, 3, b"third")
         assert not store.commit(RUN, 7, 2, b"second")
         pair.cut_replica_off()
@@ -112,12 +113,12 @@ def test_a_write_is_done_when_a_replica_has_it(pair: Pair) -> None:
 def test_a_replica_that_takes_over_has_all_that_was_confirmed(pair: Pair) -> None:
     clients = range(50)
     with closing(connect_store(pair.url(), retry=RetryPolicy(seconds=SOON))) as store:
-        store.begin(RUN)
+        store.begin(RUN, DEFAULT_SITE)
         for client in clients:
             store.commit(RUN, client, 1, b"%d" % client)
-        count, before = store.count(RUN, 0), store.server_id
+        count, before = store.count(RUN, DEFAULT_SITE, 0), store.server_id
         pair.primary.kill()
-        assert store.count(RUN, count) == count + 1
+        assert store.count(RUN, DEFAULT_SITE, count) == count + 1
         assert store.server_id != before
         assert store.latest(RUN) == {client: (1, b"%d" % client) for client in clients}
 

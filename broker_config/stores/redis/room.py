@@ -1,9 +1,9 @@
 """Makes room in a Redis that a site has filled, and says which site it was.
 
 Redis bounds the memory of all its users together and that of none alone, and its ACLs bound neither sizes nor numbers.
-So when little memory is left, what no server reads is deleted: ledgers of runs that no server has begun, ledgers of
-clients that the site does not have, and notices beyond what its workers need. Ledgers of its own clients in runs that
-were begun cannot be told from garbage before they are read: there the site is only named.
+So when little memory is left, what no server reads is deleted: ledgers of runs that no server has begun with the site,
+ledgers of clients that the site does not have, and notices beyond what its workers need. Ledgers of its own clients in
+runs that were begun cannot be told from garbage before they are read: there the site is only named.
 """
 
 import re
@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from broker_config.process.retry import RetryPolicy
+from broker_config.protocol.schema import is_run_name
 from broker_config.stores.redis.connection import Client, RedisConnection
-from broker_config.stores.redis.keys import run_key
+from broker_config.stores.redis.keys import mark_key
 
 _NEARLY_FULL = 0.8
 _MOST_NOTICE_BYTES, _MOST_NOTICES_BYTES = 1 << 20, 16 << 20
@@ -39,7 +40,7 @@ class _Key:
     name: bytes
     site: str
     run: str | None
-    """None: of a notice; "" if the name is none of ours"""
+    """None: of a notice; "" if the key is none of ours"""
     client: str | None
 
 
@@ -69,16 +70,16 @@ class RedisRoom:
 
     def _clear(self, keys: Sequence[_Key], taken: dict[str, SiteMemory], redis: Client) -> None:
         # The mark is written before any ledger: without one now, these keys belong to no run.
-        runs = sorted({key.run for key in keys if key.run is not None})
+        marks = sorted({mark_key(key.site, key.run) for key in keys if key.run})
         with redis.pipeline(transaction=False) as pipeline:
-            for run in runs:
-                pipeline.strlen(run_key(run))
+            for mark in marks:
+                pipeline.hstrlen(mark, "count")
             for key in keys:
                 pipeline.memory_usage(key.name)
             answers = pipeline.execute()
-        begun = {run for run, length in zip(runs, answers, strict=False) if length}
+        begun = {mark for mark, length in zip(marks, answers, strict=False) if length}
         garbage = []
-        for key, num_bytes in zip(keys, answers[len(runs) :], strict=True):
+        for key, num_bytes in zip(keys, answers[len(marks) :], strict=True):
             site = taken.setdefault(key.site, SiteMemory())
             site.num_bytes += num_bytes or 0
             if self._is_garbage(key, num_bytes or 0, begun, site):
@@ -91,7 +92,7 @@ class RedisRoom:
         if key.run is None:
             site.notices_bytes += num_bytes
             return num_bytes > _MOST_NOTICE_BYTES or site.notices_bytes > _MOST_NOTICES_BYTES
-        if key.run not in begun:
+        if mark_key(key.site, key.run) not in begun:
             return True
         if key.run != self._run or key.client is None:
             return False
@@ -114,7 +115,9 @@ def _parse(name: bytes) -> _Key | None:
     text = name.decode(errors="replace")
     if owner := _OF_SITE.fullmatch(text):
         ledger = _LEDGER.fullmatch(text)
-        return _Key(name, owner[1], ledger[1] if ledger else "", ledger[2] if ledger else None)
+        if ledger is None or not is_run_name(ledger[1]):
+            return _Key(name, owner[1], "", None)
+        return _Key(name, owner[1], ledger[1], ledger[2])
     if owner := _NOTICE.fullmatch(text):
         return _Key(name, owner[1], None, None)
     return None

@@ -21,7 +21,7 @@ from broker_config.stores.batches import in_batches
 from broker_config.stores.record import LedgerRecord
 from broker_config.stores.redis.board import RedisBoard
 from broker_config.stores.redis.connection import Client, RedisConnection, UnexpectedValue
-from broker_config.stores.redis.keys import CONFIRMED_KEY, clients_key, ledger_key, run_key, site_in
+from broker_config.stores.redis.keys import clients_key, ledger_key, mark_key, site_in
 from broker_config.stores.redis.replication import confirm
 from broker_config.stores.redis.server_check import check_server
 
@@ -32,8 +32,8 @@ _MAX_RECORD_BYTES = 64
 _MAX_CLIENTS_BYTES = 64 << 20
 """Size in Redis of a client list that is read; a client takes about 70 bytes."""
 _RECORD_FIELDS = ("opened", "first", "kept")
-_CONFIRMED = "confirmed"
-"""A field that is never read; see replication.py."""
+_COUNT, _CONFIRMED = "count", "confirmed"
+"""Fields of a mark. The second, of ledgers too, is never read; see replication.py."""
 
 
 class RedisStore:
@@ -60,53 +60,50 @@ class RedisStore:
         """Raises BrokerRefused if this Redis, or this user's permissions in it, cannot keep ledgers."""
         check_server(self._connection)
 
-    def begin(self, run: str) -> None:
-        key = run_key(check_run("run", run))
+    def begin(self, run: str, site: str) -> None:
+        key = _mark_key(run, site)
 
         def write(redis: Client) -> None:
-            redis.set(key, "begun")
+            redis.hset(key, _COUNT, 0)
             self.server_id = redis.info("replication")["master_replid"]
-            self._confirm_mark(redis)
+            self._confirm(redis, key)
 
         self._connection.call(write)
 
-    def count(self, run: str, counted: int) -> int:
-        key = run_key(check_run("run", run))
+    def count(self, run: str, site: str, counted: int) -> int:
+        key = _mark_key(run, site)
 
         def transact(redis: Client) -> int:
             # On one connection: no failover between looking and writing.
             with redis.pipeline() as transaction:
                 transaction.watch(key)
-                mark = transaction.getrange(key, 0, _MAX_RECORD_BYTES)
-                now = int(mark) if mark.isdigit() else 0
-                if not mark:
+                (mark,) = transaction.hmget(key, _COUNT)
+                if mark is None:
                     raise LedgerMissing(
-                        f"Redis at {self._connection.endpoint} has lost all that it kept of run {run!r}: it was "
-                        "emptied, runs without persistence or is another one. Restore its append-only file, or start "
-                        "a new run"
+                        f"Redis at {self._connection.endpoint} has lost all that it kept of run {run!r}, site {site}: "
+                        "it was emptied, runs without persistence or is another one. Restore its append-only file, or "
+                        "start a new run"
                     )
+                now = int(mark)
                 if now < counted:
                     raise LedgerMissing(
-                        f"Redis at {self._connection.endpoint} has gone back to an earlier state of run {run!r} (its "
-                        f"count is {now}, the server's {counted}), as in a failover to a replica that was behind: "
-                        "restore its append-only file, or start a new run"
+                        f"Redis at {self._connection.endpoint} has gone back to an earlier state of run {run!r}, site "
+                        f"{site} (its count is {now}, the server's {counted}), as in a failover to a replica that was "
+                        "behind: restore its append-only file, or start a new run"
                     )
                 server_id = transaction.info("replication")["master_replid"]
                 transaction.multi()
-                transaction.set(key, now + 1)
+                transaction.hset(key, _COUNT, now + 1)
                 transaction.execute()
             self.server_id = server_id
-            self._confirm_mark(redis)
+            self._confirm(redis, key)
             return now + 1
 
         return self._connection.call(transact)
 
-    def _confirm_mark(self, redis: Client) -> None:
-        # Not by the mark itself: a packet that a broken connection delivers late would set it back.
-        self._confirm(redis, lambda again: again.set(CONFIRMED_KEY, 1))
-
-    def _confirm(self, redis: Client, write: Callable[[Client], object]) -> None:
-        confirm(redis, self._connection.replicas, write)
+    def _confirm(self, redis: Client, key: str) -> None:
+        # By a field of its own: a packet that a broken connection delivers late would set a count or a record back.
+        confirm(redis, self._connection.replicas, lambda again: again.hset(key, _CONFIRMED, 1))
 
     def open_activation(self, run: str, client: int, activation: int) -> None:
         check_count("activation", activation)
@@ -217,7 +214,7 @@ class RedisStore:
             if old := dropped - set(after.kept):
                 redis.hdel(key, *map(str, old))
             # Also if the record stays: it may have been written just now, and not be confirmed yet.
-            self._confirm(redis, lambda again: again.hset(key, _CONFIRMED, 1))
+            self._confirm(redis, key)
             return after != before
 
         with _as_ledger_missing(key):
@@ -279,6 +276,10 @@ class RedisStore:
 
 _Wanted = Sequence[tuple[str, Sequence[str]]]
 """Keys of hashes, with the names of the fields in each"""
+
+
+def _mark_key(run: str, site: str) -> str:
+    return mark_key(check_run("site", site), check_run("run", run))
 
 
 def _owner(run: str, client: int) -> str:
