@@ -18,6 +18,7 @@ from broker_config.stores.interface import Store
 from broker_config.stores.memory.store import MemoryStore
 from broker_config.transports.memory.broker import EmbeddedBroker
 from tests.memory_store import new_store
+from tests.redis_cluster import Cluster
 from tests.sentinels import Pair
 from tests.services import Service
 
@@ -52,11 +53,19 @@ def redis_behind_sentinels(request: pytest.FixtureRequest) -> Iterator[Connect]:
     yield lambda: connect_store(pair.url())
 
 
+@contextmanager
+def redis_in_a_cluster(request: pytest.FixtureRequest) -> Iterator[Connect]:
+    cluster: Cluster = request.getfixturevalue("shared_cluster")
+    # Of as many sites as it takes to have ledgers at every primary
+    yield lambda: connect_store(cluster.url(), site_of=lambda client: f"site-{client % 8}")
+
+
 STORES: dict[str, Callable[[pytest.FixtureRequest], AbstractContextManager[Connect]]] = {
     "memory": memory,
     "memory-socket": memory_socket,
     "redis": redis,
     "redis-sentinel": redis_behind_sentinels,
+    "redis-cluster": redis_in_a_cluster,
 }
 
 

@@ -22,7 +22,8 @@ from ops.local.services.process import LOOPBACK, free_ports, wait_until
 from server_worker.run.recipe import Recipe
 from tests.federation import SOON, Federation, Hands, OverBrokers, apart, at_work, blobs_recipe
 from tests.integration.test_redis import make_certificate
-from tests.sentinels import SERVICE, Pair, Sentinel, redis_pair, with_login
+from tests.replicas import client_of
+from tests.sentinels import SERVICE, Pair, Sentinel, redis_pair
 from tests.services import Service, needed
 
 CLIENTS = 2
@@ -139,7 +140,7 @@ def test_a_replica_that_takes_over_has_all_that_was_confirmed(pair: Pair) -> Non
         ((f"//{LOOPBACK}:", "//:s3cret/"), "the store's URL has no list of hosts of Sentinels: write redis"),
         (("/0", "/zero"), "the store's URL has a database that is no number: write redis"),
         (("/0", "/0?replicas=some"), "the store's URL has a wrong option: write replicas=1"),
-        (("+sentinel", "+cluster"), "the scheme must be one of memory, redis, rediss, redis\\+sentinel"),
+        (("+sentinel", "+proxy"), "the scheme must be one of memory, redis, rediss, redis\\+sentinel"),
     ],
 )
 def test_an_address_that_is_wrong_is_named_without_its_password(
@@ -262,7 +263,7 @@ def test_users_are_set_at_the_primary_and_at_its_replicas_and_check_looks_at_eac
 
         assert set_users(redis_password_hash("word")) == ()
         # As a replica that was started on an empty disk
-        with Client.from_url(with_login(pair.replica, pair.login)) as client:
+        with client_of(pair.replica, pair.login) as client:
             client.execute_command("ACL", "DELUSER", "site-north")
         assert main(["broker", "check", "--store", store]) == 1
         assert f"wrong: Redis at {LOOPBACK}:{pair.replica.port} does not let in" in capsys.readouterr().out

@@ -14,6 +14,7 @@ ACL pattern covers all of its runs.
 from broker_config.brokers.topology import workers_topic
 
 _COMMANDS_OF_SITES = (
+    *("command", "cluster|slots", "cluster|nodes"),  # to find the node of a key; redis-py asks for the first
     *("ping", "info", "time", "select", "watch", "unwatch", "multi", "exec", "wait"),
     *("hstrlen", "hmget", "hset", "hdel", "sadd"),
     *("set", "del", "strlen", "getrange", "zadd", "zrem", "zrange", "zremrangebyscore", "memory|usage"),

@@ -9,13 +9,14 @@ runs that were begun cannot be told from garbage before they are read: there the
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import astuple, dataclass
+from operator import add
 
 from broker_config.process.retry import RetryPolicy
 from broker_config.protocol.schema import is_run_name
-from broker_config.stores.redis.connection import Client, RedisConnection
+from broker_config.stores.redis.connection import RedisConnection
 from broker_config.stores.redis.keys import mark_key
+from broker_config.stores.redis.nodes import Client
 
 _NEARLY_FULL = 0.8
 _MOST_NOTICE_BYTES, _MOST_NOTICES_BYTES = 1 << 20, 16 << 20
@@ -33,6 +34,9 @@ class SiteMemory:
     num_bytes: int = 0
     deleted_bytes: int = 0
     notices_bytes: int = 0
+
+    def __add__(self, other: "SiteMemory") -> "SiteMemory":
+        return SiteMemory(*map(add, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True)
@@ -57,16 +61,20 @@ class RedisRoom:
 
     def make(self) -> dict[str, SiteMemory]:
         """By site, most bytes first; nothing while there is enough memory. Needs the server's permissions."""
+        total: dict[str, SiteMemory] = {}
+        for taken in self._connection.call_each(self._make_at).values():
+            for site, memory in taken.items():
+                total[site] = total.get(site, SiteMemory()) + memory
+        return dict(sorted(total.items(), key=lambda item: -item[1].num_bytes))
+
+    def _make_at(self, redis: Client) -> dict[str, SiteMemory]:
         taken: dict[str, SiteMemory] = {}
-        if self._connection.call(_is_nearly_full):
-            cursor = 0
-            while True:
-                cursor, names = self._connection.call(partial(_scan, cursor))
-                keys = [key for name in names if (key := _parse(name)) is not None]
-                self._connection.call(partial(self._clear, keys, taken))
-                if cursor == 0:
-                    break
-        return dict(sorted(taken.items(), key=lambda item: -item[1].num_bytes))
+        cursor = 0 if _is_nearly_full(redis) else None
+        while cursor is not None:
+            cursor, names = redis.scan(cursor, match="fedil:*", count=_KEYS_PER_SCAN)
+            self._clear([key for name in names if (key := _parse(name)) is not None], taken, redis)
+            cursor = cursor or None
+        return taken
 
     def _clear(self, keys: Sequence[_Key], taken: dict[str, SiteMemory], redis: Client) -> None:
         # The mark is written before any ledger: without one now, these keys belong to no run.
@@ -85,8 +93,10 @@ class RedisRoom:
             if self._is_garbage(key, num_bytes or 0, begun, site):
                 site.deleted_bytes += num_bytes or 0
                 garbage.append(key.name)
-        if garbage:
-            redis.delete(*garbage)
+        with redis.pipeline(transaction=False) as pipeline:
+            for name in garbage:  # one by one: in a cluster a command takes keys of one slot only
+                pipeline.delete(name)
+            pipeline.execute()
 
     def _is_garbage(self, key: _Key, num_bytes: int, begun: set[str], site: SiteMemory) -> bool:
         if key.run is None:
@@ -98,11 +108,6 @@ class RedisRoom:
             return False
         client = int(key.client[:20]) if key.client.isdecimal() else -1
         return str(client) != key.client or self._site_of(client) != key.site
-
-
-def _scan(cursor: int, redis: Client) -> tuple[int, list[bytes]]:
-    found: tuple[int, list[bytes]] = redis.scan(cursor, match="fedil:*", count=_KEYS_PER_SCAN)
-    return found
 
 
 def _is_nearly_full(redis: Client) -> bool:

@@ -1,7 +1,7 @@
 """Lists the runs that have ledgers in Redis, and deletes them. Needs the permissions of the server."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from operator import methodcaller
 
@@ -41,25 +41,31 @@ class RedisRuns:
         """Deletes the ledgers of a run and returns their number. The client lists and the run's marks are deleted last:
         after an interruption the run is still found."""
         check_run("run", run)
-        lists = list(self._keys(clients_key("*", run)))
-        ledgers = [key for each in lists for key in self._keys(_ledger_pattern(site_in(each), run))]
-        self._delete(ledgers)
-        self._delete([*lists, *self._keys(mark_key("*", run))])
-        return len(ledgers)
+        lists, num_ledgers = self._keys(clients_key("*", run)), 0
+        for each in lists:
+            ledgers = self._keys(_ledger_pattern(site_in(each), run))
+            for batch in in_batches(ledgers, _KEYS_PER_COMMAND):
+                self._delete(batch)
+            num_ledgers += len(ledgers)
+        for key in (*lists, *self._keys(mark_key("*", run))):
+            self._delete([key])
+        return num_ledgers
 
-    def _keys(self, pattern: str) -> Iterator[str]:
-        keys = self._connection.call(lambda redis: list(redis.scan_iter(pattern, count=_KEYS_PER_COMMAND)))
-        return iter(sorted({key.decode(errors="replace") for key in keys}))
+    def _keys(self, pattern: str) -> list[str]:
+        found = self._connection.call_each(
+            lambda redis: list(redis.scan_iter(pattern, count=_KEYS_PER_COMMAND))
+        )
+        return sorted({key.decode(errors="replace") for keys in found.values() for key in keys})
 
     def _count(self, key: str) -> int:
         try:
-            return self._connection.call(lambda redis: int(redis.scard(key)))
+            return self._connection.call(lambda redis: int(redis.scard(key)), key)
         except UnexpectedValue:  # a site may write anything under its keys
             return 0
 
-    def _delete(self, keys: list[str]) -> None:
-        for batch in in_batches(keys, _KEYS_PER_COMMAND):
-            self._connection.call(methodcaller("delete", *batch))
+    def _delete(self, keys: Sequence[str]) -> None:
+        """`keys`: with the same hash tag"""
+        self._connection.call(methodcaller("delete", *keys), keys[0])
 
 
 def _ledger_pattern(site: str, run: str) -> str:
