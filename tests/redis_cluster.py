@@ -15,18 +15,25 @@ from tests.replicas import SETTLE_SECONDS, Replicated, client_of
 
 PRIMARIES = 3
 _SLOTS = 16384
-_NODE_TIMEOUT_MS = 1000
+_NEVER_MS = 60_000
 
 
 class ClusterNode(Redis):
     name = "Redis Cluster node"
     port_names = ("redis", "bus")
 
+    def __init__(
+        self, directory: Path, options: Sequence[str] = (), node_timeout_ms: int = _NEVER_MS
+    ) -> None:
+        """`node_timeout_ms`: after which a node that does not answer is replaced by its replica"""
+        self._node_timeout_ms = node_timeout_ms
+        super().__init__(directory, options)
+
     def _command(self) -> Sequence[str]:
         cluster = {
             "cluster-enabled": "yes",
             "cluster-port": str(self.ports["bus"]),
-            "cluster-node-timeout": str(_NODE_TIMEOUT_MS),
+            "cluster-node-timeout": str(self._node_timeout_ms),
             "repl-diskless-sync-delay": "0",
             "repl-ping-replica-period": "1",
         }
@@ -70,7 +77,7 @@ class Cluster:
 
 
 @contextmanager
-def redis_cluster(directory: Path, login: str = "") -> Iterator[Cluster]:
+def redis_cluster(directory: Path, login: str = "", node_timeout_ms: int = _NEVER_MS) -> Iterator[Cluster]:
     """`login`: `user:password` of an administrator. With one, each node has an ACL file in which the user `default` is
     off."""
     user, _, password = login.partition(":")
@@ -82,7 +89,7 @@ def redis_cluster(directory: Path, login: str = "") -> Iterator[Cluster]:
                 acl = directory / f"{name}.acl"
                 acl.write_text(f"user default off\nuser {user} on >{password} ~* &* +@all\n")
                 options = ["--aclfile", str(acl), "--masteruser", user, "--masterauth", password]
-            return stack.enter_context(ClusterNode(directory / name, options=options))
+            return stack.enter_context(ClusterNode(directory / name, options, node_timeout_ms))
 
         ends = [_SLOTS * number // PRIMARIES for number in range(PRIMARIES + 1)]
         shards = [

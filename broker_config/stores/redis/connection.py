@@ -22,10 +22,12 @@ _WRONG_CREDENTIALS = (
     exceptions.AuthenticationWrongNumberOfArgsError,
     exceptions.AuthorizationError,
 )
+_IN_PIPELINE = "of pipeline caused error: "
+"""Where redis-py puts the command of a pipeline before the text of its error"""
 _REPLICAS = "replicas"
 """Our own option in a URL"""
 _OF_CLUSTERS = (exceptions.AskError, exceptions.TryAgainError, exceptions.ClusterError)
-"""A slot that has moved (redis-py derives that from AskError), is on its way or has no node"""
+"""A slot that has moved, is being moved or has no node"""
 _MAX_CONFLICTS = 1000
 """Concurrent transactions cause a few; more are an attack."""
 NAME_THE_CLUSTER = "write redis+cluster://user:password@host1:6379,host2:6379/ in the store's URL"
@@ -159,15 +161,18 @@ class RedisConnection:
             return BrokerUnavailable(
                 f"{where} is full: raise maxmemory, or delete keys of old runs. Nothing committed is lost"
             )
-        brief = f"{text.rstrip('.'):.200}"
+        brief = f"{text.rpartition(_IN_PIPELINE)[2].rstrip('.'):.200}"
         if "MISCONF " in text:
             return BrokerUnavailable(f"{where} cannot write to its disk: free space ({brief})")
         if "NOREPLICAS " in text:
             return BrokerUnavailable(f"{where} has fewer replicas than its min-replicas-to-write: start them")
+        if isinstance(error, exceptions.AskError):  # also MovedError
+            moves = "has moved" if isinstance(error, exceptions.MovedError) else "is being moved"
+            return BrokerUnavailable(f"{where}: slot {error.slot_id} {moves} to {error.host}:{error.port}")
         if isinstance(error, _OF_CLUSTERS):
             return BrokerUnavailable(
-                f"{where}: slots are on their way or have no node ({brief}): see that all nodes run, then redis-cli "
-                "--cluster check"
+                f"{where} is down or has slots without a node ({brief}): see that its nodes run, and what redis-cli "
+                "--cluster check says"
             )
         if isinstance(error, _UNREACHABLE) or text.startswith("BUSY "):
             return _Unreachable(f"{where} is away ({brief})")
