@@ -79,14 +79,14 @@ class ClusterNodes:
 
     def look_again(self) -> None:
         with self._lock:
-            self._map = None
+            slots, self._map = self._map, None
+            if slots is not None:
+                slots.close()
 
     def close(self) -> None:
-        with self._lock:
-            for client in self._clients.values():
-                client.close()
-            if self._map is not None:
-                self._map.close()
+        self.look_again()
+        for client in self._clients.values():
+            client.close()
 
     def _look_up(self, question: Callable[[_Map], _T]) -> _T:
         with self._lock:

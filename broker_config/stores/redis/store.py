@@ -180,11 +180,12 @@ class RedisStore:
         health = Counter[str]()
         for info in nodes.values():
             databases = [facts for facts in info.values() if isinstance(facts, dict) and "keys" in facts]
-            health.update(
-                used_memory_bytes=info["used_memory"],
-                evicted_keys=info["evicted_keys"],
-                keys=sum(facts["keys"] for facts in databases),
-            )
+            known = {
+                "used_memory_bytes": info.get("used_memory"),
+                "evicted_keys": info.get("evicted_keys"),
+                "keys": sum(facts["keys"] for facts in databases),
+            }
+            health.update({name: value for name, value in known.items() if value is not None})
         return {name: float(value) for name, value in health.items()}
 
     def close(self) -> None:
