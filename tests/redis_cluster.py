@@ -123,6 +123,7 @@ def _join(cluster: Cluster) -> None:
         ):
             primary_id = primary.execute_command("CLUSTER", "MYID")
             replica.execute_command("CLUSTER", "REPLICATE", primary_id)
+    cluster.until(lambda client: known_nodes(client).count("slave") == len(cluster.shards))
     cluster.until(lambda client: "cluster_state:ok" in cluster_info(client))
     replicas = [shard.replica for shard in cluster.shards]
     cluster.until(lambda client: client.info("replication").get("master_link_status") == "up", replicas)
@@ -130,3 +131,7 @@ def _join(cluster: Cluster) -> None:
 
 def cluster_info(client: Any) -> str:
     return str(client.execute_command("CLUSTER", "INFO"))
+
+
+def known_nodes(client: Any) -> str:
+    return str(client.execute_command("CLUSTER", "NODES"))

@@ -21,7 +21,7 @@ from broker_config.stores.redis.store import RedisStore
 from ops.cli.main import main
 from ops.local.services.process import LOOPBACK
 from tests.federation import SOON
-from tests.redis_cluster import Cluster, cluster_info, redis_cluster
+from tests.redis_cluster import Cluster, cluster_info, known_nodes, redis_cluster
 from tests.replicas import client_of
 from tests.services import needed
 
@@ -136,6 +136,7 @@ def test_users_are_set_at_each_node_and_check_looks_at_each(
         shard.fail_over()
         others = [node for node in cluster.nodes if node is not shard.primary]
         cluster.until(lambda client: "cluster_state:ok" in cluster_info(client), others)
+        cluster.until(lambda client: known_nodes(client).count("master,fail ") == 1, others)
         assert set_users(cluster, None) == (gone,)
         code, said = check()
         assert code == 1

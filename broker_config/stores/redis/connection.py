@@ -26,7 +26,13 @@ _IN_PIPELINE = "of pipeline caused error: "
 """Where redis-py puts the command of a pipeline before the text of its error"""
 _REPLICAS = "replicas"
 """Our own option in a URL"""
-_OF_CLUSTERS = (exceptions.AskError, exceptions.TryAgainError, exceptions.ClusterError)
+_ANSWERS_OF_CLUSTERS: dict[str, type[Exception]] = {
+    "MOVED": exceptions.MovedError,
+    "ASK": exceptions.AskError,
+    "TRYAGAIN": exceptions.TryAgainError,
+    "CLUSTERDOWN": exceptions.ClusterDownError,
+}
+_OF_CLUSTERS = tuple(_ANSWERS_OF_CLUSTERS.values())
 """A slot that has moved, is being moved or has no node"""
 _MAX_CONFLICTS = 1000
 """Concurrent transactions cause a few; more are an attack."""
@@ -155,7 +161,7 @@ class RedisConnection:
             return BrokerRefused(f"{where}: {text}")
         if isinstance(error, _OF_CLUSTERS) and not self.is_cluster:
             return NodeOfCluster(f"{where} is one node of a cluster: {NAME_THE_CLUSTER}")
-        if "cluster support disabled" in text:
+        if "cluster support disabled" in text or "Cluster mode is not enabled" in text:
             return BrokerRefused(f"{where} is in no cluster: write redis:// in the store's URL")
         if isinstance(error, exceptions.OutOfMemoryError):
             return BrokerUnavailable(
@@ -213,9 +219,13 @@ def _open_nodes(url: str) -> Nodes:
 
 
 def _underlying(error: Exception) -> Exception:
-    """redis-py raises WatchError also for a connection that was lost during a transaction."""
+    """redis-py raises WatchError also for a connection that was lost during a transaction, and up to version 5
+    ResponseError for what nodes of clusters answer."""
     if isinstance(error, exceptions.WatchError) and isinstance(error.__context__, _UNREACHABLE):
         return error.__context__
+    answer, _, details = str(error).rpartition(_IN_PIPELINE)[2].partition(" ")
+    if isinstance(error, exceptions.ResponseError) and answer in _ANSWERS_OF_CLUSTERS:
+        return _ANSWERS_OF_CLUSTERS[answer](details)
     return error
 
 
