@@ -54,7 +54,7 @@ class Coordinator:
         self._reporter = Reporter(recipe, context)
         self._inbox = Inbox(run, context)
         self._dispatcher = TaskDispatcher(run, recipe, method, context, self._inbox.refuse_for)
-        self._ledgers = LedgerChecks(run, context.store)
+        self._ledgers = LedgerChecks(run, context.store, context.sites)
         self._desk = AnswerDesk(
             run,
             recipe,

@@ -12,6 +12,7 @@ import torch
 
 from server_worker.run.recipe import Recipe
 from tests.federation import Over, OverBrokers, apart
+from tests.redis_cluster import Cluster, redis_cluster
 from tests.sentinels import Pair, redis_pair
 from tests.services import Service, needed, rabbitmq_service, redis_service
 
@@ -44,6 +45,12 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 def sentinel_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     with ExitStack() as stack:
         yield needed(lambda: stack.enter_context(redis_pair(tmp_path_factory.mktemp("pair"))))
+
+
+@pytest.fixture(scope="session")
+def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with ExitStack() as stack:
+        yield needed(lambda: stack.enter_context(redis_cluster(tmp_path_factory.mktemp("cluster"))))
 
 
 @pytest.fixture

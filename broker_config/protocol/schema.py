@@ -28,15 +28,19 @@ def bad_field(field: str, expected: str, value: object) -> MessageRejected:
     return MessageRejected("schema", f"field {field!r} must be {expected}, not {value!r:.80}")
 
 
+def is_run_name(text: str) -> bool:
+    return _RUN.fullmatch(text) is not None
+
+
 def check_run(field: str, value: object) -> str:
-    if not isinstance(value, str) or not _RUN.fullmatch(value):
+    if not isinstance(value, str) or not is_run_name(value):
         raise bad_field(field, "1 to 80 of A-Z a-z 0-9 . _ - starting with a letter or digit", value)
     return value
 
 
 def check_run_argument(run: str) -> str:
     """The same check for a name from the command line."""
-    if not _RUN.fullmatch(run):
+    if not is_run_name(run):
         raise UsageError(
             f"{run!r:.80} cannot be the name of a run: take 1 to 80 letters (A-Z, a-z), digits, '.', '_' and '-', "
             "of which the first is a letter or a digit"

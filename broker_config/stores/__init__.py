@@ -30,7 +30,9 @@ def _connect_redis(url: str, site_of: SiteOf | None, retry: RetryPolicy | None) 
     return store
 
 
-REDIS_SCHEMES = ("redis", "rediss", "redis+sentinel", "rediss+sentinel")
+REDIS_SCHEMES = tuple(
+    f"{scheme}{kind}" for kind in ("", "+sentinel", "+cluster") for scheme in ("redis", "rediss")
+)
 STORES: dict[str, Callable[[str, SiteOf | None, RetryPolicy | None], Store]] = {
     "memory": _connect_memory,
     **dict.fromkeys(REDIS_SCHEMES, _connect_redis),

@@ -6,8 +6,8 @@ promises (tests/contract/test_store_contract.py):
 * One generation per activation (1, 2, …); the last two are kept.
 * `commit` is atomic, idempotent and durable: a generation that exists is not overwritten.
 * `open_activation` is a fence: commits of earlier activations are refused from then on.
-* `begin` writes a mark that only the server may write or delete. A store without the mark has lost the run, whatever
-  ledgers it still holds.
+* `begin` writes a mark that only the server may write or delete. A store without the mark has lost the ledgers of the
+  site, whatever it still holds.
 * Calls may come from several threads at a time.
 
 Notices say which servers and workers are running and what they do: topic → name → facts. They may be lost.
@@ -29,14 +29,14 @@ class Store(Protocol):
         """The server that answered the last `begin` or `count`: after a restart or a failover it is another one, which
         may lack what was written last. Empty for a store that never loses writes."""
 
-    def begin(self, run: str) -> None:
-        """Mark the run as begun in this store. Idempotent."""
+    def begin(self, run: str, site: str) -> None:
+        """Mark the run as begun where this store keeps the ledgers of the site's clients. Idempotent."""
 
-    def count(self, run: str, counted: int) -> int:
-        """Advance the run's mark beyond `counted`, up to which this server has counted, and return the new count.
-        Raises LedgerMissing if the run has no mark, because it never began here or the store lost its data, and if
-        the store's own count is lower: it has gone back to an earlier state. What was committed before the call is in
-        every later state of the store that has its count."""
+    def count(self, run: str, site: str, counted: int) -> int:
+        """Advance this mark beyond `counted`, up to which the server has counted at this site, and return the new
+        count. Raises LedgerMissing if there is no mark, because the run never began here or the store lost its data,
+        and if the store's own count is lower: it has gone back to an earlier state. What clients of the site committed
+        before the call is in every later state of the store that has its count."""
 
     def open_activation(self, run: str, client: int, activation: int) -> None:
         """Called before the server asks `client` to train for the `activation`-th time. Idempotent. Raises

@@ -91,7 +91,6 @@ class AnswerDesk:
         if isinstance(answer, Refusal):
             why = "model_missing" if answer.reason == ModelMissing.__name__ else ""
         else:
-            self.ledgers.count()
             why = "" if self.ledgers.has(answer.client, answer.activation) else "ledger_missing"
         if not why or self._asked_again.get((answer.client, why)) == answer.activation:
             return ""

@@ -1,9 +1,11 @@
 """Whether the store still has what a run's clients committed."""
 
+from collections.abc import Mapping
 from contextlib import suppress
 
 from broker_config.protocol.errors import FedILError, LedgerMissing
 from broker_config.stores.interface import Store
+from server_worker.round.sites import Sites
 
 _EVER = 2**62
 """An activation that no client reaches"""
@@ -12,45 +14,57 @@ _EVER = 2**62
 class LedgerChecks:
     """`answered`: the last activation that each client has answered."""
 
-    def __init__(self, run: str, store: Store) -> None:
-        self._run, self._store = run, store
-        self._counted = self._saved = 0
-        """The store's count, as this server knows it and as the last checkpoint has it"""
-        self._resumed, self._first_server = False, store.server_id
+    def __init__(self, run: str, store: Store, sites: Sites) -> None:
+        self._run, self._store, self._sites = run, store, sites
+        self._counted = dict.fromkeys(sites.names(), 0)
+        """The store's count of each site, as this server knows it"""
+        self._saved = dict(self._counted)
+        """As the last checkpoint has it"""
+        self._first_servers: dict[str, str] = {}
+        """Where the ledgers of each site were when the run began; empty after a restart"""
 
     def begin(self) -> None:
-        self._store.begin(self._run)
-        self._first_server = self._store.server_id
+        for site in self._sites.names():
+            self._store.begin(self._run, site)
+            self._first_servers[site] = self._store.server_id
 
-    def resume(self, counted: int) -> None:
-        """`counted`: the store's count in the checkpoint"""
-        self._saved = self._counted = counted
-        self._resumed = True
+    def resume(self, counted: Mapping[str, int]) -> None:
+        """`counted`: the store's counts in the checkpoint"""
+        self._counted |= counted
+        self.saved()
 
     def saved(self) -> None:
-        """A checkpoint has the present count."""
-        self._saved = self._counted
+        """A checkpoint has the present counts."""
+        self._saved = dict(self._counted)
 
-    def count(self) -> int:
-        """Called before an answer counts and before a checkpoint. Raises an error if the store has lost the run, or
-        has gone back to an earlier state, as in a failover to a replica that was behind. Only the server may write
-        the mark: no site can cause this."""
+    def count(self) -> dict[str, int]:
+        """Called before a checkpoint. Raises an error if the store has lost the run, or has gone back to an earlier
+        state, as in a failover to a replica that was behind. Only the server may write the marks: no site can cause
+        this."""
+        for site in self._sites.names():
+            self._count(site)
+        return dict(self._counted)
+
+    def _count(self, site: str) -> None:
         try:
-            self._counted = self._store.count(self._run, self._counted)
+            self._counted[site] = self._store.count(self._run, site, self._counted[site])
         except LedgerMissing as error:
-            self._store.count(self._run, self._saved)  # raises again if the checkpoint needs what is lost
+            # Raises again if the checkpoint needs what is lost.
+            self._store.count(self._run, site, self._saved[site])
             raise FedILError(
                 f"the store of run {self._run} has lost what clients committed since the last checkpoint, as in a "
                 "failover to a replica that was behind: start the server again with the same command, and they train "
                 "it again"
             ) from error
-        return self._counted
 
     def has(self, client: int, activation: int) -> bool:
-        """Whether the client's ledger of this activation is in the store. Looked up only if the store may have lost
-        it: the client that sent its update had committed it."""
+        """Called before an answer counts: whether the client's ledger of this activation is in the store. Looked up
+        only if the store may have lost it: the client that sent its update had committed it. Raises an error as `count`
+        does, if that concerns the client's site."""
+        site = self._sites.site_of(client)
+        self._count(site)
         server = self._store.server_id
-        if not server or not (self._resumed or server != self._first_server):
+        if server in ("", self._first_servers.get(site)):
             return True
         try:
             self._store.read(self._run, client, activation + 1, at_least=activation)

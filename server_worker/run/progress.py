@@ -39,8 +39,8 @@ class Progress:
     """Buffered mode: tasks in flight, as plain fields"""
     bases: Mapping[int, Tensors] = field(default_factory=dict)
     """Buffered mode: the broadcasts that clients in flight may have started from, by version"""
-    counted: int = 0
-    """The store's count, which may only grow: see Store.count"""
+    counted: Mapping[str, int] = field(default_factory=dict)
+    """The store's count of each site, which may only grow: see Store.count"""
 
 
 def latest(before: Sequence[int], activations: Mapping[int, int]) -> tuple[int, ...]:
@@ -65,7 +65,7 @@ def to_checkpoint(progress: Progress, recipe_digest: str) -> Checkpoint:
         "models": models,
         "answered": list(progress.answered),
         "buffer": progress.buffer,
-        "counted": progress.counted,
+        "counted": dict(progress.counted),
     }
     # Not among the fields, whose size is bounded: it grows with the clients and with what they report.
     closed = (progress.closed.to_json() if progress.closed else "null").encode()
@@ -102,7 +102,7 @@ def from_checkpoint(checkpoint: Checkpoint, recipe_digest: str) -> Progress:
             selection=tuple(meta["selection"]),
             buffer=meta["buffer"],
             bases=_bases(tensors),
-            counted=int(meta["counted"]),
+            counted=dict(meta["counted"]),
         )
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise CheckpointDamaged(

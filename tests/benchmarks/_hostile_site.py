@@ -25,7 +25,7 @@ from broker_config.brokers.topology import (
 from broker_config.protocol.messages import TrainTask, Update
 from broker_config.protocol.wire import decode_message
 from broker_config.stores import connect_store
-from broker_config.stores.redis.keys import board_key, clients_key, ledger_key, notice_key
+from broker_config.stores.redis.keys import board_key, clients_key, ledger_key, mark_key, notice_key
 from broker_config.transports.rabbitmq.large_messages import BODY_HEADER
 from broker_config.transports.rabbitmq.queue_admin import route
 from tests.benchmarks._fuzz_messages import (
@@ -309,4 +309,4 @@ class Hostile:
 
 
 def run_of_another(chance: random.Random) -> str:
-    return chance.choice((f"fedil:run:{{{RUN}}}", ledger_key("south", RUN, 3), board_key("runs"), "anything"))
+    return chance.choice((mark_key("south", RUN), ledger_key("south", RUN, 3), board_key("runs"), "anything"))

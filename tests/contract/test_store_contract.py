@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from broker_config.brokers.topology import DEFAULT_SITE
 from broker_config.embedded.server import BrokerServer
 from broker_config.protocol.errors import LedgerFenced, LedgerMissing, MessageRejected
 from broker_config.stores import connect_store
@@ -17,6 +18,7 @@ from broker_config.stores.interface import Store
 from broker_config.stores.memory.store import MemoryStore
 from broker_config.transports.memory.broker import EmbeddedBroker
 from tests.memory_store import new_store
+from tests.redis_cluster import Cluster
 from tests.sentinels import Pair
 from tests.services import Service
 
@@ -51,11 +53,19 @@ def redis_behind_sentinels(request: pytest.FixtureRequest) -> Iterator[Connect]:
     yield lambda: connect_store(pair.url())
 
 
+@contextmanager
+def redis_in_a_cluster(request: pytest.FixtureRequest) -> Iterator[Connect]:
+    cluster: Cluster = request.getfixturevalue("shared_cluster")
+    # Of as many sites as it takes to have ledgers at every primary
+    yield lambda: connect_store(cluster.url(), site_of=lambda client: f"site-{client % 8}")
+
+
 STORES: dict[str, Callable[[pytest.FixtureRequest], AbstractContextManager[Connect]]] = {
     "memory": memory,
     "memory-socket": memory_socket,
     "redis": redis,
     "redis-sentinel": redis_behind_sentinels,
+    "redis-cluster": redis_in_a_cluster,
 }
 
 
@@ -92,24 +102,27 @@ def test_a_run_has_begun_only_after_begin_even_if_ledgers_are_committed(
     connect: Connect, store: Store, run: str
 ) -> None:
     store.commit(run, 7, 1, b"ledger")
-    store.begin(f"{run}-other")
+    store.begin(f"{run}-other", DEFAULT_SITE)
     with pytest.raises(LedgerMissing, match=rf"lost all .* '{run}'.* start a new run"):
-        store.count(run, 0)
+        store.count(run, DEFAULT_SITE, 0)
     for _ in range(2):
-        connect().begin(run)
-        store.count(run, 0)
+        connect().begin(run, DEFAULT_SITE)
+        store.count(run, DEFAULT_SITE, 0)
     assert store.clients(run) == [7]
     assert store.latest(run) == {7: (1, b"ledger")}
-    with pytest.raises(MessageRejected, match="run"):
-        store.begin("a/b")
-    with pytest.raises(MessageRejected, match="run"):
-        store.count("a/b", 0)
+    for names, field in ((("a/b", DEFAULT_SITE), "run"), ((run, "a/b"), "site")):
+        with pytest.raises(MessageRejected, match=field):
+            store.begin(*names)
+        with pytest.raises(MessageRejected, match=field):
+            store.count(*names, 0)
 
 
 def test_the_count_of_a_run_only_grows(connect: Connect, store: Store, run: str) -> None:
-    store.begin(run)
-    first = connect().count(run, 0)
-    assert store.count(run, first) > first > 0
+    for site in (DEFAULT_SITE, "north"):
+        store.begin(run, site)
+    first = connect().count(run, DEFAULT_SITE, 0)
+    assert store.count(run, DEFAULT_SITE, first) > first > 0
+    assert store.count(run, "north", 0) == 1
 
 
 def test_a_client_that_never_committed_has_no_ledger(store: Store, run: str) -> None:

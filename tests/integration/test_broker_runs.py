@@ -20,7 +20,7 @@ from broker_config.brokers.topology import (
 from broker_config.process.addresses import BROKER_URL, STORE_URL
 from broker_config.protocol.errors import ModelMissing
 from broker_config.stores import connect_store
-from broker_config.stores.redis.keys import clients_key, ledger_key, run_key
+from broker_config.stores.redis.keys import clients_key, ledger_key, mark_key
 from broker_config.transports import connect_transport
 from broker_config.transports.interface import Transport
 from ops.broker.accounts import MANAGEMENT_URL
@@ -62,12 +62,11 @@ def begin(server: Transport, brokers: Brokers, run: str, clients: dict[str, list
     server.append_model(run, 1, [b"weights"])
     for body in (b"update", BIG):
         server.publish(updates_queue(run), [body])
-    with closing(connect_store(brokers.store_url("server"))) as store:
-        store.begin(run)
-    for site, numbers in clients.items():
+    for site, numbers in (clients or {DEFAULT_SITE: []}).items():
         with closing(
             connect_store(brokers.store_url("server"), site_of=dict.fromkeys(numbers, site).__getitem__)
         ) as store:
+            store.begin(run, site)
             for client in numbers:
                 store.open_activation(run, client, 1)
                 store.commit(run, client, 1, b"ledger")
@@ -186,7 +185,11 @@ def test_a_retired_run_is_removed_and_other_runs_stay(
     assert len(bodies(brokers)) == 1
     with Client.from_url(brokers.store_url(ADMIN_USER)) as admin:
         kept = {key.decode() for key in admin.keys("fedil:*")}
-    assert kept == {clients_key("north", "old-2"), ledger_key("north", "old-2", 1), run_key("old-2")}
+    assert kept == {
+        clients_key("north", "old-2"),
+        ledger_key("north", "old-2", 1),
+        mark_key("north", "old-2"),
+    }
     assert "knows" not in said
     assert "know of no run 'old'" in error_of(capsys, "retire", "old", "--ledgers", "--yes")
     server.retire("old-2", [DEFAULT_SITE])

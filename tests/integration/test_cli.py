@@ -150,7 +150,7 @@ def test_a_misspelt_setting_is_named_with_the_one_that_was_meant(tmp_path: Path)
         (
             ["status", "--store", "ampq://x"],
             "--store (or FEDIL_STORE_URL) must begin with "
-            "redis:// or rediss:// or redis+sentinel:// or rediss+sentinel://",
+            "redis:// or rediss:// or redis+sentinel:// or rediss+sentinel:// or redis+cluster:// or rediss+cluster://",
         ),
         (["export", "not/a/run", "--format", "onnx"], "there is no folder not/a/run"),
         (["export", "ops", "--format", "onnx"], "ops is not the folder of a run"),
@@ -181,7 +181,7 @@ NOWHERE = ("redis://127.0.0.1:1", "amqp://127.0.0.1:1/")  # who waits for either
             NOWHERE[1],
             "u:secret@x",
             "--store (or FEDIL_STORE_URL) must begin with "
-            "redis:// or rediss:// or redis+sentinel:// or rediss+sentinel://",
+            "redis:// or rediss:// or redis+sentinel:// or rediss+sentinel:// or redis+cluster:// or rediss+cluster://",
         ),
     ],
     ids=["broker", "store"],

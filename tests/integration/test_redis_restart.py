@@ -41,7 +41,7 @@ def test_ledgers_survive_sigkill_with_the_default_user_off(tmp_path: Path, acl: 
             closing(connect_store(url_of(redis, "server"), site_of=lambda _: "north")) as server,
             closing(connect_store(url_of(redis, "site-north"), site_of=lambda _: "north")) as north,
         ):
-            server.begin(RUN)
+            server.begin(RUN, "north")
             for activation in (1, 2, 3, 4):
                 server.open_activation(RUN, 7, activation)
                 north.commit(RUN, 7, activation, b"ledger %d" % activation)
@@ -49,7 +49,7 @@ def test_ledgers_survive_sigkill_with_the_default_user_off(tmp_path: Path, acl: 
         redis.kill()
         redis.start()
         with closing(connect_store(url_of(redis, "server"), site_of=lambda _: "north")) as server:
-            assert server.count(RUN, 0) == 1
+            assert server.count(RUN, "north", 0) == 1
             assert server.latest(RUN) == {7: (4, b"ledger 4")}
             assert server.read(RUN, 7, 4) == b"ledger 3"
             assert server.notices(workers_topic("north")) == {"worker": {"state": "idle"}}

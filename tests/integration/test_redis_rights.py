@@ -16,8 +16,8 @@ from broker_config.stores.redis.keys import (
     board_key,
     clients_key,
     ledger_key,
+    mark_key,
     notice_key,
-    run_key,
     server_rules,
     site_rules,
 )
@@ -73,8 +73,8 @@ def test_the_acl_permits_all_that_a_site_and_the_server_do(login: Login, admin: 
     assert server.record(RUN, 7).kept == (2, 3)
     north.withdraw(workers_topic("north"), "worker")
     server.withdraw(RUNS_TOPIC, RUN)
-    server.begin(RUN)
-    server.count(RUN, 0)
+    server.begin(RUN, "north")
+    server.count(RUN, "north", 0)
     assert admin.acl_log() == []
 
 
@@ -91,13 +91,13 @@ def test_connecting_sends_no_command_that_redis_refuses(admin: Any, login: Login
 def test_a_site_can_neither_write_nor_delete_the_mark_of_a_run(own_redis: Service, login: Login) -> None:
     north, server = login("north"), login("server")
     with pytest.raises(BrokerRefused, match="'north' has too few rights"):
-        north.begin(RUN)
-    server.begin(RUN)
+        north.begin(RUN, "north")
+    server.begin(RUN, "north")
     with Client.from_url(own_redis.url.replace("//", "//north:word@")) as client:
-        for command in ("DEL {}", "SET {} x PX 1", "HSET {} field value", "STRLEN {}"):
+        for command in ("DEL {}", "SET {} x PX 1", "HSET {} field value", "HSTRLEN {} count"):
             with pytest.raises(NoPermissionError):
-                client.execute_command(*command.format(run_key(RUN)).split())
-    server.count(RUN, 0)
+                client.execute_command(*command.format(mark_key("north", RUN)).split())
+    server.count(RUN, "north", 0)
 
 
 def test_a_site_can_neither_read_nor_write_ledgers_of_another(own_redis: Service, login: Login) -> None:
@@ -231,7 +231,7 @@ def test_an_invalid_notice_is_not_written(
 
 
 def test_all_keys_of_a_transaction_are_in_one_cluster_slot() -> None:
-    keys = (ledger_key("north", RUN, 7), clients_key("north", RUN))
+    keys: tuple[str, ...] = (ledger_key("north", RUN, 7), clients_key("north", RUN), mark_key("north", RUN))
     assert len({key_slot(key.encode()) for key in keys}) == 1
     keys = (board_key(RUNS_TOPIC), notice_key(RUNS_TOPIC, RUN))
     assert len({key_slot(key.encode()) for key in keys}) == 1

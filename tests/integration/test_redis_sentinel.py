@@ -11,6 +11,7 @@ import pytest
 from redis import Redis as Client
 
 from broker_config.brokers.definitions import redis_password_hash, redis_rules
+from broker_config.brokers.topology import DEFAULT_SITE
 from broker_config.process.retry import RetriesExhausted, RetryPolicy
 from broker_config.protocol.errors import AddressWrong, BrokerRefused, FedILError, LedgerMissing
 from broker_config.stores import connect_store
@@ -21,7 +22,8 @@ from ops.local.services.process import LOOPBACK, free_ports, wait_until
 from server_worker.run.recipe import Recipe
 from tests.federation import SOON, Federation, Hands, OverBrokers, apart, at_work, blobs_recipe
 from tests.integration.test_redis import make_certificate
-from tests.sentinels import SERVICE, Pair, Sentinel, redis_pair, with_login
+from tests.replicas import client_of
+from tests.sentinels import SERVICE, Pair, Sentinel, redis_pair
 from tests.services import Service, needed
 
 CLIENTS = 2
@@ -89,7 +91,7 @@ def test_a_write_is_done_when_a_replica_has_it(pair: Pair) -> None:
         closing(connect_store(pair.url(options="?replicas=0"), retry=hasty)) as careless,
         closing(connect_store(pair.primary.url, retry=hasty)) as direct,
     ):
-        store.begin(RUN)
+        store.begin(RUN, DEFAULT_SITE)
         assert store.commit(RUN, 7, 1, b"first")
         with pair.frozen_replica():
             for waiting in (store, direct):
@@ -98,7 +100,7 @@ def test_a_write_is_done_when_a_replica_has_it(pair: Pair) -> None:
             with pytest.raises(RetriesExhausted, match="0 of 1 replicas"):
                 store.open_activation(RUN, 8, 1)
             with pytest.raises(RetriesExhausted, match="0 of 1 replicas"):
-                store.count(RUN, 0)
+                store.count(RUN, DEFAULT_SITE, 0)
             assert careless.commit(RUN, 7, 3, b"third")
         assert not store.commit(RUN, 7, 2, b"second")
         pair.cut_replica_off()
@@ -112,12 +114,12 @@ def test_a_write_is_done_when_a_replica_has_it(pair: Pair) -> None:
 def test_a_replica_that_takes_over_has_all_that_was_confirmed(pair: Pair) -> None:
     clients = range(50)
     with closing(connect_store(pair.url(), retry=RetryPolicy(seconds=SOON))) as store:
-        store.begin(RUN)
+        store.begin(RUN, DEFAULT_SITE)
         for client in clients:
             store.commit(RUN, client, 1, b"%d" % client)
-        count, before = store.count(RUN, 0), store.server_id
+        count, before = store.count(RUN, DEFAULT_SITE, 0), store.server_id
         pair.primary.kill()
-        assert store.count(RUN, count) == count + 1
+        assert store.count(RUN, DEFAULT_SITE, count) == count + 1
         assert store.server_id != before
         assert store.latest(RUN) == {client: (1, b"%d" % client) for client in clients}
 
@@ -138,7 +140,7 @@ def test_a_replica_that_takes_over_has_all_that_was_confirmed(pair: Pair) -> Non
         ((f"//{LOOPBACK}:", "//:s3cret/"), "the store's URL has no list of hosts of Sentinels: write redis"),
         (("/0", "/zero"), "the store's URL has a database that is no number: write redis"),
         (("/0", "/0?replicas=some"), "the store's URL has a wrong option: write replicas=1"),
-        (("+sentinel", "+cluster"), "the scheme must be one of memory, redis, rediss, redis\\+sentinel"),
+        (("+sentinel", "+proxy"), "the scheme must be one of memory, redis, rediss, redis\\+sentinel"),
     ],
 )
 def test_an_address_that_is_wrong_is_named_without_its_password(
@@ -261,7 +263,7 @@ def test_users_are_set_at_the_primary_and_at_its_replicas_and_check_looks_at_eac
 
         assert set_users(redis_password_hash("word")) == ()
         # As a replica that was started on an empty disk
-        with Client.from_url(with_login(pair.replica, pair.login)) as client:
+        with client_of(pair.replica, pair.login) as client:
             client.execute_command("ACL", "DELUSER", "site-north")
         assert main(["broker", "check", "--store", store]) == 1
         assert f"wrong: Redis at {LOOPBACK}:{pair.replica.port} does not let in" in capsys.readouterr().out

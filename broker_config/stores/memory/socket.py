@@ -22,11 +22,11 @@ class SocketStore:
     def outage_seconds(self) -> float:
         return self._retrier.outage_seconds
 
-    def begin(self, run: str) -> None:
-        self._call("begin", run=run)
+    def begin(self, run: str, site: str) -> None:
+        self._call("begin", run=run, site=site)
 
-    def count(self, run: str, counted: int) -> int:
-        return int(self._call("count", run=run, counted=counted)[0])
+    def count(self, run: str, site: str, counted: int) -> int:
+        return int(self._call("count", run=run, site=site, counted=counted)[0])
 
     def open_activation(self, run: str, client: int, activation: int) -> None:
         self._call("open_activation", run=run, client=client, activation=activation)

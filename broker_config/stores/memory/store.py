@@ -25,15 +25,18 @@ class MemoryStore:
         self._topics: dict[str, dict[str, tuple[float, dict[str, Any]]]] = {}
         """topic → name → (time of expiry, facts)"""
 
-    def begin(self, run: str) -> None:
+    def begin(self, run: str, site: str) -> None:
+        """One directory has the ledgers of all sites, and one mark."""
         check_run("run", run)
+        check_run("site", site)
         with self._lock:
             make_directory(self._storage.mark(run).parent)
             write_atomically(self._storage.mark(run), [b""])
 
-    def count(self, run: str, counted: int) -> int:
+    def count(self, run: str, site: str, counted: int) -> int:
         """A directory loses no writes: its mark need not be written again."""
         check_run("run", run)
+        check_run("site", site)
         if not self._storage.mark(run).exists():
             raise LedgerMissing(
                 f"the store has lost all that it kept of run {run!r}: restore it from a backup, or start a new run"

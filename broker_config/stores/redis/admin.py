@@ -10,7 +10,8 @@ from redis.exceptions import ResponseError
 
 from broker_config.process.retry import RetryPolicy
 from broker_config.protocol.errors import BrokerRefused, FedILError
-from broker_config.stores.redis.connection import Client, RedisConnection
+from broker_config.stores.redis.connection import NodeOfCluster, RedisConnection
+from broker_config.stores.redis.nodes import Client, Node
 from broker_config.stores.redis.server_check import problems
 
 _RETRY = RetryPolicy(seconds=5.0)
@@ -30,23 +31,21 @@ def open_admin(url: str) -> Iterator["RedisAdmin"]:
         def connect(node: str) -> RedisConnection:
             return stack.enter_context(closing(RedisConnection(node, _RETRY)))
 
-        primary = connect(url)
-        replicas = primary.known_replicas()
-        yield RedisAdmin(primary, [connect(node) for node in replicas.urls], replicas.missing)
+        nodes = connect(url).known_nodes()
+        yield RedisAdmin([connect(node.url) for node in nodes.found], nodes.missing)
 
 
 class RedisAdmin:
-    """Redis does not replicate its users: they are set at the primary and at each replica that the Sentinels know."""
+    """Redis does not replicate its users: they are set at each node that the Sentinels or the cluster know."""
 
-    def __init__(
-        self, primary: RedisConnection, replicas: Sequence[RedisConnection], missing: Sequence[str]
-    ) -> None:
-        self._primary, self._nodes = primary, (primary, *replicas)
+    def __init__(self, nodes: Sequence[RedisConnection], missing: Sequence[str]) -> None:
+        """`nodes`: first a primary, whose users and passwords count"""
+        self._nodes = nodes
         self.missing = missing
         """Addresses of replicas that do not answer"""
 
     def users(self) -> frozenset[str]:
-        """Those of the primary. Raises FedILError if a replica does not let this administrator in."""
+        """Raises FedILError if a node does not let this administrator in."""
         names = [node.call(lambda redis: redis.execute_command("ACL", "USERS")) for node in self._nodes]
         return frozenset(name.decode() for name in names[0])
 
@@ -55,7 +54,7 @@ class RedisAdmin:
         for node in self._nodes:
             for name, user in users.items():
                 hashes = [user.password_hash] if user.password_hash else []
-                if not hashes and node is not self._primary:
+                if not hashes and node is not self._nodes[0]:
                     hashes = self._present_hashes(name)
                 # "reset" would also delete the password.
                 password = ["reset", *(f"#{each}" for each in hashes)] if hashes else []
@@ -63,7 +62,7 @@ class RedisAdmin:
                 node.call(methodcaller("execute_command", *command))
 
     def _present_hashes(self, name: str) -> list[str]:
-        facts = self._primary.call(lambda redis: redis.execute_command("ACL", "GETUSER", name))
+        facts = self._nodes[0].call(lambda redis: redis.execute_command("ACL", "GETUSER", name))
         return [found.decode() for found in facts[facts.index(b"passwords") + 1]]
 
     def save_users(self) -> list[str]:
@@ -95,30 +94,28 @@ class RedisReport:
 
 
 def inspect_redis(url: str, own_key: str, foreign_key: str | None) -> Iterator[RedisReport]:
-    """Checks the server as the user in `url`, who must be able to read `own_key` and not `foreign_key`; then each
-    replica that its Sentinels know. Raises FedILError if one does not answer."""
+    """Checks each node as the user in `url`, who must be able to read `own_key` and not `foreign_key`. Raises
+    FedILError if one does not answer."""
     with closing(RedisConnection(url, _RETRY)) as connection:
-        yield _inspect(url, connection, own_key, foreign_key)
-        if not connection.follows_failovers:
-            return
-        replicas = connection.known_replicas()
-    for node in replicas.urls:
-        with closing(RedisConnection(node, _RETRY)) as connection:
-            yield _inspect(node, connection, own_key, foreign_key, is_replica=True)
-    if replicas.missing:
-        raise FedILError(f"Redis at {', '.join(replicas.missing)}, a replica, does not answer: start it")
-    if not replicas.urls:
-        raise FedILError(f"Redis at {connection.endpoint} has no replica that could take over: start one")
+        nodes, in_cluster = connection.known_nodes(), connection.is_cluster
+    for node in nodes.found:
+        with closing(RedisConnection(node.url, _RETRY)) as connection:
+            yield _inspect(node, connection, own_key, foreign_key, in_cluster)
+    if nodes.missing:
+        raise FedILError(f"Redis at {', '.join(nodes.missing)}, a replica, does not answer: start it")
 
 
 def _inspect(
-    url: str, connection: RedisConnection, own_key: str, foreign_key: str | None, is_replica: bool = False
+    node: Node, connection: RedisConnection, own_key: str, foreign_key: str | None, in_cluster: bool
 ) -> RedisReport:
     info: dict[str, Any] = connection.call(lambda redis: redis.info())
-    wrong = [f"it {problem.text}" for problem in problems(info, is_replica)]
+    found = problems(info, is_replica=node.is_replica, in_cluster=in_cluster)
+    wrong = [f"it {problem.text}" for problem in found]
+    if node.lacks_replica:
+        wrong.append("it has no replica that could take over: start one")
     forgets, may_forget = _forgotten_users(connection, info)
-    wrong += [*forgets, *_wrong_permissions(connection, own_key, foreign_key, is_replica)]
-    return RedisReport(connection.endpoint, _product(info), tuple(wrong), tuple(may_forget), url)
+    wrong += [*forgets, *_wrong_permissions(connection, own_key, foreign_key, node.is_replica)]
+    return RedisReport(connection.endpoint, _product(info), tuple(wrong), tuple(may_forget), node.url)
 
 
 def accepts_anonymous(url: str) -> bool:
@@ -175,6 +172,8 @@ def _wrong_permissions(
 def _refusal(connection: RedisConnection, command: Callable[[Client], object]) -> str | None:
     try:
         connection.call(command)
+    except NodeOfCluster:
+        return None  # another node has the key: permissions are looked at first
     except BrokerRefused as error:
         return str(error)
     return None

@@ -7,8 +7,9 @@ from typing import Any
 
 from broker_config.protocol.errors import MessageRejected
 from broker_config.protocol.schema import bad_field, check_run
-from broker_config.stores.redis.connection import Client, RedisConnection, UnexpectedValue
+from broker_config.stores.redis.connection import RedisConnection, UnexpectedValue
 from broker_config.stores.redis.keys import board_key, notice_key
+from broker_config.stores.redis.nodes import Client
 
 MAX_NAME_LENGTH = 200
 MAX_FACTS_BYTES = 1 << 16
@@ -41,7 +42,7 @@ class RedisBoard:
                 pipeline.zremrangebyscore(board, "-inf", now_ms)
                 pipeline.execute()
 
-        self._connection.call(write)
+        self._connection.call(write, board)
 
     def withdraw(self, topic: str, name: str) -> None:
         board, notice = board_key(check_run("topic", topic)), notice_key(topic, _check_name(name))
@@ -52,16 +53,16 @@ class RedisBoard:
                 pipeline.zrem(board, name)
                 pipeline.execute()
 
-        self._connection.call(remove)
+        self._connection.call(remove, board)
 
     def notices(self, topic: str) -> dict[str, dict[str, Any]]:
         board = board_key(check_run("topic", topic))
         try:
-            names = self._connection.call(lambda redis: _read_names(redis, board))
+            names = self._connection.call(lambda redis: _read_names(redis, board), board)
         except UnexpectedValue:
             return {}
         keys = {name: notice_key(topic, name) for name in names}
-        bodies = self._connection.call(lambda redis: _read_bodies(redis, keys))
+        bodies = self._connection.call(lambda redis: _read_bodies(redis, keys), board)
         found = {name: _facts_from_json(body) for name, body in bodies.items()}
         return {name: facts for name, facts in sorted(found.items()) if facts is not None}
 

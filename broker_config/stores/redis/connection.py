@@ -1,26 +1,19 @@
 """A connection to Redis that repeats commands while Redis is unavailable and translates redis-py's errors."""
 
-import inspect
 import ssl
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-import redis
 from redis import exceptions
-from redis.backoff import NoBackoff
-from redis.connection import AbstractConnection
-from redis.retry import Retry
 
 from broker_config.process.retry import Retrier, RetriesExhausted, RetryPolicy
 from broker_config.protocol.errors import AddressWrong, BrokerRefused, BrokerUnavailable, FedILError
-from broker_config.stores.redis import sentinel
-from broker_config.stores.redis.sentinel import SentinelAddress, is_sentinel_url, parse_sentinel_url
+from broker_config.stores.redis import cluster, sentinel
+from broker_config.stores.redis.nodes import Client, KnownNodes, Nodes, OneNode, node_client
 
 _T = TypeVar("_T")
-Client = Any
-"""redis.Redis; its annotations differ from version to version, so it is not typed."""
-
 _UNREACHABLE = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.ReadOnlyError, OSError)
 """Includes a Redis that is loading its data (redis-py derives that from ConnectionError) and a primary that has just
 become a replica: its name will soon resolve to the new primary."""
@@ -29,15 +22,29 @@ _WRONG_CREDENTIALS = (
     exceptions.AuthenticationWrongNumberOfArgsError,
     exceptions.AuthorizationError,
 )
+_IN_PIPELINE = "of pipeline caused error: "
+"""Where redis-py puts the command of a pipeline before the text of its error"""
 _REPLICAS = "replicas"
 """Our own option in a URL"""
-_CLUSTER_NODE = (exceptions.MovedError, exceptions.AskError, exceptions.ClusterError)
+_ANSWERS_OF_CLUSTERS: dict[str, type[Exception]] = {
+    "MOVED": exceptions.MovedError,
+    "ASK": exceptions.AskError,
+    "TRYAGAIN": exceptions.TryAgainError,
+    "CLUSTERDOWN": exceptions.ClusterDownError,
+}
+_OF_CLUSTERS = tuple(_ANSWERS_OF_CLUSTERS.values())
+"""A slot that has moved, is being moved or has no node"""
 _MAX_CONFLICTS = 1000
 """Concurrent transactions cause a few; more are an attack."""
+NAME_THE_CLUSTER = "write redis+cluster://user:password@host1:6379,host2:6379/ in the store's URL"
 
 
 class UnexpectedValue(FedILError):
     """A key holds a value that FedIL did not write there."""
+
+
+class NodeOfCluster(BrokerRefused):
+    """The address names a node of a cluster as if it were a single Redis."""
 
 
 class _Unreachable(BrokerUnavailable):
@@ -49,14 +56,11 @@ class RedisConnection:
         """Connects at the first call. `url` may carry redis-py's own options (socket_timeout, ssl_ca_certs, …) and
         `replicas`: how many of them must have a write before it counts as done."""
         url, self.replicas = _take_replicas(url)
-        self._sentinels = parse_sentinel_url(url) if is_sentinel_url(url) else None
-        self._client = _client_for(url, self._sentinels)
-        options = self._client.connection_pool.connection_kwargs
-        self.endpoint = (
-            str(self._sentinels or "") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
-        )
-        self._user = options.get("username") or "default"
-        self._has_password = bool(options.get("password"))
+        self._nodes = _open_nodes(url)
+        self.endpoint = self._nodes.endpoint
+        self.replaces_primaries, self.is_cluster = self._nodes.replaces_primaries, self._nodes.is_cluster
+        self._user = self._nodes.options.get("username") or "default"
+        self._has_password = bool(self._nodes.options.get("password"))
         self._uses_tls = url.startswith("rediss")
         self._retrier = Retrier(f"Redis at {self.endpoint}", retry or RetryPolicy(seconds=10.0))
 
@@ -64,10 +68,48 @@ class RedisConnection:
     def outage_seconds(self) -> float:
         return self._retrier.outage_seconds
 
-    def call(self, command: Callable[[Client], _T]) -> _T:
-        """Repeats `command` while Redis is unavailable. It must be idempotent: its reply may have been lost."""
+    def call(self, command: Callable[[Client], _T], key: str | None = None) -> _T:
+        """Repeats `command` while Redis is unavailable. It must be idempotent: its reply may have been lost. In a
+        cluster it gets the node that has `key`: its other keys must have the same hash tag."""
+
+        def attempt() -> _T:
+            with self._translated():
+                ((endpoint, client),) = self._nodes.keeping(key).items()
+            return self._at(endpoint, client, command)
+
+        return self._repeat(attempt)
+
+    def call_each(self, command: Callable[[Client], _T]) -> dict[str, _T]:
+        """At each primary, by its address"""
+
+        def attempt() -> dict[str, _T]:
+            with self._translated():
+                nodes = self._nodes.primaries()
+            return {endpoint: self._at(endpoint, client, command) for endpoint, client in nodes.items()}
+
+        return self._repeat(attempt)
+
+    def endpoint_of(self, key: str) -> str:
+        """The node that has `key`, as far as it is known now: for messages"""
         try:
-            return self._retrier.call(lambda: self._attempt(command))
+            return next(iter(self._nodes.keeping(key)))
+        except (exceptions.RedisError, OSError):
+            return self.endpoint
+
+    def known_nodes(self) -> KnownNodes:
+        def attempt() -> KnownNodes:
+            with self._translated():
+                return self._nodes.known()
+
+        return self._repeat(attempt)
+
+    def close(self) -> None:
+        self._retrier.close()
+        self._nodes.close()
+
+    def _repeat(self, attempt: Callable[[], _T]) -> _T:
+        try:
+            return self._retrier.call(attempt)
         except RetriesExhausted as exhausted:
             if not isinstance(exhausted.__cause__, _Unreachable):
                 raise
@@ -75,38 +117,29 @@ class RedisConnection:
             hint = "speaks TLS and accepts ssl_certfile" if self._uses_tls else "needs no TLS (rediss://)"
             raise RetriesExhausted(f"{exhausted}: see that it runs and {hint}, then try again") from exhausted
 
-    @property
-    def follows_failovers(self) -> bool:
-        return self._sentinels is not None
+    def _at(self, endpoint: str, client: Client, command: Callable[[Client], _T]) -> _T:
+        with self._translated(endpoint):
+            for _ in range(_MAX_CONFLICTS):
+                try:
+                    return command(client)
+                except exceptions.WatchError as raised:
+                    # After a conflict the next attempt reads the changed value.
+                    if _underlying(raised) is not raised:
+                        raise
+        raise UnexpectedValue(f"Redis at {endpoint}: {_MAX_CONFLICTS} transactions in a row had conflicts")
 
-    def known_replicas(self) -> sentinel.Replicas:
-        """As the Sentinels tell; none without Sentinels."""
-        address = self._sentinels
-        if address is None:
-            return sentinel.Replicas((), ())
-        return self.call(lambda _: sentinel.replicas(address, _common_options()))
+    @contextmanager
+    def _translated(self, endpoint: str | None = None) -> Iterator[None]:
+        try:
+            yield
+        except (exceptions.RedisError, OSError) as raised:
+            translated = self._translate(_underlying(raised), f"Redis at {endpoint or self.endpoint}")
+            if isinstance(translated, BrokerUnavailable):
+                self._nodes.look_again()
+            raise translated from raised
 
-    def close(self) -> None:
-        self._retrier.close()
-        self._client.close()
-        if self._sentinels is not None:
-            self._client.connection_pool.sentinel_manager.close()
-
-    def _attempt(self, command: Callable[[Client], _T]) -> _T:
-        for _ in range(_MAX_CONFLICTS):
-            try:
-                return command(self._client)
-            except (exceptions.RedisError, OSError) as raised:
-                error = _underlying(raised)
-                # After a conflict the next attempt reads the changed value.
-                if not isinstance(error, exceptions.WatchError):
-                    raise self._translate(error) from raised
-        raise UnexpectedValue(
-            f"Redis at {self.endpoint}: {_MAX_CONFLICTS} transactions in a row had conflicts"
-        )
-
-    def _translate(self, error: Exception) -> FedILError:
-        where, text = f"Redis at {self.endpoint}", str(error)
+    def _translate(self, error: Exception, where: str) -> FedILError:
+        text = str(error)
         if isinstance(error, _WRONG_CREDENTIALS):
             if not self._has_password:
                 return BrokerRefused(f"{where} wants a password: put it into the store's URL")
@@ -126,21 +159,28 @@ class RedisConnection:
             )
         if isinstance(error, sentinel.SentinelRefuses):
             return BrokerRefused(f"{where}: {text}")
-        if isinstance(error, _CLUSTER_NODE):
-            return BrokerRefused(f"{where} is one node of a cluster: FedIL needs a single primary")
+        if isinstance(error, _OF_CLUSTERS) and not self.is_cluster:
+            return NodeOfCluster(f"{where} is one node of a cluster: {NAME_THE_CLUSTER}")
+        if "cluster support disabled" in text or "Cluster mode is not enabled" in text:
+            return BrokerRefused(f"{where} is in no cluster: write redis:// in the store's URL")
         if isinstance(error, exceptions.OutOfMemoryError):
             return BrokerUnavailable(
                 f"{where} is full: raise maxmemory, or delete keys of old runs. Nothing committed is lost"
             )
-        brief = f"{text.rstrip('.'):.200}"
+        brief = f"{text.rpartition(_IN_PIPELINE)[2].rstrip('.'):.200}"
         if "MISCONF " in text:
             return BrokerUnavailable(f"{where} cannot write to its disk: free space ({brief})")
         if "NOREPLICAS " in text:
             return BrokerUnavailable(f"{where} has fewer replicas than its min-replicas-to-write: start them")
+        if isinstance(error, exceptions.AskError):  # also MovedError
+            moves = "has moved" if isinstance(error, exceptions.MovedError) else "is being moved"
+            return BrokerUnavailable(f"{where}: slot {error.slot_id} {moves} to {error.host}:{error.port}")
+        if isinstance(error, _OF_CLUSTERS):
+            return BrokerUnavailable(
+                f"{where} is down or has slots without a node ({brief}): see that its nodes run, and what redis-cli "
+                "--cluster check says"
+            )
         if isinstance(error, _UNREACHABLE) or text.startswith("BUSY "):
-            if isinstance(error, exceptions.ReadOnlyError):
-                # A new connection may reach the new primary; the open ones stay with this one.
-                self._client.connection_pool.disconnect(inuse_connections=False)
             return _Unreachable(f"{where} is away ({brief})")
         if "WRONGTYPE" in text:
             return UnexpectedValue(f"{where}: {text:.200}")
@@ -160,14 +200,14 @@ def _take_replicas(url: str) -> tuple[str, int]:
     return parts._replace(query=others).geturl(), int(values[0])
 
 
-def _client_for(url: str, sentinels: SentinelAddress | None) -> Client:
+def _open_nodes(url: str) -> Nodes:
+    kind = urlsplit(url).scheme
     try:
-        client: Client = (
-            redis.Redis.from_url(url, **_common_options())
-            if sentinels is None
-            else sentinel.sentinel_client(sentinels, _common_options())
-        )
-        client.connection_pool.make_connection()
+        if kind.endswith(cluster.SUFFIX):
+            return cluster.ClusterNodes(url)
+        if kind.endswith(sentinel.SUFFIX):
+            return sentinel.NodesBehindSentinels(url)
+        return OneNode(url, node_client(url))
     except (ValueError, TypeError) as error:
         # Other ValueErrors may quote a part of a password that contains a "/".
         is_harmless = isinstance(error, TypeError) or "Invalid value for" in str(error)
@@ -176,33 +216,16 @@ def _client_for(url: str, sentinels: SentinelAddress | None) -> Client:
             f"the store's URL cannot be read{cause}: write redis://user:password@host:6379/0, or rediss:// "
             "for TLS, with %2F for a / in the password"
         ) from None
-    return client
-
-
-def _no_client_info() -> dict[str, Any]:
-    """Keeps redis-py from sending CLIENT SETINFO, which our ACL denies: from 7.2 on Redis would log every connection
-    as a violation. Newer versions of redis-py have `driver_info` instead of the other two."""
-    known = inspect.signature(AbstractConnection.__init__).parameters
-    return dict.fromkeys(["driver_info"] if "driver_info" in known else ["lib_name", "lib_version"])
-
-
-def _common_options() -> dict[str, Any]:
-    return {
-        # Replies have the same shape in all versions of redis-py, and old servers understand it.
-        "protocol": 2,
-        "socket_timeout": 20.0,
-        "socket_connect_timeout": 5.0,
-        "socket_keepalive": True,
-        # Our retries have a deadline, report what they wait for and can be stopped.
-        "retry": Retry(NoBackoff(), 0),
-        **_no_client_info(),
-    }
 
 
 def _underlying(error: Exception) -> Exception:
-    """redis-py raises WatchError also for a connection that was lost during a transaction."""
+    """redis-py raises WatchError also for a connection that was lost during a transaction, and up to version 5
+    ResponseError for what nodes of clusters answer."""
     if isinstance(error, exceptions.WatchError) and isinstance(error.__context__, _UNREACHABLE):
         return error.__context__
+    answer, _, details = str(error).rpartition(_IN_PIPELINE)[2].partition(" ")
+    if isinstance(error, exceptions.ResponseError) and answer in _ANSWERS_OF_CLUSTERS:
+        return _ANSWERS_OF_CLUSTERS[answer](details)
     return error
 
 

@@ -2,9 +2,8 @@
 
     fedil:{<site>/<run>}:ledger:<client>   hash: opened, first, kept, and each kept ledger under its activation
     fedil:{<site>/<run>}:clients           set: the clients that have such a hash
-    fedil:run:{<run>}                      string: the run's mark, "begun" or the server's count, which only the
-                                           server may write or delete
-    fedil:confirmed                        string: what the server writes to learn that replicas have its earlier writes
+    fedil:run:{<site>/<run>}               hash: the mark of the run where these ledgers are, with the server's count;
+                                           only the server may write or delete it
     fedil:board:{<topic>}                  sorted set: names of notices by the millisecond at which they expire
     fedil:board:{<topic>}:<name>           string with a TTL: the facts of a notice as JSON
 
@@ -15,14 +14,12 @@ ACL pattern covers all of its runs.
 from broker_config.brokers.topology import workers_topic
 
 _COMMANDS_OF_SITES = (
+    *("command", "cluster|slots", "cluster|nodes"),  # to find the node of a key; redis-py asks for the first
     *("ping", "info", "time", "select", "watch", "unwatch", "multi", "exec", "wait"),
     *("hstrlen", "hmget", "hset", "hdel", "sadd"),
     *("set", "del", "strlen", "getrange", "zadd", "zrem", "zrange", "zremrangebyscore", "memory|usage"),
 )
 _COMMANDS_OF_SERVER = (*_COMMANDS_OF_SITES, "smembers", "scard", "scan")
-
-
-CONFIRMED_KEY = "fedil:confirmed"
 
 
 def ledger_key(site: str, run: str, client: int) -> str:
@@ -33,24 +30,19 @@ def clients_key(site: str, run: str) -> str:
     return f"fedil:{{{site}/{run}}}:clients"
 
 
-def run_key(run: str) -> str:
-    """Matches no ACL pattern of a site."""
-    return f"fedil:run:{{{run}}}"
+def mark_key(site: str, run: str) -> str:
+    """Beside the ledgers, on whichever node they are, and matched by no ACL pattern of a site."""
+    return f"fedil:run:{{{site}/{run}}}"
 
 
-def site_in(clients_key: str) -> str:
-    """The site in a name made by `clients_key`."""
-    return clients_key.partition("{")[2].partition("/")[0]
+def site_in(key: str) -> str:
+    """The site in a name made by `clients_key` or `mark_key`"""
+    return key.partition("{")[2].partition("/")[0]
 
 
-def run_in(clients_key: str) -> str:
-    """The run in a name made by `clients_key`."""
-    return clients_key.partition("/")[2].partition("}")[0]
-
-
-def marked_run_in(run_key: str) -> str:
-    """The run in a name made by `run_key`."""
-    return run_key.partition("{")[2].partition("}")[0]
+def run_in(key: str) -> str:
+    """The run in a name made by `clients_key` or `mark_key`"""
+    return key.partition("/")[2].partition("}")[0]
 
 
 def board_key(topic: str) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from redis import exceptions
 
 from broker_config.protocol.errors import BrokerUnavailable
-from broker_config.stores.redis.connection import Client
+from broker_config.stores.redis.nodes import Client
 
 _WAIT_MS = 1000
 _MAX_LAG_SECONDS = 10

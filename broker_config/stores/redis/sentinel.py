@@ -1,4 +1,4 @@
-"""Redis behind Sentinels: its address, and a client that follows the primary.
+"""Redis behind Sentinels: a client that follows the primary.
 
     redis+sentinel://user:password@host1:26379,host2:26379/service/0?sentinel_username=…&sentinel_password=…
 
@@ -6,124 +6,71 @@
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from redis import exceptions
-from redis.connection import SSLConnection, parse_url
 from redis.sentinel import MasterNotFoundError, Sentinel
 
-from broker_config.protocol.errors import AddressWrong
+from broker_config.stores.redis.address import name_of, parse_address, wrong_address
+from broker_config.stores.redis.nodes import KnownNodes, Node, OneNode, common_options
 
-_SUFFIX = "+sentinel"
+SUFFIX = "+sentinel"
 _USUAL_PORT = 26379
-_HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+)(?::(\d{1,5}))?")
+_EXAMPLE = f"host1:{_USUAL_PORT},host2:{_USUAL_PORT}/service/0"
 _SERVICE = re.compile(r"[\w.-]+", re.ASCII)
 _LOGIN = {"sentinel_username": "username", "sentinel_password": "password"}
-_CONNECT_SECONDS, _ANSWER_SECONDS = 1.0, 2.0
-"""Of one Sentinel; the next is asked then."""
+PATIENCE = {"socket_connect_timeout": 1.0, "socket_timeout": 2.0}
+"""With one that tells where others are; the next is asked then."""
 
 
 class SentinelRefuses(exceptions.RedisError):
     """Asking again does not help."""
 
 
-@dataclass(frozen=True)
-class SentinelAddress:
-    sentinels: tuple[tuple[str, int], ...]
-    service: str
-    database: str
-    scheme: str
-    """Of one node: redis or rediss"""
-    login: str
-    """`user:password@`, quoted, or nothing"""
-    query: str
-    """Options for a node"""
-    sentinel_login: Mapping[str, str]
+class NodesBehindSentinels(OneNode):
+    """The client's new connections go to the primary of the moment."""
 
-    def __str__(self) -> str:
-        return f"{self.service} (Sentinel {','.join(_place(*each) for each in self.sentinels)})"
+    replaces_primaries = True
 
-    def node_url(self, host: str, port: int) -> str:
-        where = f"{self.login}{_place(host, port)}"
-        return urlunsplit((self.scheme, where, f"/{self.database}", self.query, ""))
+    def __init__(self, url: str) -> None:
+        address = parse_address(url, _USUAL_PORT, "Sentinels", _EXAMPLE)
+        service, _, database = address.path.partition("/")
+        if not _SERVICE.fullmatch(service):
+            raise wrong_address(url, "names no service of the Sentinels", _EXAMPLE)
+        if database and not database.isdecimal():
+            raise wrong_address(url, "has a database that is no number", _EXAMPLE)
+        login = {_LOGIN[name]: value for name, value in address.options.items() if name in _LOGIN}
+        others = {name: value for name, value in address.options.items() if name not in _LOGIN}
+        self._address, self._service = replace(address, options=others), service
+        self._database = database or "0"
+        options = self._address.node_options(common_options(), self._database)
+        tls = {name: value for name, value in options.items() if name.startswith("ssl")}
+        make: Any = _Sentinels  # redis-py's annotations differ from version to version
+        self._sentinels = make(
+            address.places, sentinel_kwargs={**common_options(), **PATIENCE, **tls, **login}
+        )
+        client = self._sentinels.master_for(service, **options)
+        client.connection_pool.make_connection()
+        super().__init__(url, client, f"{service} (Sentinel {address})")
 
+    def known(self) -> KnownNodes:
+        states = self._sentinels.ask(self._service, lambda one: one.sentinel_slaves(self._service))
+        places = [(state["ip"], state["port"], state["is_sdown"]) for state in states]
+        replicas = [
+            Node(self._address.node_url(host, port, self._database), is_replica=True)
+            for host, port, is_down in places
+            if not is_down
+        ]
+        primary = Node(self._url, lacks_replica=not replicas)
+        return KnownNodes(
+            [primary, *replicas], [name_of(host, port) for host, port, is_down in places if is_down]
+        )
 
-def is_sentinel_url(url: str) -> bool:
-    return urlsplit(url).scheme.endswith(_SUFFIX)
-
-
-def parse_sentinel_url(url: str) -> SentinelAddress:
-    """Raises AddressWrong, without the URL: it may contain a password."""
-    parts = urlsplit(url)
-    login, at, hosts = parts.netloc.rpartition("@")
-    found = [_HOST.fullmatch(host) for host in hosts.split(",")]
-    sentinels = tuple((host[1].strip("[]"), int(host[2] or _USUAL_PORT)) for host in found if host)
-    service, _, database = parts.path.removeprefix("/").partition("/")
-    options = parse_qsl(parts.query, keep_blank_values=True)
-    for wrong, what in (
-        (len(sentinels) < len(found), "has no list of hosts of Sentinels"),
-        (not _SERVICE.fullmatch(service), "names no service of the Sentinels"),
-        (database and not database.isdecimal(), "has a database that is no number"),
-    ):
-        if wrong:
-            raise AddressWrong(
-                f"the store's URL {what}: write {parts.scheme}://user:password@host1:{_USUAL_PORT},"
-                f"host2:{_USUAL_PORT}/service/0, with %2F for a / in the password"
-            )
-    return SentinelAddress(
-        sentinels=sentinels,
-        service=service,
-        database=database or "0",
-        scheme=parts.scheme.removesuffix(_SUFFIX),
-        login=login + at,
-        query=urlencode([(name, value) for name, value in options if name not in _LOGIN]),
-        sentinel_login={_LOGIN[name]: value for name, value in options if name in _LOGIN},
-    )
-
-
-def sentinel_client(address: SentinelAddress, common: Mapping[str, Any]) -> Any:
-    """A redis.Redis whose new connections go to the primary of the moment. `common`: options of all connections."""
-    sentinels, node = _sentinels(address, common)
-    return sentinels.master_for(address.service, **node)
-
-
-@dataclass(frozen=True)
-class Replicas:
-    urls: Sequence[str]
-    missing: Sequence[str]
-    """Addresses of replicas that do not answer"""
-
-
-def replicas(address: SentinelAddress, common: Mapping[str, Any]) -> Replicas:
-    """Raises redis-py's errors."""
-    sentinels = _sentinels(address, common)[0]
-    try:
-        states = sentinels.ask(address.service, lambda one: one.sentinel_slaves(address.service))
-    finally:
-        sentinels.close()
-    places = [(state["ip"], state["port"], state["is_sdown"]) for state in states]
-    return Replicas(
-        [address.node_url(host, port) for host, port, is_down in places if not is_down],
-        [_place(host, port) for host, port, is_down in places if is_down],
-    )
-
-
-def _sentinels(address: SentinelAddress, common: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """With the options of connections to Redis itself"""
-    # redis-py's annotations differ from version to version.
-    parse_options: Any = parse_url
-    make: Any = _Sentinels
-    node = {**common, **parse_options(address.node_url(*address.sentinels[0]))}
-    del node["host"], node["port"]
-    if node.pop("connection_class", None) is SSLConnection:
-        node["ssl"] = True
-    of_sentinels = {name: value for name, value in node.items() if name.startswith("ssl")}
-    patience = {"socket_timeout": _ANSWER_SECONDS, "socket_connect_timeout": _CONNECT_SECONDS}
-    kwargs = {**common, **patience, **of_sentinels, **address.sentinel_login}
-    return make(address.sentinels, sentinel_kwargs=kwargs), node
+    def close(self) -> None:
+        super().close()
+        self._sentinels.close()
 
 
 class _Sentinels(Sentinel):
@@ -167,7 +114,3 @@ class _Sentinels(Sentinel):
     def close(self) -> None:
         for sentinel in self.sentinels:
             sentinel.close()
-
-
-def _place(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

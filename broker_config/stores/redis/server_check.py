@@ -8,7 +8,8 @@ from typing import Any
 from redis import exceptions
 
 from broker_config.protocol.errors import BrokerRefused
-from broker_config.stores.redis.connection import Client, RedisConnection
+from broker_config.stores.redis.connection import NAME_THE_CLUSTER, RedisConnection
+from broker_config.stores.redis.nodes import Client
 
 _log = logging.getLogger(__name__)
 MIN_VERSION = "7.0"
@@ -29,27 +30,31 @@ def check_server(connection: RedisConnection) -> None:
     def read_info(redis: Client) -> dict[str, Any]:
         redis.ping()  # unlike INFO, refused while Redis is loading its data: so its start is waited for
         info: dict[str, Any] = redis.info()
-        if connection.follows_failovers and info.get("role") == "slave":
+        if connection.replaces_primaries and info.get("role") == "slave":
             raise exceptions.ReadOnlyError("it is a replica, which is being promoted")
         return info
 
-    for problem in sorted(problems(connection.call(read_info)), key=lambda problem: not problem.is_fatal):
-        text = f"Redis at {connection.endpoint} {problem.text}"
-        if problem.is_fatal:
+    found = [
+        (problem.is_fatal, f"Redis at {endpoint} {problem.text}")
+        for endpoint, info in connection.call_each(read_info).items()
+        for problem in problems(info, in_cluster=connection.is_cluster)
+    ]
+    for is_fatal, text in sorted(found, key=lambda each: not each[0]):
+        if is_fatal:
             raise BrokerRefused(text)
         _log.warning("%s", text)
 
 
-def problems(info: Mapping[str, Any], is_replica: bool = False) -> Iterator[Problem]:
-    """`is_replica`: it is meant to be one."""
+def problems(
+    info: Mapping[str, Any], *, is_replica: bool = False, in_cluster: bool = False
+) -> Iterator[Problem]:
+    """`is_replica`, `in_cluster`: it is meant to be one, and in one."""
     if _version(info["redis_version"]) < _version(MIN_VERSION):
         yield Problem(
             f"is version {info['redis_version']}, and may lose ledgers when it restarts: use {MIN_VERSION} or later"
         )
-    if info.get("cluster_enabled"):
-        yield Problem(
-            "is a node of a cluster: FedIL needs a single primary (cluster-enabled no)", is_fatal=True
-        )
+    if info.get("cluster_enabled") and not in_cluster:
+        yield Problem(f"is a node of a cluster: {NAME_THE_CLUSTER}", is_fatal=True)
     if is_replica and info.get("master_link_status") == "down":
         yield Problem(
             "has lost its primary and falls behind: see that it can connect and log in (masterauth)"

@@ -8,8 +8,10 @@ Redis replays its append-only file it skips transactions for which its user `def
 (redis/redis#14541), and operators who disable that user usually leave it without permissions.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from typing import Any
 
 from broker_config.brokers.topology import DEFAULT_SITE
@@ -17,11 +19,12 @@ from broker_config.process.retry import RetryPolicy
 from broker_config.protocol.buffers import check_size
 from broker_config.protocol.errors import BrokerRefused, LedgerMissing
 from broker_config.protocol.schema import MAX_COUNT, check_count, check_run
-from broker_config.stores.batches import in_batches
+from broker_config.stores.batches import CLIENTS_AT_ONCE, in_batches
 from broker_config.stores.record import LedgerRecord
 from broker_config.stores.redis.board import RedisBoard
-from broker_config.stores.redis.connection import Client, RedisConnection, UnexpectedValue
-from broker_config.stores.redis.keys import CONFIRMED_KEY, clients_key, ledger_key, run_key, site_in
+from broker_config.stores.redis.connection import RedisConnection, UnexpectedValue
+from broker_config.stores.redis.keys import clients_key, ledger_key, mark_key, site_in
+from broker_config.stores.redis.nodes import Client
 from broker_config.stores.redis.replication import confirm
 from broker_config.stores.redis.server_check import check_server
 
@@ -32,8 +35,8 @@ _MAX_RECORD_BYTES = 64
 _MAX_CLIENTS_BYTES = 64 << 20
 """Size in Redis of a client list that is read; a client takes about 70 bytes."""
 _RECORD_FIELDS = ("opened", "first", "kept")
-_CONFIRMED = "confirmed"
-"""A field that is never read; see replication.py."""
+_COUNT, _CONFIRMED = "count", "confirmed"
+"""Fields of a mark. The second, of ledgers too, is never read; see replication.py."""
 
 
 class RedisStore:
@@ -60,53 +63,50 @@ class RedisStore:
         """Raises BrokerRefused if this Redis, or this user's permissions in it, cannot keep ledgers."""
         check_server(self._connection)
 
-    def begin(self, run: str) -> None:
-        key = run_key(check_run("run", run))
+    def begin(self, run: str, site: str) -> None:
+        key = _mark_key(run, site)
 
         def write(redis: Client) -> None:
-            redis.set(key, "begun")
+            redis.hset(key, _COUNT, 0)
             self.server_id = redis.info("replication")["master_replid"]
-            self._confirm_mark(redis)
+            self._confirm(redis, key)
 
-        self._connection.call(write)
+        self._connection.call(write, key)
 
-    def count(self, run: str, counted: int) -> int:
-        key = run_key(check_run("run", run))
+    def count(self, run: str, site: str, counted: int) -> int:
+        key = _mark_key(run, site)
 
         def transact(redis: Client) -> int:
             # On one connection: no failover between looking and writing.
             with redis.pipeline() as transaction:
                 transaction.watch(key)
-                mark = transaction.getrange(key, 0, _MAX_RECORD_BYTES)
-                now = int(mark) if mark.isdigit() else 0
-                if not mark:
+                (mark,) = transaction.hmget(key, _COUNT)
+                where = f"Redis at {self._connection.endpoint_of(key)}"
+                if mark is None:
                     raise LedgerMissing(
-                        f"Redis at {self._connection.endpoint} has lost all that it kept of run {run!r}: it was "
-                        "emptied, runs without persistence or is another one. Restore its append-only file, or start "
-                        "a new run"
+                        f"{where} has lost all that it kept of run {run!r}, site {site}: it was emptied, runs without "
+                        "persistence or is another one. Restore its append-only file, or start a new run"
                     )
+                now = int(mark)
                 if now < counted:
                     raise LedgerMissing(
-                        f"Redis at {self._connection.endpoint} has gone back to an earlier state of run {run!r} (its "
-                        f"count is {now}, the server's {counted}), as in a failover to a replica that was behind: "
-                        "restore its append-only file, or start a new run"
+                        f"{where} has gone back to an earlier state of run {run!r}, site {site} (its count is {now}, "
+                        f"the server's {counted}), as in a failover to a replica that was behind: restore its "
+                        "append-only file, or start a new run"
                     )
                 server_id = transaction.info("replication")["master_replid"]
                 transaction.multi()
-                transaction.set(key, now + 1)
+                transaction.hset(key, _COUNT, now + 1)
                 transaction.execute()
             self.server_id = server_id
-            self._confirm_mark(redis)
+            self._confirm(redis, key)
             return now + 1
 
-        return self._connection.call(transact)
+        return self._connection.call(transact, key)
 
-    def _confirm_mark(self, redis: Client) -> None:
-        # Not by the mark itself: a packet that a broken connection delivers late would set it back.
-        self._confirm(redis, lambda again: again.set(CONFIRMED_KEY, 1))
-
-    def _confirm(self, redis: Client, write: Callable[[Client], object]) -> None:
-        confirm(redis, self._connection.replicas, write)
+    def _confirm(self, redis: Client, key: str) -> None:
+        # By a field of its own: a packet that a broken connection delivers late would set a count or a record back.
+        confirm(redis, self._connection.replicas, lambda again: again.hset(key, _CONFIRMED, 1))
 
     def open_activation(self, run: str, client: int, activation: int) -> None:
         check_count("activation", activation)
@@ -119,7 +119,7 @@ class RedisStore:
         ledger = None if generation is None else self._read_ledgers({key: generation})[0]
         if (generation or 0) < at_least or (generation is not None and ledger is None):
             raise LedgerMissing(
-                f"Redis at {self._connection.endpoint} has lost the ledger of run {run!r}, client {client}, "
+                f"Redis at {self._connection.endpoint_of(key)} has lost the ledger of run {run!r}, client {client}, "
                 f"activation {max(generation or 0, at_least)}: it runs without persistence or was restored from an "
                 "older copy. Restore its append-only file, or start a new run"
             )
@@ -136,13 +136,13 @@ class RedisStore:
         if clients is None:
             clients = self.clients(run)
         newest: dict[int, tuple[int, bytes]] = {}
-        for batch in in_batches(clients):
+        for batch in self._batches(clients, CLIENTS_AT_ONCE):
             newest |= self._latest_of(run, batch)
         return newest
 
     def ledgers(self, run: str, activations: Mapping[int, int]) -> dict[int, bytes]:
         found: dict[int, bytes] = {}
-        for batch in in_batches(list(activations), _LEDGERS_PER_BATCH):
+        for batch in self._batches(list(activations), _LEDGERS_PER_BATCH):
             keys = {
                 self._ledger_key(run, client): check_count("activation", activations[client])
                 for client in batch
@@ -160,7 +160,7 @@ class RedisStore:
             # A site may create other names that match the pattern.
             return {site_in(key) for key in keys if key == clients_key(site_in(key), run)}
 
-        return sorted(self._connection.call(scan))
+        return sorted(set().union(*self._connection.call_each(scan).values()))
 
     def clients(self, run: str) -> list[int]:
         """Clients with a ledger at the site that owns them."""
@@ -169,21 +169,24 @@ class RedisStore:
     def record(self, run: str, client: int) -> LedgerRecord:
         key = self._ledger_key(run, client)
         with _as_ledger_missing(key):
-            return self._connection.call(lambda redis: _read_records(redis, [key]))[0]
+            return self._connection.call(lambda redis: _read_records(redis, [key]), key)[0]
 
     def health(self) -> Mapping[str, float]:
         """Needs no more permissions than `check`."""
         try:
-            info: dict[str, Any] = self._connection.call(lambda redis: redis.info())
+            nodes: dict[str, dict[str, Any]] = self._connection.call_each(lambda redis: redis.info())
         except BrokerRefused:
             return {}
-        databases = [facts for facts in info.values() if isinstance(facts, dict) and "keys" in facts]
-        known = {
-            "used_memory_bytes": info.get("used_memory"),
-            "evicted_keys": info.get("evicted_keys"),
-            "keys": sum(facts["keys"] for facts in databases),
-        }
-        return {name: float(value) for name, value in known.items() if value is not None}
+        health = Counter[str]()
+        for info in nodes.values():
+            databases = [facts for facts in info.values() if isinstance(facts, dict) and "keys" in facts]
+            known = {
+                "used_memory_bytes": info.get("used_memory"),
+                "evicted_keys": info.get("evicted_keys"),
+                "keys": sum(facts["keys"] for facts in databases),
+            }
+            health.update({name: value for name, value in known.items() if value is not None})
+        return {name: float(value) for name, value in health.items()}
 
     def close(self) -> None:
         self._connection.close()
@@ -217,16 +220,21 @@ class RedisStore:
             if old := dropped - set(after.kept):
                 redis.hdel(key, *map(str, old))
             # Also if the record stays: it may have been written just now, and not be confirmed yet.
-            self._confirm(redis, lambda again: again.hset(key, _CONFIRMED, 1))
+            self._confirm(redis, key)
             return after != before
 
         with _as_ledger_missing(key):
-            return self._connection.call(transact)
+            return self._connection.call(transact, key)
+
+    def _batches(self, clients: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+        """Of one site each: in a cluster the ledgers of two sites may be at two nodes."""
+        for _, of_site in groupby(clients, self._site_or_none):
+            yield from in_batches(list(of_site), size)
 
     def _latest_of(self, run: str, clients: Sequence[int]) -> dict[int, tuple[int, bytes]]:
         keys = [self._ledger_key(run, client) for client in clients]
         with _as_ledger_missing(_any_of(keys)):
-            records = self._connection.call(lambda redis: _read_records(redis, keys))
+            records = self._connection.call(lambda redis: _read_records(redis, keys), keys[0])
         newest = {
             client: (key, record.kept[-1])
             for client, key, record in zip(clients, keys, records, strict=True)
@@ -247,7 +255,9 @@ class RedisStore:
         """`activations`: ledger key → activation"""
         wanted = [(key, [str(activation)]) for key, activation in activations.items()]
         with _as_ledger_missing(_any_of(list(activations))):
-            values = self._connection.call(lambda redis: _read_fields(redis, wanted, MAX_LEDGER_BYTES))
+            values = self._connection.call(
+                lambda redis: _read_fields(redis, wanted, MAX_LEDGER_BYTES), wanted[0][0]
+            )
         return [ledger for (ledger,) in values]
 
     def _clients_at(self, site: str, run: str) -> list[int]:
@@ -262,7 +272,7 @@ class RedisStore:
             return found
 
         with _as_ledger_missing(key):
-            listed = self._connection.call(members)
+            listed = self._connection.call(members, key)
         clients = {client for member in listed if (client := _client_in(member)) is not None}
         return [client for client in clients if self._site_or_none(client) == site]
 
@@ -279,6 +289,10 @@ class RedisStore:
 
 _Wanted = Sequence[tuple[str, Sequence[str]]]
 """Keys of hashes, with the names of the fields in each"""
+
+
+def _mark_key(run: str, site: str) -> str:
+    return mark_key(check_run("site", site), check_run("run", run))
 
 
 def _owner(run: str, client: int) -> str:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from broker_config.brokers.topology import DEFAULT_SITE
 from broker_config.protocol.errors import FedILError, LedgerMissing
 from broker_config.stores.memory.store import MemoryStore
 from tests.federation import Federation, blobs_recipe
@@ -37,7 +38,7 @@ def test_a_store_restored_from_an_older_copy_while_a_client_trained_is_not_taken
     assert federation.play() is None
     again = Federation(recipe, tmp_path)
     again.store = MemoryStore(tmp_path / "restored")
-    again.store.begin(recipe.name)
+    again.store.begin(recipe.name, DEFAULT_SITE)
     for client in range(3):
         again.store.commit(recipe.name, client, 1, b"of the older copy")
     again.store.commit(recipe.name, 0, 3, b"of the task that was under way")
