@@ -175,6 +175,9 @@ def test_prometheus_and_grafana_read_what_fedil_monitoring_writes(services: dict
     options = parse(words_of(services["monitoring"])[2:])
     assert (options.servers, options.rabbitmq) == (["server:8265"], ["rabbitmq:15692"])
     assert options.prometheus == "http://prometheus:9090"
+    assert options.workers == ["default=workers:8265"]
+    for name in ("worker", "worker-gpu"):
+        assert services[name]["networks"]["default"]["aliases"] == ["workers"]
     written = dict(mount.split(":") for mount in services["monitoring"]["volumes"])
     assert {target.partition("/monitoring/")[2] for target in written.values()} == {
         path.partition("/")[0] for path in monitoring_files(Places())
