@@ -104,7 +104,7 @@ class Cell:
         drop = f"setpriv --reuid {self.user} --regid {self.user} --clear-groups --bounding-set=-all --no-new-privs"
         inside = shlex.join(["env", "-i", "-C", self.directories[0], *variables, *self.command])
         lines += [
-            f"mount -o remount,ro {root}",
+            f"mount -o remount,bind,ro {root}",
             f"exec chroot {root} {drop if os.geteuid() == 0 else ''} {inside}",
         ]
         return lines

@@ -71,7 +71,8 @@ class Composed:
         self.folder, self._image = folder, image
         self.accounts = folder / "accounts"
         self.accounts.mkdir()
-        os.chown(self.accounts, USER, USER)
+        if os.geteuid() == 0:
+            os.chown(self.accounts, USER, USER)
 
     def once(self, name: str) -> str:
         code, said = self._cell(name).run(self.folder / name)
