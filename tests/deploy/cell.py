@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from ops.local.services.process import ServiceMissing
@@ -19,7 +19,6 @@ from tests.deployment import ROOT
 
 USER = 10001
 _FILES_IN_ETC = ("passwd", "group", "nsswitch.conf", "ld.so.cache", "ssl", "localtime")
-_LINKS = ("bin", "sbin", "lib", "lib64")
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Mount:
     read_only: bool = False
 
 
-@dataclass
+@dataclass(frozen=True)
 class Cell:
     command: Sequence[str]
     environment: Mapping[str, str]
@@ -40,7 +39,8 @@ class Cell:
     """Names of other containers, all of them on this machine"""
     image: Path | None = None
     """FedIL's packages; without them it is a cell of another product, with this machine's programs"""
-    directories: Sequence[str] = field(default=("/plugins",))
+    directory: str = "/plugins"
+    """The working directory"""
 
     def start(self, folder: Path, log: Path) -> "subprocess.Popen[bytes]":
         folder.mkdir(parents=True, exist_ok=True)
@@ -68,69 +68,70 @@ class Cell:
         """Lines of shell that end in the command; the process id stays the same."""
         root = folder / "root"
         root.mkdir(exist_ok=True)
-        lines = ["mount --make-rprivate /", f"mount -t tmpfs -o mode=755 cell {root}", f"mkdir -p {root}/etc"]
-        for name in _LINKS:
-            if Path("/", name).is_symlink():
-                lines.append(f"ln -s {os.readlink(f'/{name}')} {root}/{name}")
-            elif Path("/", name).exists():
-                lines += _bind(root, f"/{name}", f"/{name}", True)
-        lines += _bind(root, "/usr", "/usr", True)
-        for name in _FILES_IN_ETC:
-            if Path("/etc", name).exists():
-                lines += _bind(root, f"/etc/{name}", f"/etc/{name}", True)
-        lines += _bind(root, str(folder / "hosts"), "/etc/hosts", True)
-        lines += [f"mkdir -p {root}/proc {root}/dev", f"mount --rbind /proc {root}/proc"]
-        lines += [f"mount --rbind /dev {root}/dev", *(f"mkdir -p {root}{path}" for path in self.directories)]
-        environment = dict(self.environment)
+        variables = [f"{name}={value}" for name, value in self.environment.items()]
         if self.image is not None:
-            lines += [line for place in _pythons() for line in _bind(root, place, place, True)]
-            lines += _bind(root, sys.prefix, "/opt/fedil", True) + _bind(
-                root, str(self.image), "/fedil", True
-            )
-            environment["PYTHONPATH"] = "/fedil"
-        for mount in self.mounts:
-            if mount.source is not None and not mount.source.exists():
-                mount.source.mkdir(parents=True)
-                mount.source.chmod(0o1777)  # as the image's folders, of which new volumes are copies
-        for mount in sorted(self.mounts, key=lambda mount: mount.target):
-            if mount.source is None:
-                lines += [
-                    f"mkdir -p {root}{mount.target}",
-                    f"mount -t tmpfs -o mode=1777 cell {root}{mount.target}",
-                ]
-            else:
-                lines += _bind(root, str(mount.source), mount.target, mount.read_only)
-        variables = [f"{name}={value}" for name, value in environment.items()]
+            variables.append("PYTHONPATH=/fedil")
         drop = f"setpriv --reuid {self.user} --regid {self.user} --clear-groups --bounding-set=-all --no-new-privs"
-        inside = shlex.join(["env", "-i", "-C", self.directories[0], *variables, *self.command])
-        lines += [
+        inside = shlex.join(["env", "-i", "-C", self.directory, *variables, *self.command])
+        return [
+            "mount --make-rprivate /",
+            f"mount -t tmpfs -o mode=755 cell {root}",
+            *_system(root),
+            *_bind(root, folder / "hosts", "/etc/hosts"),
+            *(_packages(root, self.image) if self.image is not None else ()),
+            f"mkdir -p {root}{self.directory}",
+            *(
+                line
+                for mount in sorted(self.mounts, key=lambda one: one.target)
+                for line in _mount(root, mount)
+            ),
             f"mount -o remount,bind,ro {root}",
             f"exec chroot {root} {drop if os.geteuid() == 0 else ''} {inside}",
         ]
-        return lines
+
+
+def _system(root: Path) -> list[str]:
+    """This machine's programs, and of /etc what they cannot do without"""
+    lines = [f"mkdir -p {root}/etc", *_bind(root, Path("/usr"), "/usr")]
+    for path in map(Path, ("/bin", "/sbin", "/lib", "/lib64")):
+        if path.is_symlink():
+            lines.append(f"ln -s {path.readlink()} {root}{path}")
+        elif path.exists():
+            lines += _bind(root, path, str(path))
+    for path in (Path("/etc", name) for name in _FILES_IN_ETC):
+        if path.exists():
+            lines += _bind(root, path, str(path))
+    mounts = (f"mount --rbind {place} {root}{place}" for place in ("/proc", "/dev"))
+    return [*lines, f"mkdir -p {root}/proc {root}/dev", *mounts]
+
+
+def _packages(root: Path, image: Path) -> list[str]:
+    """FedIL, and the virtual environment with the interpreter that it leads to"""
+    lines = [*_bind(root, Path(sys.prefix), "/opt/fedil"), *_bind(root, image, "/fedil")]
+    base = Path(sys.base_prefix).resolve()
+    return lines if base.is_relative_to("/usr") else [*lines, *_bind(root, base, str(base))]
+
+
+def _mount(root: Path, mount: Mount) -> list[str]:
+    if mount.source is None:
+        return [f"mkdir -p {root}{mount.target}", f"mount -t tmpfs -o mode=1777 cell {root}{mount.target}"]
+    if not mount.source.exists():
+        mount.source.mkdir(parents=True)
+        mount.source.chmod(0o1777)  # as the image's folders, of which new volumes are copies
+    return _bind(root, mount.source, mount.target, mount.read_only)
+
+
+def _bind(root: Path, source: Path, target: str, read_only: bool = True) -> list[str]:
+    place, parent = f"{root}{target}", Path(f"{root}{target}").parent
+    make = f"mkdir -p {place}" if source.is_dir() else f"mkdir -p {parent} && touch {place}"
+    lines = [make, f"mount --bind {shlex.quote(str(source))} {place}"]
+    return [*lines, f"mount -o remount,bind,ro {place}"] if read_only else lines
 
 
 def _rights() -> list[str]:
     if shutil.which("unshare") is None:
         raise ServiceMissing("unshare is not installed: apt install util-linux")
     return [] if os.geteuid() == 0 else ["--map-root-user"]
-
-
-def _bind(root: Path, source: str, target: str, read_only: bool) -> list[str]:
-    place = shlex.quote(f"{root}{target}")
-    make = (
-        f"mkdir -p {place}"
-        if Path(source).is_dir()
-        else f"mkdir -p {shlex.quote(str(Path(f'{root}{target}').parent))}; touch {place}"
-    )
-    lines = [make, f"mount --bind {shlex.quote(source)} {place}"]
-    return [*lines, f"mount -o remount,bind,ro {place}"] if read_only else lines
-
-
-def _pythons() -> list[str]:
-    """Where the interpreter lies that the virtual environment points to, unless /usr has it"""
-    base = str(Path(sys.base_prefix).resolve())
-    return [] if base.startswith("/usr") and not base.startswith("/usr/local") else [base]
 
 
 def build_image(folder: Path) -> Path:
@@ -140,19 +141,9 @@ def build_image(folder: Path) -> Path:
         place = context / path
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / path, place)
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--no-deps",
-        "--no-build-isolation",
-        "--no-index",
-        "--quiet",
-    ]
-    done = subprocess.run(
-        [*command, "--wheel-dir", str(folder), str(context)], capture_output=True, text=True, check=False
-    )
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--wheel-dir", str(folder)]
+    command = [sys.executable, "-m", "pip", "wheel", *options, str(context)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     (wheel,) = folder.glob("fedil-*.whl")
     shutil.unpack_archive(wheel, folder / "image", "zip")

@@ -133,6 +133,13 @@ def test_pods_are_as_restricted_as_kubernetes_strictest_profile_wants(manifests:
                 assert name in container, workload["metadata"]["name"]
 
 
+def test_a_signal_ends_a_process_that_is_still_loading(manifests: list[Manifest]) -> None:
+    """Number 1 of a container ignores signals without a handler; with a shared namespace it is Kubernetes' own."""
+    for _, pod in pods(manifests):
+        if pod["containers"][0]["name"] in ("server", "worker"):
+            assert pod["shareProcessNamespace"] is True
+
+
 def test_every_mount_has_its_volume_and_none_is_unused(manifests: list[Manifest]) -> None:
     for workload, pod in pods(manifests):
         volumes = {volume["name"] for volume in pod["volumes"]}

@@ -113,6 +113,11 @@ def test_everything_but_rabbitmq_is_read_only_and_without_capabilities(services:
         assert services[name]["security_opt"] == ["no-new-privileges:true"]
 
 
+def test_a_signal_ends_a_process_that_is_still_loading(services: dict[str, Service]) -> None:
+    """Number 1 of a container ignores signals without a handler; with init it is the engine's own."""
+    assert all(services[name]["init"] is True for name in OURS)
+
+
 @pytest.mark.parametrize("name", OURS)
 def test_our_commands_are_ones_that_the_programs_take(services: dict[str, Service], name: str) -> None:
     words = words_of(services[name])

@@ -26,7 +26,7 @@ from ops.local.services.process import LOOPBACK, find_program, free_ports, wait_
 from ops.local.services.redis import redis_answers
 from tests.certificates import Authority
 from tests.deploy.cell import USER, Cell, build_image
-from tests.deploy.composed import Service, cell_of, load
+from tests.deploy.composed import Service, cell_of, load, mounts_of
 from tests.deploy.rendered import Manifest, example, merged, of_kind, render
 from tests.deploy.running import Cluster, Running, until
 from tests.deployment import write_recipe
@@ -88,7 +88,7 @@ class Composed:
         config.write_text(
             f"{without(config.read_text(), 'port', 'dir')}\nport {port}\nbind {LOOPBACK}\ndir /data\n"
         )
-        cell = replace(self._cell("redis", ours=False), directories=("/data",))
+        cell = replace(self._cell("redis", ours=False), directory="/data")
         process = cell.start(self.folder / "redis", self.folder / "redis.log")
         assert wait_until(lambda: redis_answers(port), SOON), (self.folder / "redis.log").read_text()
         return process
@@ -129,6 +129,23 @@ def test_compose_plays_the_run_of_the_simulation(
     assert {"prometheus-files", "grafana-files", "run", "shards", "redis"} <= volumes
     assert "http://server:8265/targets" in (tmp_path / "volumes/prometheus-files/prometheus.yml").read_text()
     assert (tmp_path / "volumes/grafana-files/dashboards/fleet.json").is_file()
+
+
+def test_accounts_of_the_profile_tls_name_the_authority_where_it_is_mounted(
+    recipe: Path, image: Path, tmp_path: Path
+) -> None:
+    composed = Composed(tmp_path, recipe, image)
+    composed.once("accounts-tls")
+    for user in ("server", "site-default"):
+        broker, store = written(composed.accounts / f"{user}.env").values()
+        assert (urlsplit(broker).scheme, urlsplit(broker).query) == ("amqps", "cafile=/etc/fedil/tls/ca.pem")
+        assert (urlsplit(store).scheme, urlsplit(store).query) == (
+            "rediss",
+            "ssl_ca_certs=/etc/fedil/tls/ca.pem",
+        )
+    assert "/etc/fedil/tls/server.key" in (composed.accounts / "rabbitmq.conf").read_text()
+    for name in ("rabbitmq", "redis", "init", "server", "worker", "worker-gpu"):
+        assert "/etc/fedil/tls" in [mount.target for mount in mounts_of(composed.service(name), tmp_path)]
 
 
 def play_composed(composed: Composed, simulated: tuple[str, str]) -> None:

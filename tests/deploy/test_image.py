@@ -4,7 +4,9 @@ test_chart_deployed.py and test_compose_deployed.py; nobody has built it yet."""
 import re
 import subprocess
 import sys
+import threading
 import tomllib
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -91,9 +93,6 @@ def test_the_health_check_asks_the_port_that_is_exposed() -> None:
 
 @pytest.mark.parametrize("status", [200, 503])
 def test_the_health_check_tells_good_from_bad(status: int) -> None:
-    import threading
-    from http.server import BaseHTTPRequestHandler, HTTPServer
-
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(status if self.path == "/healthz" else 404)

@@ -52,6 +52,8 @@ capabilities:
 {{- define "fedil.pod" -}}
 automountServiceAccountToken: false
 enableServiceLinks: false
+# Makes our process another than number 1, which would ignore a SIGTERM that it has no handler for yet.
+shareProcessNamespace: true
 {{- with .root.Values.image.pullSecrets }}
 imagePullSecrets:
   {{- range . }}
