@@ -27,7 +27,7 @@ def add_address_arguments(parser: argparse.ArgumentParser) -> None:
         "--broker",
         metavar="URL",
         help=f"amqp(s)://user:password@host/vhost; default: {BROKER_URL} from the environment, where a password is "
-        "not seen by others",
+        f"not seen by others, or from the file that {ACCOUNT_FILE} names",
     )
     parser.add_argument(
         "--store", metavar="URL", help=f"redis(s)://user:password@host:port; default: {STORE_URL}"

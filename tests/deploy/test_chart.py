@@ -16,6 +16,7 @@ from broker_config.brokers.topology import tasks_queue
 from client_worker.stopping import LAST_SECONDS
 from ops.monitoring.files import Places, prometheus_files
 from server_worker.run.recipe import Recipe, make_recipe
+from tests.deploy.composed import load, mounts_of
 from tests.deploy.programs import parse
 from tests.deploy.rendered import (
     CHART,
@@ -218,6 +219,15 @@ def test_keda_counts_the_tasks_of_the_sites_queue(production: list[Manifest]) ->
         assert (options.site, options.processes) == (site, asked.get("processes", 1))
 
 
+@pytest.mark.parametrize(("cooldown", "stable"), [(600, 600), (7200, 3600)])
+def test_workers_are_not_taken_away_within_a_round(cooldown: int, stable: int) -> None:
+    values = merged(example("production"), {"keda": {"cooldownSeconds": cooldown}})
+    for scaled in of_kind(render(values), "ScaledObject").values():
+        assert scaled["spec"]["cooldownPeriod"] == cooldown
+        behavior = scaled["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+        assert behavior == {"scaleDown": {"stabilizationWindowSeconds": stable}}
+
+
 def test_a_site_without_pods_is_asked_where_keda_starts_them_for_tasks() -> None:
     def timeout(values: Values) -> float:
         (_, pod) = next(pair for pair in pods(render(values)) if pair[0]["metadata"]["name"] == "demo-server")
@@ -313,6 +323,28 @@ def test_gpus_and_nodes_are_those_of_the_site(production: list[Manifest]) -> Non
     assert "nodeSelector" not in south
     (shards,) = [volume for volume in south["volumes"] if volume["name"] == "shards"]
     assert shards["persistentVolumeClaim"]["claimName"] == "south-shards"
+
+
+def test_bundled_brokers_start_as_those_of_compose_do() -> None:
+    composed = load({"FEDIL_USER": "1:1"})["services"]
+    for broker in ("rabbitmq", "redis"):
+        pod = of_kind(render(example("evaluation")), "StatefulSet")[f"demo-{broker}"]["spec"]["template"][
+            "spec"
+        ]
+        (container,) = pod["containers"]
+        assert container["image"] == composed[broker]["image"]
+        theirs = [
+            mount.target for mount in mounts_of(composed[broker], CHART) if mount.target != "/etc/fedil/tls"
+        ]
+        ours = [mount["mountPath"] for mount in container["volumeMounts"]]
+        if broker == "redis":
+            assert container["command"] + container["args"] == composed["redis"]["command"]
+            assert f"{pod['securityContext']['runAsUser']}:999" == composed["redis"]["user"]
+            # The whole Secret in one place
+            theirs = sorted({place if place == "/data" else "/etc/fedil/brokers" for place in theirs})
+        assert set(theirs) <= set(ours)
+        (files,) = [volume for volume in pod["volumes"] if volume["name"] == "files"]
+        assert files["secret"]["secretName"] == "demo-brokers"
 
 
 def test_policies_open_what_processes_use_and_nothing_else() -> None:
