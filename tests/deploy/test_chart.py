@@ -1,5 +1,5 @@
 """The Helm chart, rendered by Helm's own library and checked against the schemas of Kubernetes, KEDA and the Prometheus
-operator. Its commands are run in test_chart_deployed.py; no cluster has seen it."""
+operator. Its commands are run in test_deployed.py; no cluster has seen it."""
 
 import re
 import tomllib
@@ -363,7 +363,7 @@ def test_policies_open_what_processes_use_and_nothing_else() -> None:
         [port["port"] for port in rule["ports"]] for rule in bundled["demo-brokers"]["spec"]["ingress"]
     ]
     assert reached == [[5672, 6379], [15692], [15672]]
-    assert "egress" not in bundled["demo-brokers"]["spec"], "brokers ask nobody"
+    assert "egress" not in bundled["demo-brokers"]["spec"], "brokers open no connections"
     without = of_kind(render(example("evaluation")), "NetworkPolicy")["demo-brokers"]["spec"]["ingress"]
     assert [[port["port"] for port in rule["ports"]] for rule in without] == [[5672, 6379], [15692]]
 

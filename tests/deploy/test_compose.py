@@ -1,5 +1,5 @@
 """compose.yaml: valid, closed to other machines, with arguments that the programs take. Its commands are run in
-test_compose_deployed.py; no engine has started it yet."""
+test_deployed.py; no engine has started it yet."""
 
 import json
 import os

@@ -1,5 +1,5 @@
 """The Dockerfile as far as it can be checked without an engine. Commands are run in an imitation of its image by
-test_chart_deployed.py and test_compose_deployed.py; nobody has built it yet."""
+test_deployed.py; no engine has built it yet."""
 
 import re
 import subprocess
@@ -38,7 +38,7 @@ def test_hadolint_has_nothing_to_say_and_says_it_of_a_worse_file(tmp_path: Path)
     assert "DL3003" in hadolint(worse).stdout
 
 
-def test_signals_reach_the_process_which_is_nobody_special() -> None:
+def test_signals_reach_a_process_without_privileges() -> None:
     stage = last_stage()
     assert entrypoint() == ["python", "-m"]  # a list: no shell in between
     assert stage["STOPSIGNAL"] == ["SIGTERM"]
