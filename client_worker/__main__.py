@@ -10,7 +10,7 @@ import threading
 from types import FrameType
 from typing import Any
 
-from broker_config.process.addresses import fill_from_environment
+from broker_config.process.addresses import fill_from_environment, read_account_file
 from broker_config.process.logs import Logs, one_line, set_up_logs
 from broker_config.protocol.errors import FedILError, UsageError
 from client_worker.limits import read_limits
@@ -56,6 +56,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace, logs: Logs) -> int:
+    read_account_file(os.environ)
     fill_from_environment(options, os.environ)
     check_shards(options.shards)
     read_limits(options.limits)

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 from types import FrameType
 
-from broker_config.process.addresses import fill_from_environment
+from broker_config.process.addresses import fill_from_environment, read_account_file
 from broker_config.process.logs import Logs, set_up_logs
 from broker_config.protocol.errors import FedILError, UsageError
 from fedil_model.errors import LearningError, SettingError
@@ -38,6 +38,7 @@ def exit_code(error: Exception) -> int:
 
 
 def _serve(options: argparse.Namespace, logs: Logs) -> int:
+    read_account_file(os.environ)
     fill_from_environment(options, os.environ)
     stop = stop_on_signals()
     from server_worker.run.recipe import load_recipe

@@ -70,13 +70,14 @@ class Deployment:
     standby: bool = False
     web: WebAddress | None = None
     tensorboard: bool = False
+    stay: bool = False
 
     @classmethod
     def from_options(cls, recipe: Recipe, options: Namespace) -> "Deployment":
         """`options`: those of server_worker.options"""
         same = {
             name: getattr(options, name)
-            for name in ("broker", "store", "device", "standby", "web", "tensorboard")
+            for name in ("broker", "store", "device", "standby", "web", "tensorboard", "stay")
         }
         return cls(recipe, options.run_dir or Path("runs") / recipe.name, run=options.run_id, **same)
 
@@ -112,9 +113,11 @@ def serve(
                 raise
             outcome = outcome_of(where, run, stopped=True)
         watch.ended("stopped" if outcome.stopped else "done")
-    if logs is not None:
-        logs.always(round=None)
-        log_outcome(outcome, deployment.recipe.rounds)
+        if logs is not None:
+            logs.always(round=None)
+            log_outcome(outcome, deployment.recipe.rounds)
+        if deployment.stay:
+            stop.wait()
     return outcome
 
 

@@ -29,6 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="wait while another server leads this run, and take over when it goes; both share --run-dir",
     )
+    parser.add_argument(
+        "--stay",
+        action="store_true",
+        help="when the run has ended, keep serving --web until asked to stop; for places that start again what ends",
+    )
     add_device_argument(parser, "where to train on the labels and evaluate")
     add_watching_arguments(parser)
     add_log_arguments(parser)

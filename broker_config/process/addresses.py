@@ -3,14 +3,19 @@ an address is not seen by others. Our own pages: on the command line."""
 
 import argparse
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from broker_config.protocol.errors import AddressMissing, AddressWrong
 from broker_config.stores import STORES
 from broker_config.transports import TRANSPORTS
 
 BROKER_URL, STORE_URL = "FEDIL_BROKER_URL", "FEDIL_STORE_URL"
+MANAGEMENT_URL, ADMIN_STORE_URL = "FEDIL_MANAGEMENT_URL", "FEDIL_ADMIN_STORE_URL"
+ACCOUNT_FILE = "FEDIL_ACCOUNT_FILE"
+"""Names a file that `fedil broker init --out` has written, for places that hand secrets out as files"""
 LOOPBACK = "127.0.0.1"
 _VARIABLES = {"broker": BROKER_URL, "store": STORE_URL}
 _SCHEMES = {"broker": tuple(TRANSPORTS), "store": tuple(STORES)}
@@ -22,11 +27,33 @@ def add_address_arguments(parser: argparse.ArgumentParser) -> None:
         "--broker",
         metavar="URL",
         help=f"amqp(s)://user:password@host/vhost; default: {BROKER_URL} from the environment, where a password is "
-        "not seen by others",
+        f"not seen by others, or from the file that {ACCOUNT_FILE} names",
     )
     parser.add_argument(
         "--store", metavar="URL", help=f"redis(s)://user:password@host:port; default: {STORE_URL}"
     )
+
+
+def read_account_file(environment: MutableMapping[str, str]) -> None:
+    """Puts the addresses of the account file into the environment. What is set there already counts; other variables
+    in the file do not."""
+    name = environment.get(ACCOUNT_FILE)
+    if not name:
+        return
+    try:
+        lines = Path(name).read_text(encoding="utf-8").splitlines()
+        found = {
+            key: shlex.split(value)
+            for key, equals, value in (line.partition("=") for line in lines)
+            if equals
+        }
+    except OSError as error:
+        raise AddressMissing(f"cannot read {name}, which {ACCOUNT_FILE} names: {error.strerror}") from error
+    except ValueError as error:  # does not show the line, which may hold a password
+        raise AddressWrong(f"{name}, which {ACCOUNT_FILE} names, is not an environment file") from error
+    for variable in (BROKER_URL, STORE_URL, MANAGEMENT_URL, ADMIN_STORE_URL):
+        if variable in found:
+            environment.setdefault(variable, "".join(found[variable]))
 
 
 def fill_from_environment(options: argparse.Namespace, environment: Mapping[str, str]) -> None:

@@ -9,11 +9,10 @@ from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
 from broker_config.brokers.definitions import ADMIN_USER, VHOST, rabbitmq_password_hash, redis_password_hash
-from broker_config.process.addresses import BROKER_URL, STORE_URL
+from broker_config.process.addresses import ADMIN_STORE_URL, BROKER_URL, MANAGEMENT_URL, STORE_URL
 from broker_config.process.durable import write_privately
 from broker_config.protocol.errors import FedILError
 
-MANAGEMENT_URL, ADMIN_STORE_URL = "FEDIL_MANAGEMENT_URL", "FEDIL_ADMIN_STORE_URL"
 USER = "{user}"
 """In an address: the user's name, for certificates in a folder of the user's own"""
 _PLAIN = re.compile(r"[\w./:@%?=+,\[\]-]*", re.ASCII)

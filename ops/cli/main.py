@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
+from broker_config.process.addresses import read_account_file
 from broker_config.process.version import software_version
 from broker_config.protocol.errors import FedILError, UsageError
 from fedil_model.errors import LearningError, SettingError
@@ -93,6 +94,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # θ′ must not end a run on a terminal without Unicode
     sys.path.append(os.getcwd())  # where a person keeps the `module:callable` that a recipe names
     words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        read_account_file(os.environ)  # before the parser, whose defaults are in the environment
+    except FedILError as error:
+        complain(explain(error), error)
+        return MISUSED
     args = make_parser().parse_args(words, argparse.Namespace(words=words))
     try:
         code: int = args.run(args)

@@ -1,6 +1,7 @@
 """The files that Prometheus and Grafana read, with a deployment's addresses and scrape interval in them."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ class Places:
     alertmanagers: Sequence[str] = ()
     prometheus: str = "http://127.0.0.1:9090"
     """As Grafana sees it"""
+    workers: Sequence[str] = ()
+    """Each SITE=HOST:PORT: a name that stands for all of a site's workers, as a service in compose does"""
     every_seconds: int = MOST_SECONDS
 
 
@@ -37,7 +40,7 @@ def prometheus_files(places: Places) -> dict[str, str]:
     files = _read(PROMETHEUS)
     for name in ("prometheus.yml", "kubernetes.yml"):
         files[name] = _every(files[name], places.every_seconds)
-    files["prometheus.yml"] = _ask_for_workers(files["prometheus.yml"], places)
+    files["prometheus.yml"] = _find_by_name(_ask_for_workers(files["prometheus.yml"], places), places)
     targets = {
         "server": places.servers,
         "rabbitmq": places.rabbitmq,
@@ -90,6 +93,28 @@ def _ask_for_workers(config: str, places: Places) -> str:
     (shipped,) = Places().servers
     wanted = (asking(server, places.every_seconds) for server in places.servers)
     return _swap(config, asking(shipped, MOST_SECONDS), "".join(wanted))
+
+
+def _find_by_name(config: str, places: Places) -> str:
+    """Workers that share a name; which site's they are, Prometheus knows by it."""
+    if not places.workers:
+        return config
+    discovery, labels = ["    dns_sd_configs:\n"], ["    relabel_configs:\n"]
+    for each in places.workers:
+        site, _, place = each.partition("=")
+        host, _, port = place.rpartition(":")
+        found = {
+            "names": [host],
+            "type": "A",
+            "port": int(port),
+            "refresh_interval": f"{places.every_seconds}s",
+        }
+        label = {"source_labels": ["__meta_dns_name"], "regex": re.escape(host)}
+        label |= {"target_label": "site", "replacement": site}
+        discovery.append(f"      - {json.dumps(found)}\n")  # JSON is YAML, too
+        labels.append(f"      - {json.dumps(label)}\n")
+    files = "      - files: [targets/workers.json]\n"
+    return _swap(config, files, "".join([files, *discovery, *labels]))
 
 
 def _swap(text: str, old: str, new: str) -> str:

@@ -8,8 +8,7 @@ import pytest
 from redis import Redis as Client
 
 from broker_config.brokers.definitions import ADMIN_USER, permission, rabbitmq_password_hash, redis_rules
-from broker_config.process.addresses import BROKER_URL, STORE_URL
-from ops.broker.accounts import MANAGEMENT_URL
+from broker_config.process.addresses import BROKER_URL, MANAGEMENT_URL, STORE_URL
 from ops.cli.main import main
 from ops.local.services import Redis
 from ops.local.services.process import LOOPBACK, free_ports, wait_until

@@ -12,11 +12,10 @@ import pytest
 
 from broker_config.brokers.definitions import VHOST, import_steps, rabbitmq_definitions, users_of
 from broker_config.brokers.topology import DEAD_LETTERS, TASKS, site_user, tasks_queue, updates_queue
-from broker_config.process.addresses import BROKER_URL, STORE_URL
+from broker_config.process.addresses import ADMIN_STORE_URL, BROKER_URL, MANAGEMENT_URL, STORE_URL
 from broker_config.protocol.errors import BrokerRefused
 from broker_config.stores import connect_store
 from broker_config.transports import connect_transport
-from ops.broker.accounts import ADMIN_STORE_URL, MANAGEMENT_URL
 from ops.broker.management import Management
 from ops.cli.main import main
 from ops.local.services import Redis

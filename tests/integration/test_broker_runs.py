@@ -17,13 +17,12 @@ from broker_config.brokers.topology import (
     tasks_queue,
     updates_queue,
 )
-from broker_config.process.addresses import BROKER_URL, STORE_URL
+from broker_config.process.addresses import BROKER_URL, MANAGEMENT_URL, STORE_URL
 from broker_config.protocol.errors import ModelMissing
 from broker_config.stores import connect_store
 from broker_config.stores.redis.keys import clients_key, ledger_key, mark_key
 from broker_config.transports import connect_transport
 from broker_config.transports.interface import Transport
-from ops.broker.accounts import MANAGEMENT_URL
 from ops.cli.main import main
 from ops.local.services.process import wait_until
 from tests.integration.configured_brokers import Brokers, configured_brokers, password_of

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from ops.local.services import Prometheus
 from ops.local.services.process import find_program, free_ports, wait_until
@@ -81,6 +82,23 @@ def test_what_is_written_has_the_addresses_and_passes_promtool(tmp_path: Path) -
     }
 
 
+def test_workers_behind_one_name_are_looked_up_and_belong_to_their_site(tmp_path: Path) -> None:
+    names = ["--workers", "north=workers.north:8265", "--workers", "true=workers:9000"]
+    assert monitoring(tmp_path, *names, "--every", "5").returncode == 0
+    checked = promtool("check", "config", tmp_path / "prometheus" / "prometheus.yml")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    config = yaml.safe_load((tmp_path / "prometheus" / "prometheus.yml").read_text("utf-8"))
+    (job,) = [job for job in config["scrape_configs"] if job["job_name"] == "fedil-worker"]
+    assert job["dns_sd_configs"] == [
+        {"names": ["workers.north"], "type": "A", "port": 8265, "refresh_interval": "5s"},
+        {"names": ["workers"], "type": "A", "port": 9000, "refresh_interval": "5s"},
+    ]
+    sites = {rule["regex"]: rule["replacement"] for rule in job["relabel_configs"]}
+    assert sites == {r"workers\.north": "north", "workers": "true"}
+    assert "http_sd_configs" in job
+    assert "file_sd_configs" in job
+
+
 def test_files_that_were_changed_are_kept_without_overwrite(tmp_path: Path) -> None:
     assert monitoring(tmp_path).returncode == 0
     assert monitoring(tmp_path).returncode == 0  # the same files again are no conflict
@@ -102,6 +120,9 @@ def test_files_that_were_changed_are_kept_without_overwrite(tmp_path: Path) -> N
         (["--server", "gpu-1"], "--server: wants HOST:PORT"),
         (["--rabbitmq", "mq:99999"], "--rabbitmq: wants HOST:PORT"),
         (["--server", "a:1\n      - url: http://b"], "--server: wants HOST:PORT"),
+        (["--workers", "worker:8265"], "--workers: wants SITE=HOST:PORT, got 'worker:8265'"),
+        (["--workers", "a.b=worker:8265"], "--workers: wants SITE=HOST:PORT"),
+        (["--workers", "north=[::1]:8265"], "--workers: wants SITE=HOST:PORT"),
         (["--prometheus", "prom:9090"], "--prometheus: wants http(s)://HOST:PORT"),
         (["--every", "60"], "--every: wants whole seconds, 1 to 15"),
     ],

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from broker_config.process.addresses import BROKER_URL, STORE_URL
+from broker_config.process.addresses import ADMIN_STORE_URL, BROKER_URL, MANAGEMENT_URL, STORE_URL
 from broker_config.stores import REDIS_SCHEMES
 from fedil_model.errors import SettingError
-from ops.broker.accounts import ADMIN_STORE_URL, MANAGEMENT_URL
 from server_worker.options import add_override_argument
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+_SITE = r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}"
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):(?P<port>\d{1,5})")
 
 
@@ -16,6 +17,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_places(parser, "--rabbitmq", "rabbitmq", "of RabbitMQ's own metrics; default: 127.0.0.1:15692")
     _add_places(parser, "--redis-exporter", "redis_exporters", "where there is one")
     _add_places(parser, "--alertmanager", "alertmanagers", "where there is one")
+    workers = "one name for all workers of a site, whose addresses are looked up; repeatable"
+    parser.add_argument(
+        "--workers", type=_site_place, action="append", metavar="SITE=HOST:PORT", help=workers
+    )
     grafana = "where Grafana finds Prometheus; default: http://127.0.0.1:9090"
     every = "how often to look; default: 15"
     parser.add_argument("--prometheus", type=_url, metavar="URL", help=grafana)
@@ -44,6 +49,14 @@ def _place(text: str) -> str:
     found = _ADDRESS.fullmatch(text)
     if not found or not 0 < int(found["port"]) < 65536:
         raise argparse.ArgumentTypeError(f"wants HOST:PORT, got {text!r}")
+    return text
+
+
+def _site_place(text: str) -> str:
+    site, _, place = text.partition("=")
+    if not re.fullmatch(_SITE, site) or not re.fullmatch(r"[A-Za-z0-9._-]+:\d+", place):
+        raise argparse.ArgumentTypeError(f"wants SITE=HOST:PORT, got {text!r}")
+    _place(place)
     return text
 
 

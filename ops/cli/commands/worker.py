@@ -3,10 +3,14 @@
 The same as `python -m client_worker`, and with --recipe it makes the site's shards first."""
 
 import argparse
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from broker_config.process.addresses import fill_from_environment
+from broker_config.process.durable import make_directory
 from client_worker import options
 from ops.cli.commands.shards import write_site_shards
 from ops.cli.recipe_files import read_recipe
@@ -40,6 +44,18 @@ def prepare(args: argparse.Namespace) -> None:
     # Naming a recipe allows the code that it names.
     args.plugin += recipe.plugins
     shards: Path = args.shards
-    if not has_shards(shards):
-        clients, samples = write_site_shards(recipe, args.site, shards)
-        print(f"{shards}: {samples} samples of {len(clients)} clients")
+    if has_shards(shards):
+        return
+    with only_one_at(shards):
+        if not has_shards(shards):
+            clients, samples = write_site_shards(recipe, args.site, shards)
+            print(f"{shards}: {samples} samples of {len(clients)} clients")
+
+
+@contextmanager
+def only_one_at(folder: Path) -> Iterator[None]:
+    """Waits for other workers that were started at the same time, and make the same shards."""
+    make_directory(folder)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

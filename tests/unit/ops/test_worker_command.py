@@ -1,6 +1,8 @@
 """`fedil shards` and `fedil worker`; what a worker then does is in tests/integration."""
 
 import argparse
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import client_worker.__main__
 from client_worker.shards import ShardFolder, write_shards
 from fedil_model.data.datasets.digits import digits
 from fedil_model.data.split import make_split
+from ops.cli.commands import worker
 from ops.cli.main import main
 from ops.cli.recipe_files import read_recipe
 
@@ -99,6 +102,26 @@ def test_a_worker_makes_its_shards_from_a_recipe_once(
     assert main(words) == 0
     assert (shards / "inputs.npy").stat().st_mtime_ns == written
     assert [options.grace for options in served] == [9.0, 9.0]
+
+
+def test_workers_that_start_together_make_their_shards_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Path] = []
+
+    def write_slowly(_recipe: object, _site: str, shards: Path) -> tuple[range, int]:
+        made.append(shards)
+        time.sleep(0.2)
+        write_shards(shards, {0: torch.zeros(1, 2)})
+        return range(1), 1
+
+    monkeypatch.setattr(worker, "write_site_shards", write_slowly)
+    asked = argparse.Namespace(
+        recipe="digits", overrides=[], plugin=[], site="default", shards=tmp_path / "s"
+    )
+    with ThreadPoolExecutor(4) as together:
+        list(together.map(worker.prepare, [asked] * 4))
+    assert made == [tmp_path / "s"]
 
 
 def test_naming_a_recipe_allows_the_code_that_it_names(
