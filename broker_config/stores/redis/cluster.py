@@ -2,7 +2,7 @@
 
     redis+cluster://user:password@host1:6379,host2:6379/
 
-`rediss+cluster://` uses TLS. Some of the nodes will do: they name the others. The options are those of redis-py.
+`rediss+cluster://` uses TLS. A few nodes will do: they name the others. The options are those of redis-py.
 
 redis-py's RedisCluster only says here which node has which slots. Commands go to clients of single nodes: a transaction
 needs a connection of its own, INFO and WAIT must reach the node that a key was written to, and a thread that looks for
@@ -101,7 +101,8 @@ class ClusterNodes:
     def _read_map(self) -> _Map:
         options = self._address.node_options({**common_options(), **PATIENCE})
         del options["db"]
-        node, connect = (getattr(cluster, name) for name in ("ClusterNode", "RedisCluster"))
+        node: Any = cluster.ClusterNode
+        connect: Any = cluster.RedisCluster
         # In random order: one that is cut off from the others tells of an earlier time.
         places = list(self._places)
         seeds = [node(*place) for place in random.sample(places, len(places))]

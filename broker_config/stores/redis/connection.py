@@ -14,7 +14,10 @@ from broker_config.stores.redis import cluster, sentinel
 from broker_config.stores.redis.nodes import Client, KnownNodes, Nodes, OneNode, node_client
 
 _T = TypeVar("_T")
-_UNREACHABLE = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.ReadOnlyError, OSError)
+_UNREACHABLE = (
+    *(exceptions.ConnectionError, exceptions.TimeoutError, OSError),
+    *(exceptions.ReadOnlyError, exceptions.MasterDownError),
+)
 """Includes a Redis that is loading its data (redis-py derives that from ConnectionError) and a primary that has just
 become a replica: its name will soon resolve to the new primary."""
 _WRONG_CREDENTIALS = (
@@ -159,7 +162,8 @@ class RedisConnection:
             )
         if isinstance(error, sentinel.SentinelRefuses):
             return BrokerRefused(f"{where}: {text}")
-        if isinstance(error, _OF_CLUSTERS) and not self.is_cluster:
+        of_cluster = isinstance(error, _OF_CLUSTERS) and not isinstance(error, _UNREACHABLE)
+        if of_cluster and not self.is_cluster:
             return NodeOfCluster(f"{where} is one node of a cluster: {NAME_THE_CLUSTER}")
         if "cluster support disabled" in text or "Cluster mode is not enabled" in text:
             return BrokerRefused(f"{where} is in no cluster: write redis:// in the store's URL")
@@ -175,7 +179,7 @@ class RedisConnection:
         if isinstance(error, exceptions.AskError):  # also MovedError
             moves = "has moved" if isinstance(error, exceptions.MovedError) else "is being moved"
             return BrokerUnavailable(f"{where}: slot {error.slot_id} {moves} to {error.host}:{error.port}")
-        if isinstance(error, _OF_CLUSTERS):
+        if of_cluster:
             return BrokerUnavailable(
                 f"{where} is down or has slots without a node ({brief}): see that its nodes run, and what redis-cli "
                 "--cluster check says"

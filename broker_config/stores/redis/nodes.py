@@ -31,15 +31,15 @@ class KnownNodes:
 
 
 class Nodes(Protocol):
-    """Clients of them by address, each of one node. The methods raise redis-py's errors, ClusterDownError for what
-    other errors a cluster has."""
+    """`keeping` and `primaries` return clients of single nodes, by their addresses. The methods raise redis-py's
+    errors, all of them derived from RedisError or OSError."""
 
     endpoint: str
     """All of them, for messages"""
     options: Mapping[str, Any]
     """Of the connections to a node"""
     replaces_primaries: bool
-    """A replica takes over from one that is gone."""
+    """By a replica, when one is gone"""
     is_cluster: bool
 
     def keeping(self, key: str | None, /) -> Mapping[str, Client]:
