@@ -56,7 +56,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def simulated(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    return simulate(recipe, tmp_path_factory.mktemp("simulated") / "run", workers=2)
+    return simulate(recipe, tmp_path_factory.mktemp("simulated") / "run", workers=1)
 
 
 # Compose
