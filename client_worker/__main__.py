@@ -13,8 +13,7 @@ from typing import Any
 from broker_config.process.addresses import fill_from_environment, read_account_file
 from broker_config.process.logs import Logs, one_line, set_up_logs
 from broker_config.protocol.errors import FedILError, UsageError
-from client_worker.limits import read_limits
-from client_worker.options import add_arguments, check_shards, for_children, web_address
+from client_worker.options import add_arguments, check_limits, check_shards, for_children, web_address
 from client_worker.placement import Slot
 from client_worker.pool import WRONGLY_ASKED, WorkerPool
 from client_worker.stopping import LAST_SECONDS, SIGNALS, Stopping
@@ -59,7 +58,7 @@ def _run(options: argparse.Namespace, logs: Logs) -> int:
     read_account_file(os.environ)
     fill_from_environment(options, os.environ)
     check_shards(options.shards)
-    read_limits(options.limits)
+    check_limits(options.limits)
     check_ports(options)
     # For cuBLAS, which reads it when it is first used; see fedil_model.training.precision.repeatable_on.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

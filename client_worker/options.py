@@ -110,6 +110,14 @@ def check_shards(folder: Path) -> None:
     ShardFolder(folder)
 
 
+def check_limits(file: Path | None) -> None:
+    """Like `check_shards`. Raises SettingError naming what is wrong."""
+    if file is not None:
+        from client_worker.limits import read_limits
+
+        read_limits(file)
+
+
 def at_least_one(text: str) -> int:
     return int(_matching(r"0*[1-9]\d*", text, "a number from 1 up"))
 

@@ -95,7 +95,7 @@ class RabbitMQ(PrivateService):
 
     def _answers(self) -> bool:
         # TLS listeners start after the plain one.
-        tls = [place for key, place in self._settings.items() if key.startswith("listeners.ssl.")]
+        tls = [place for key, place in self._all_settings().items() if key.startswith("listeners.ssl.")]
         return rabbitmq_answers(self.port) and all(listens(int(place.rpartition(":")[2])) for place in tls)
 
 
