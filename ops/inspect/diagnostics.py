@@ -17,7 +17,7 @@ from fedil_model.methods.interface import MethodSpec, StateView
 from server_worker.round.context import LabelTruth
 from server_worker.run.inputs import RunInputs
 
-_A_ROUND = 50
+_A_ROUND = 25
 """Ledgers that are read in a round: a sample of its clients, where there are more"""
 _Ledgers = dict[int, tuple[int, bytes]]
 """Client → activation, and its ledger"""

@@ -17,6 +17,7 @@ import onnxruntime
 import pytest
 from PIL import Image
 
+from ops.local.services.brokers_root import ROOT as BROKERS_ROOT
 from tests.integration.test_simulation import workers_of
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +29,9 @@ SMALL = [
 
 
 def environment(**more: str) -> dict[str, str]:
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("FEDIL_")}
+    kept = {
+        key: value for key, value in os.environ.items() if not key.startswith("FEDIL_") or key == BROKERS_ROOT
+    }
     return kept | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"} | more
 
 
