@@ -106,7 +106,7 @@ def test_ledgers_are_read_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_round_of_many_clients_is_sampled_and_the_rest_is_read_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    store, clients = new_store(), [CLIENTS[0]] * 120
+    store, clients = new_store(), [CLIENTS[0]] * 60
     truth = LabelSetTruth(store, "run", FEDIL, LABELS, clients)
     truth.shares({})
     for client in range(len(clients)):
@@ -119,9 +119,9 @@ def test_a_round_of_many_clients_is_sampled_and_the_rest_is_read_next(
 
     monkeypatch.setattr(store, "ledgers", counted)
     for _ in range(4):
-        assert truth.shares(dict.fromkeys(range(120), 1))["purity_pseudo_labels"] == 1 / 2
-    assert [len(batch) for batch in asked] == [50, 50, 20]
-    assert set.union(*asked) == set(range(120))
+        assert truth.shares(dict.fromkeys(range(60), 1))["purity_pseudo_labels"] == 1 / 2
+    assert [len(batch) for batch in asked] == [25, 25, 10]
+    assert set.union(*asked) == set(range(60))
 
 
 def test_a_method_without_label_sets_or_a_view_reads_no_ledger() -> None:
