@@ -29,9 +29,7 @@ SMALL = [
 
 
 def environment(**more: str) -> dict[str, str]:
-    kept = {
-        key: value for key, value in os.environ.items() if not key.startswith("FEDIL_") or key == BROKERS_ROOT
-    }
+    kept = {name: os.environ[name] for name in os.environ if name == BROKERS_ROOT or name[:6] != "FEDIL_"}
     return kept | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"} | more
 
 
