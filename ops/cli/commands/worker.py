@@ -56,6 +56,10 @@ def prepare(args: argparse.Namespace) -> None:
 def only_one_at(folder: Path) -> Iterator[None]:
     """Waits for other workers that were started at the same time, and make the same shards."""
     make_directory(folder)
-    with (folder / ".lock").open("w") as lock:
+    # Not through a symbolic link, which may lead to a file elsewhere.
+    lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(lock)

@@ -141,3 +141,12 @@ def test_a_worker_without_addresses_is_told_both_ways_to_give_them(
     assert main(["worker", "--site", "s", "--shards", str(tmp_path)]) == 2
     expected = "fedil: no broker to connect to: give --broker URL, or set FEDIL_BROKER_URL\n"
     assert capsys.readouterr().err == expected
+
+
+def test_the_lock_of_shards_follows_no_symbolic_link(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text("precious")
+    (tmp_path / ".lock").symlink_to(elsewhere)
+    with pytest.raises(OSError, match="symbolic links"), worker.only_one_at(tmp_path):
+        raise AssertionError
+    assert elsewhere.read_text() == "precious"
