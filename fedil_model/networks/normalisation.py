@@ -59,9 +59,9 @@ def num_groups(channels: int) -> int:
 
 
 def freeze_statistics(model: nn.Module) -> None:
-    """Static batch norm uses the statistics that it holds, until the next `model.train()`."""
+    """Batch norm uses the statistics that it holds, and leaves them as they are, until the next `model.train()`."""
     for module in model.modules():
-        if isinstance(module, _StaticStatistics):
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.eval()
 
 

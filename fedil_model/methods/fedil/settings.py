@@ -41,8 +41,8 @@ class FedILSettings(MethodSettings):
     labels, its pseudo-labels take them into account. Logits are divided by this first: a network that has seen few
     labels is too sure of its mistakes."""
     frozen_statistics: bool = False
-    """With static batch norm (network.norm = "sbn") such a client normalises with the statistics that it receives,
-    which are of the server's samples, and not with those of its batches, which no other client shares."""
+    """With batch norm such a client normalises with the statistics that it receives, and not with those of its
+    batches, which no other client shares."""
     logit_adjustment: float = Field(default=0.0, ge=0.0, le=1.0)
     """Adds this much of log(share of each class among the client's labels) to the logits of ξa and ξc: a client that
     has two classes then does not teach the others away. 0 with labels that are "live"."""

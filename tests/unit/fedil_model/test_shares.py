@@ -89,13 +89,14 @@ def test_a_client_of_one_class_is_taught_more_of_it() -> None:
     assert plain < adjusted <= len(one_class)
 
 
-def test_a_client_with_few_classes_normalises_with_the_statistics_that_it_receives() -> None:
+@pytest.mark.parametrize("norm", ["bn", "sbn"])
+def test_a_client_with_few_classes_normalises_with_the_statistics_that_it_receives(norm: str) -> None:
     """A client like the labels does not: its batches say more."""
     for inputs, skewed in ((UNLABELLED[::4], True), (UNLABELLED, False)):
         moved = []
         for frozen in (True, False):
             knobs = {"prior_temperature": 2.0, "frozen_statistics": frozen}
-            fedil = method("paper", network={"norm": "sbn"}, method=knobs)
+            fedil = method("paper", network={"norm": norm}, method=knobs)
             moved.append(activate(fedil, broadcast_of(fedil), inputs=inputs).update["delta.params"])
         assert torch.equal(*moved) != skewed
 
