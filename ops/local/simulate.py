@@ -40,6 +40,7 @@ from server_worker.run.inputs import RunInputs, network_of, read_inputs
 from server_worker.run.name import run_id, simulation_id
 from server_worker.run.progress import Progress
 from server_worker.run.recipe import Recipe
+from server_worker.run.resuming import stretched_schedules
 from server_worker.watch.events import Watcher
 from server_worker.watch.notices import Notice
 from server_worker.watch.survey import Surveyor
@@ -93,6 +94,8 @@ def simulate(
         if tensorboard:
             written = TensorBoardWatcher(where.tensorboard, recipe.spec.display, watcher.note)
             watcher = Watcher(stack.enter_context(written), watcher)
+        for words in stretched_schedules(where, recipe) if resume else ():
+            watcher.note(Notice(words))
         watcher.phase(0, "load_data")
         inputs = read_inputs(where, recipe, chosen, resume=resume)
         run_id(where, recipe, run)
