@@ -189,7 +189,7 @@ class _Server:
             watch.leading(
                 inputs.dataset.class_names, lambda: (transport.bytes_sent, transport.bytes_received)
             )
-            method = make_method(recipe.learning(), inputs.dataset, device)
+            method = make_method(recipe.learning(), inputs.dataset, device, inputs.initial_tensors)
             stopped, ledgers = False, ""
             try:
                 Coordinator(run, recipe, method, inputs.labelled, context).run()

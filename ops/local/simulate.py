@@ -151,7 +151,7 @@ def _play_rounds(
         )
         stack.enter_context(Surveyor(run, clients, lambda: (MemoryTransport(broker), store), watch.survey))
         watch.leading(inputs.dataset.class_names, lambda: (transport.bytes_sent, transport.bytes_received))
-        method = make_method(recipe.learning(), inputs.dataset, inputs.device)
+        method = make_method(recipe.learning(), inputs.dataset, inputs.device, inputs.initial_tensors)
         progress: Progress | None = None
         with suppress(Stopped):
             progress = Coordinator(run, recipe, method, inputs.labelled, context).run()
@@ -191,7 +191,10 @@ def _baseline(
             raise Stopped
 
     watcher.phase(0, "baseline")
-    model = FlatModel(network_of(recipe, dataset), inputs.device)
+    network = network_of(recipe, dataset)
+    if inputs.initial is not None:
+        inputs.initial.load_into(network)
+    model = FlatModel(network, inputs.device)
     floor = Floor(model, inputs.labelled, dataset.views, recipe, epochs=epochs, check_stop=check_stop)
     try:
         tried = [asdict(choice) for choice in floor.train()]

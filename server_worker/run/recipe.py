@@ -119,6 +119,9 @@ class Recipe(Learning):
     baseline_epochs: int | None = Field(default=None, ge=0)
     """Server-only training on the same labels, for comparison: as many epochs as the run's server has in all, or this
     many; 0 leaves it out."""
+    init_from: Path | None = Field(default=None, strict=False)
+    """Weights to begin with, before `server.pretrain_epochs`: the folder of another run, for its model that ships, or
+    a .safetensors file. The run's folder keeps a copy."""
     federation: FederationSettings = FederationSettings()
 
     @model_validator(mode="before")
