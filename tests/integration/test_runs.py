@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
+from tests.deployment import Deployed, write_recipe
 from tests.integration.test_cli import SMALL, complaint, fedil
+from tests.integration.test_deployment import SOON, simulate
+from tests.services import Service
 
 
 def test_a_run_goes_on_to_more_rounds_only_when_they_are_asked_for(tmp_path: Path) -> None:
@@ -16,3 +19,18 @@ def test_a_run_goes_on_to_more_rounds_only_when_they_are_asked_for(tmp_path: Pat
     assert "finished 3 of 3 rounds" in extended.stdout
     assert "client.lr follows a cosine over 3 rounds from here on, not over 2" in extended.stdout
     assert "all 3 rounds are over" in fedil(*command, "--resume", "--rounds", "3").stdout
+
+
+def test_a_finished_deployment_goes_on_to_more_rounds_with_the_bits_of_a_longer_one(
+    rabbitmq: Service, redis: Service, tmp_path: Path
+) -> None:
+    recipe = write_recipe(tmp_path, rounds=1)
+    brokers = (rabbitmq.url, redis.url)
+    with Deployed(tmp_path, recipe, *brokers, workers=1) as run:
+        run.wait(SOON)
+    longer = ["--set", "rounds=2"]
+    with Deployed(tmp_path, recipe, *brokers, workers=0, server_restarts=False, more=longer) as refused:
+        refused.wait_until_logged(refused.server_log, "--rounds 2 goes on to so many rounds", SOON)
+    with Deployed(tmp_path, recipe, *brokers, workers=1, more=["--rounds", "2"]) as extended:
+        digests = extended.wait(SOON)
+    assert digests == simulate(write_recipe(tmp_path, rounds=2), tmp_path / "simulated", workers=1)
