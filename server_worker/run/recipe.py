@@ -322,9 +322,9 @@ _NO_NUMBER: Mapping[str, Any] = {
 
 
 def numbers_depend_on(recipe: Recipe) -> dict[str, Any]:
-    """Settings by dotted key, as JSON values, that a saved run must share to be gone on with. How many rounds it goes
-    on for is another question: see run/resuming.py."""
-    ignored = {**_NO_NUMBER, "rounds": True}
+    """Settings by dotted key, as JSON values; how many rounds there are, only where a schedule counts them."""
+    constant = {recipe.client.lr_schedule, recipe.server.lr_schedule} == {"constant"}
+    ignored = {**_NO_NUMBER, "rounds": constant}
     return flatten(recipe.model_dump(mode="json", exclude=ignored), whole=("options",))
 
 

@@ -154,6 +154,11 @@ def test_what_changes_no_number_may_differ_between_a_run_and_its_resumption() ->
         assert numbers_depend_on(base) != numbers_depend_on(make_recipe({"rounds": 5, **changes}))
 
 
+def test_a_cosine_schedule_counts_the_rounds() -> None:
+    short, long = (make_recipe({"rounds": n, "client": {"lr_schedule": "cosine"}}) for n in (5, 9))
+    assert numbers_depend_on(short) != numbers_depend_on(long)
+
+
 def test_overrides_apply_on_top_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "r.toml").write_text("rounds = 7\n[client]\nlr = 0.5\nepochs = 2\n")
     recipe = load_recipe(tmp_path / "r.toml", ["client.lr=0.25", "seed=9"])
