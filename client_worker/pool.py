@@ -4,7 +4,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from io import RawIOBase
 
@@ -36,10 +36,12 @@ class WorkerPool:
         gave_up: Callable[[], None],
         grace_seconds: float = 5.0,
         see: str = "",
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`see` tells where more can be read about workers that die."""
+        """`see` tells where more can be read about workers that die. `environment`: default: that of this process"""
         self._arguments, self._count, self._open_log = list(arguments), count, open_log
         self._note, self._gave_up, self._grace, self._see = note, gave_up, grace_seconds, see
+        self._environment = environment
         self._closing = threading.Event()
         self.failure: Exception | None = None
         self._deaths, self._has_replaced = 0, False
@@ -55,7 +57,8 @@ class WorkerPool:
 
     def _start(self, number: int) -> "_Worker":
         command = [sys.executable, "-m", "client_worker", *self._arguments]
-        return _Worker([*command, "--slot", str(Slot(number, self._count))], self._open_log(number))
+        command += ["--slot", str(Slot(number, self._count))]
+        return _Worker(command, self._open_log(number), self._environment)
 
     def progress(self) -> None:
         """A worker got something done, so the deaths until now were no reason to give up."""
@@ -119,13 +122,14 @@ class _Worker:
     """One process. It has a session of its own, since Ctrl-C in the terminal is for the parent to handle; and it
     reads from a pipe which ends when the parent does, however that comes."""
 
-    def __init__(self, command: Sequence[str], log: RawIOBase) -> None:
+    def __init__(self, command: Sequence[str], log: RawIOBase, environment: Mapping[str, str] | None) -> None:
         self._log = log
         self._last = b""
         self._began = time.monotonic()
         self.replace_at: float | None = None
         self.process = subprocess.Popen(
             command,
+            env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -7,7 +7,7 @@ method's profile fills in what a recipe leaves out.
 import difflib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -17,6 +17,8 @@ from pydantic import (
     PositiveInt,
     SerializeAsAny,
     ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
     model_validator,
 )
 from pydantic_core import ErrorDetails
@@ -97,6 +99,13 @@ class OptimiserSettings(Settings):
         return self
 
 
+def _class_weights(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return validate(value)
+    except ValidationError:
+        raise ValueError('is "balanced", or a list of numbers above 0, one for each class') from None
+
+
 class ServerSettings(OptimiserSettings):
     epochs: PositiveInt = 10
     pretrain_epochs: int = Field(default=0, ge=0)
@@ -109,6 +118,11 @@ class ServerSettings(OptimiserSettings):
     """Weight of an additional cross-entropy on the strong view of labelled samples, before round 1 …"""
     strong_weight: float = Field(default=0.0, ge=0.0)
     """… and in the rounds."""
+    class_weights: Annotated[
+        Literal["balanced"] | list[PositiveFloat] | None, WrapValidator(_class_weights)
+    ] = None
+    """What a labelled sample of each class counts in the loss, in the order of the classes; "balanced": the rarer its
+    class among the labels, the more. For classes that are rare, and must not be missed."""
 
 
 class MethodSettings(Settings):

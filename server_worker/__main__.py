@@ -12,7 +12,7 @@ from broker_config.process.addresses import fill_from_environment, read_account_
 from broker_config.process.logs import Logs, set_up_logs
 from broker_config.protocol.errors import FedILError, UsageError
 from fedil_model.errors import LearningError, SettingError
-from server_worker.options import add_arguments, add_override_argument
+from server_worker.options import add_arguments, add_override_argument, overrides_of
 
 
 def main() -> int:
@@ -43,7 +43,7 @@ def _serve(options: argparse.Namespace, logs: Logs) -> int:
     stop = stop_on_signals()
     from server_worker.run.recipe import load_recipe
 
-    recipe = load_recipe(options.recipe, options.overrides)
+    recipe = load_recipe(options.recipe, overrides_of(options))
     # Here, not above: they load torch, and wrong arguments are answered before.
     from server_worker.deployment import Deployment, serve
     from server_worker.watch.events import Watcher

@@ -67,7 +67,9 @@ class Coordinator:
         self._restarted = True
         """This process has not finished a round yet: answers to an earlier life may be in the queue."""
         self._used = self._use()
-        self._recipe_digest = digest([json.dumps(numbers_depend_on(recipe), sort_keys=True).encode()])
+        # Not of the rounds: whether a run may go on to more of them is decided before it does (run/resuming.py).
+        settings = {key: value for key, value in numbers_depend_on(recipe).items() if key != "rounds"}
+        self._recipe_digest = digest([json.dumps(settings, sort_keys=True).encode()])
         mode: type[Mode[Any]] = BufferedMode if recipe.federation.mode == "buffered" else RoundsMode
         self._mode = mode(run, recipe, self._inbox, self._desk, self._dispatcher, context)
 

@@ -38,6 +38,7 @@ from server_worker.run.inputs import RunInputs, read_inputs
 from server_worker.run.lock import FolderInUse, sole_use
 from server_worker.run.name import run_id
 from server_worker.run.recipe import Recipe
+from server_worker.run.resuming import refuse_differences, saved_recipe, stretched_schedules
 from server_worker.watch.events import Watcher
 from server_worker.watch.log import LogWatcher, log_outcome
 from server_worker.watch.notices import Notice
@@ -71,6 +72,8 @@ class Deployment:
     web: WebAddress | None = None
     tensorboard: bool = False
     stay: bool = False
+    more_rounds: bool = False
+    """A run that was begun goes on to as many rounds as the recipe has now."""
 
     @classmethod
     def from_options(cls, recipe: Recipe, options: Namespace) -> "Deployment":
@@ -79,7 +82,8 @@ class Deployment:
             name: getattr(options, name)
             for name in ("broker", "store", "device", "standby", "web", "tensorboard", "stay")
         }
-        return cls(recipe, options.run_dir or Path("runs") / recipe.name, run=options.run_id, **same)
+        run_dir = options.run_dir or Path("runs") / recipe.name
+        return cls(recipe, run_dir, run=options.run_id, more_rounds=options.rounds is not None, **same)
 
     def connect_store(self, retry: RetryPolicy) -> Store:
         return connect_store(self.store, site_of=self.recipe.site_of, retry=retry)
@@ -154,6 +158,7 @@ class _Server:
                 watcher = Watcher(stack.enter_context(events), watcher)
             for concern in transport.timeout_warnings(recipe.federation.deadline_seconds):
                 watcher.note(Notice(concern))
+            self._resume(watcher)
             watcher.phase(0, "load_data")
             inputs = read_inputs(self.where, recipe, device, resume=True)
             record_environment(self.where, device)
@@ -184,7 +189,7 @@ class _Server:
             watch.leading(
                 inputs.dataset.class_names, lambda: (transport.bytes_sent, transport.bytes_received)
             )
-            method = make_method(recipe.learning(), inputs.dataset, device)
+            method = make_method(recipe.learning(), inputs.dataset, device, inputs.initial_tensors)
             stopped, ledgers = False, ""
             try:
                 Coordinator(run, recipe, method, inputs.labelled, context).run()
@@ -196,6 +201,13 @@ class _Server:
             except LedgerMissing as error:  # the model is complete even if a ledger was damaged
                 watcher.note(Notice(f"no digest of the ledgers: {error}"))
             return outcome_of(self.where, run, stopped, ledgers, inputs.split.digest)
+
+    def _resume(self, watcher: Watcher) -> None:
+        deployment, recipe = self.deployment, self.deployment.recipe
+        if saved := saved_recipe(self.where, recipe):
+            refuse_differences(deployment.run_dir, saved, recipe, more_rounds=deployment.more_rounds)
+        for words in stretched_schedules(self.where, recipe):
+            watcher.note(Notice(words))
 
     def _take_charge(self, patience: RetryPolicy, stack: ExitStack) -> ReconnectingTransport:
         """The lead first, then the folder, which a standby server shares with the one that it waits for. The other may

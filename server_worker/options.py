@@ -1,6 +1,7 @@
 """The command line of a server, without anything heavy: wrong arguments are answered before torch is loaded."""
 
 import argparse
+import re
 from pathlib import Path
 
 from broker_config.process.addresses import WebAddress, add_address_arguments, add_web_argument
@@ -12,6 +13,7 @@ LIVE_PAGE = WebAddress(port=8265, fixed=False)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_address_arguments(parser)
+    add_rounds_argument(parser)
     parser.add_argument(
         "--run-dir",
         type=Path,
@@ -46,6 +48,22 @@ def add_watching_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="write the rounds for TensorBoard too, into DIR/tensorboard",
     )
+
+
+def add_rounds_argument(parser: argparse.ArgumentParser) -> None:
+    """Of where a run is started and gone on with: other than in the recipe, it may differ from what the run had."""
+    rounds = "how many rounds in all; also how a run goes on to more rounds than it was started with"
+    parser.add_argument("--rounds", type=_at_least_one, metavar="N", help=rounds)
+
+
+def overrides_of(options: argparse.Namespace) -> list[str]:
+    return [*options.overrides, *([f"rounds={options.rounds}"] if options.rounds else [])]
+
+
+def _at_least_one(text: str) -> int:
+    if not re.fullmatch(r"0*[1-9][0-9]*", text):
+        raise argparse.ArgumentTypeError(f"wants a number from 1 up, got {text!r}")
+    return int(text)
 
 
 def add_override_argument(parser: argparse.ArgumentParser) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -151,8 +152,10 @@ class Deployed:
         store: str,
         workers: int,
         server_restarts: bool = True,
+        more: Sequence[str] = (),
     ) -> None:
-        self.folder, self._recipe = folder, recipe
+        """`more`: what else the server is started with"""
+        self.folder, self._recipe, self._more = folder, recipe, more
         folder.mkdir(parents=True, exist_ok=True)
         self.environment = {"FEDIL_BROKER_URL": broker, "FEDIL_STORE_URL": store, "OMP_NUM_THREADS": "1"}
         self.server_log = folder / "server.log"
@@ -165,7 +168,8 @@ class Deployed:
             self.add_worker()
 
     def _server(self) -> list[str]:
-        return ["server_worker", "--recipe", str(self._recipe), "--run-dir", str(self.folder / "run")]
+        place = ["--recipe", str(self._recipe), "--run-dir", str(self.folder / "run")]
+        return ["server_worker", *place, *self._more]
 
     def standby(self) -> Supervised:
         arguments = [*self._server(), "--standby"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from pydantic import create_model
 
 from fedil_model.errors import SettingError
-from fedil_model.methods.interface import Method, MethodContext, MethodSpec
+from fedil_model.methods.interface import Method, MethodContext, MethodSpec, Tensors
 from fedil_model.plugins import is_plugin, load_callable, users_code
 from fedil_model.settings import Learning, merge
 
@@ -100,6 +100,10 @@ def make_learning(values: Mapping[str, Any]) -> Learning:
     return validate(Learning, values)
 
 
-def make_method(learning: Learning, dataset: "Dataset", device: "torch.device") -> Method:
-    context = MethodContext(learning, dataset.input_shape, len(dataset.class_names), dataset.views, device)
+def make_method(
+    learning: Learning, dataset: "Dataset", device: "torch.device", initial: Tensors | None = None
+) -> Method:
+    """`initial`: the weights that a run begins with, where they are given"""
+    classes = len(dataset.class_names)
+    context = MethodContext(learning, dataset.input_shape, classes, dataset.views, device, initial)
     return find_method(learning.method.name).make(context)

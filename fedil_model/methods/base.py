@@ -14,6 +14,7 @@ from fedil_model.errors import NumericError, StateError
 from fedil_model.methods.averaging import AveragingFold, norm_of
 from fedil_model.methods.interface import Activation, Bases, MethodContext, State, Tensors
 from fedil_model.networks import build_network
+from fedil_model.networks.heads import WithHeads
 from fedil_model.networks.normalisation import refresh_statistics
 from fedil_model.seeding import derive_seed
 from fedil_model.settings import Learning, MethodSettings
@@ -41,6 +42,14 @@ class MethodBase:
         """With the weights that a run begins with."""
         return FlatModel(self._module(), self.device)
 
+    def _begin_with(self) -> Weights:
+        """As built, or as given to the run. Heads, which never ship, are as built."""
+        module = self._module()
+        if self._context.initial is not None:
+            network = module.network if isinstance(module, WithHeads) else module
+            network.load_state_dict(dict(self._context.initial))
+        return FlatModel(module, self.device).take_weights()
+
     def _module(self) -> nn.Module:
         context, seed = self._context, self._seed("network")
         return build_network(context.learning.network, context.input_shape, context.num_classes, seed)
@@ -51,7 +60,7 @@ class MethodBase:
     def _pretrain(self, labelled: Samples) -> Weights:
         """The initial weights after server.pretrain_epochs on the labelled samples."""
         server = self._learning.server
-        self._student.load(self._network().take_weights())
+        self._student.load(self._begin_with())
         if server.pretrain_epochs:
             train_supervised(
                 self._student,

@@ -301,6 +301,9 @@ class MethodContext:
     num_classes: int
     views: "Views"
     device: "torch.device"
+    initial: Tensors | None = None
+    """At the server of a run that begins with given weights: those of the network, by the names of its state_dict.
+    `initial_state` begins with them."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -42,6 +43,7 @@ def train_supervised(
     goes to 0 along a cosine over these steps. A sample counts only while the probability of its label is at most
     `ceiling`. `check_stop` is called with every batch, and may raise."""
     settings, generator = learning.server, torch.Generator().manual_seed(seed)
+    counting_C = class_weights(settings.class_weights, samples.labels)
     optimiser = FlatSGD(model, settings, lr)
     model.module.train()
     epoch_loss = torch.zeros((), device=model.device)
@@ -61,7 +63,8 @@ def train_supervised(
                 with autocast(model.device, learning.autocast):
                     parts = torch.split(model.module(torch.cat(inputs)).float(), len(batch))
                 losses = [
-                    w * labelled_loss(part, labels_B, ceiling) for w, part in zip(weights, parts, strict=True)
+                    w * labelled_loss(part, labels_B, ceiling, counting_C)
+                    for w, part in zip(weights, parts, strict=True)
                 ]
                 loss = torch.stack(losses).sum()
                 optimiser.zero_grad()
@@ -76,10 +79,26 @@ def train_supervised(
     return result
 
 
-def labelled_loss(logits_BC: Tensor, labels_B: Tensor, ceiling: float) -> Tensor:
-    """Cross-entropy. The mean is over the samples that are not above the ceiling, as UDA's authors compute it."""
-    if ceiling >= 1.0:
+def class_weights(setting: Literal["balanced"] | list[float] | None, labels_N: Tensor) -> Tensor | None:
+    """ "balanced": classes that have labels count alike, and a sample counts 1 on average, as scikit-learn has it."""
+    if setting is None:
+        return None
+    if setting != "balanced":
+        return torch.tensor(setting, dtype=torch.float32, device=labels_N.device)
+    held_C = torch.bincount(labels_N)
+    return len(labels_N) / ((held_C > 0).sum() * held_C.clamp(min=1))
+
+
+def labelled_loss(
+    logits_BC: Tensor, labels_B: Tensor, ceiling: float, weights_C: Tensor | None = None
+) -> Tensor:
+    """Cross-entropy. The mean is over the samples that are not above the ceiling, as UDA's authors compute it, and
+    weighted by class where there are weights."""
+    if ceiling >= 1.0 and weights_C is None:
         return F.cross_entropy(logits_BC, labels_B)
     losses_B = F.cross_entropy(logits_BC, labels_B, reduction="none")
-    counts_B = losses_B.detach() >= -math.log(ceiling)
-    return (losses_B * counts_B).sum() / counts_B.sum().clamp(min=1)
+    counts_B = (losses_B.detach() >= -math.log(ceiling)).float()
+    if weights_C is None:
+        return (losses_B * counts_B).sum() / counts_B.sum().clamp(min=1)
+    counts_B *= weights_C[labels_B]
+    return (losses_B * counts_B).sum() / counts_B.sum().clamp(min=float(weights_C.min()))

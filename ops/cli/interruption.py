@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
@@ -24,9 +24,13 @@ class Interruption:
 
 
 @contextmanager
-def interruptible(on_first: Callable[[], None]) -> Iterator[Interruption]:
+def interruptible(
+    on_first: Callable[[], None], signals: Sequence[signal.Signals] = SIGNALS
+) -> Iterator[Interruption]:
     interruption = Interruption(on_first)
-    before = {number: signal.signal(number, interruption) for number in SIGNALS}
+    if threading.current_thread() is not threading.main_thread():
+        signals = ()  # only the main thread is told of them
+    before = {number: signal.signal(number, interruption) for number in signals}
     try:
         yield interruption
     finally:

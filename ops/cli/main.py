@@ -26,6 +26,7 @@ COMMANDS = {
     "compare": "run several methods on one recipe and compare them",
     "sweep": "run a recipe with several values of its settings and compare them",
     "recipes": "list the built-in recipes, or show one",
+    "runs": "list the runs in a folder",
     "cluster": "train on this machine over RabbitMQ and Redis, as a deployment does",
     "server": "lead a run, for workers that connect to the same broker",
     "worker": "train one site's clients, for a server elsewhere",

@@ -10,7 +10,7 @@ from fedil_model.errors import SettingError
 
 if TYPE_CHECKING:
     from fedil_model.settings import DataSettings
-    from server_worker.run.recipe import Recipe
+    from server_worker.run.recipe import Override, Recipe
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 RECIPE_HELP = "a built-in name (see: fedil recipes) or a .toml file"
@@ -32,7 +32,7 @@ def find_recipe(name: str) -> Path:
     raise SettingError(f"there is no recipe {name!r}; {hint}")
 
 
-def read_recipe(name: str, overrides: Sequence[str]) -> "Recipe":
+def read_recipe(name: str, overrides: "Sequence[str | Override]") -> "Recipe":
     path = find_recipe(name)
     from server_worker.run.recipe import load_recipe
 
@@ -46,15 +46,3 @@ def with_data_root(data: "DataSettings") -> "DataSettings":
     if not default or (data.root is not None and data.root.exists()):
         return data
     return data.model_copy(update={"root": Path(default)})
-
-
-def differences(saved: "Recipe", asked: "Recipe") -> list[str]:
-    """Why a saved run cannot go on with this recipe, one phrase per key; empty when it can. What may differ is
-    the coordinator's to say, which refuses the checkpoint by the same rule; fewer rounds are refused only here."""
-    from server_worker.run.recipe import numbers_depend_on
-
-    before, after = numbers_depend_on(saved), numbers_depend_on(asked)
-    if "rounds" in before | after or asked.rounds < saved.rounds:
-        before, after = before | {"rounds": saved.rounds}, after | {"rounds": asked.rounds}
-    changed = [key for key in sorted(before | after) if before.get(key) != after.get(key)]
-    return [f"{key} was {before.get(key)!r}, is {after.get(key)!r}" for key in changed]

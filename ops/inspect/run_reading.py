@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from broker_config.protocol.errors import FedILError
 from fedil_model.errors import SettingError
-from ops.cli.recipe_files import differences, with_data_root
+from ops.cli.recipe_files import with_data_root
 from server_worker.run.folder import RunDir, read_json
 
 if TYPE_CHECKING:
@@ -28,19 +28,6 @@ def load_run(run_dir: Path, plugins: Collection[str] = (), remedy: str = ALLOW_B
     from server_worker.run.recipe import make_recipe
 
     return make_recipe(values, source=str(RunDir(run_dir).recipe))
-
-
-def load_same_run(run_dir: Path, recipe: "Recipe", remedy: str) -> "Recipe":
-    """The recipe that a run was started with, if the run may go on with the given one."""
-
-    saved = load_run(run_dir, recipe.plugins, NAME_THE_RECIPE)
-    refuse_differences(run_dir, saved, recipe, remedy)
-    return saved
-
-
-def refuse_differences(run_dir: Path, saved: "Recipe", asked: "Recipe", remedy: str) -> None:
-    if changes := differences(saved, asked):
-        raise SettingError(f"{run_dir} was started with other settings: {'; '.join(changes)}. {remedy}")
 
 
 def recipe_values(run_dir: Path) -> dict[str, Any]:

@@ -41,6 +41,8 @@ class Cluster:
     """The command line that goes on with this"""
     web: WebAddress | None = None
     tensorboard: bool = False
+    rounds: int | None = None
+    """To which the run goes, whatever the recipe says"""
 
 
 def services_of(run_dir: Path) -> Path:
@@ -194,6 +196,7 @@ def start_server(cluster: Cluster, connection: Sequence[str]) -> GuardedProcess:
     command = [sys.executable, "-m", "ops.cli", "server", "--recipe", str(cluster.recipe_file)]
     command += [*connection, "--run-dir", str(cluster.run_dir), "--again", cluster.again]
     command += ["--web", str(cluster.web or "off"), *(["--tensorboard"] if cluster.tensorboard else [])]
+    command += ["--rounds", str(cluster.rounds)] if cluster.rounds else []
     for override in cluster.overrides:
         command += ["--set", override]
     # All workers are on this machine, whichever interface the page is on.

@@ -40,6 +40,7 @@ from server_worker.run.inputs import RunInputs, network_of, read_inputs
 from server_worker.run.name import run_id, simulation_id
 from server_worker.run.progress import Progress
 from server_worker.run.recipe import Recipe
+from server_worker.run.resuming import stretched_schedules
 from server_worker.watch.events import Watcher
 from server_worker.watch.notices import Notice
 from server_worker.watch.survey import Surveyor
@@ -93,6 +94,8 @@ def simulate(
         if tensorboard:
             written = TensorBoardWatcher(where.tensorboard, recipe.spec.display, watcher.note)
             watcher = Watcher(stack.enter_context(written), watcher)
+        for words in stretched_schedules(where, recipe) if resume else ():
+            watcher.note(Notice(words))
         watcher.phase(0, "load_data")
         inputs = read_inputs(where, recipe, chosen, resume=resume)
         run_id(where, recipe, run)
@@ -148,7 +151,7 @@ def _play_rounds(
         )
         stack.enter_context(Surveyor(run, clients, lambda: (MemoryTransport(broker), store), watch.survey))
         watch.leading(inputs.dataset.class_names, lambda: (transport.bytes_sent, transport.bytes_received))
-        method = make_method(recipe.learning(), inputs.dataset, inputs.device)
+        method = make_method(recipe.learning(), inputs.dataset, inputs.device, inputs.initial_tensors)
         progress: Progress | None = None
         with suppress(Stopped):
             progress = Coordinator(run, recipe, method, inputs.labelled, context).run()
@@ -188,7 +191,10 @@ def _baseline(
             raise Stopped
 
     watcher.phase(0, "baseline")
-    model = FlatModel(network_of(recipe, dataset), inputs.device)
+    network = network_of(recipe, dataset)
+    if inputs.initial is not None:
+        inputs.initial.load_into(network)
+    model = FlatModel(network, inputs.device)
     floor = Floor(model, inputs.labelled, dataset.views, recipe, epochs=epochs, check_stop=check_stop)
     try:
         tried = [asdict(choice) for choice in floor.train()]

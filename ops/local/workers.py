@@ -1,5 +1,7 @@
 """The workers of a run on this machine: their output goes to the run's folder."""
 
+import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -17,6 +19,8 @@ def start_workers(
 ) -> WorkerPool:
     """`plugins`: code that tasks may name; `note` is told of deaths; `name` begins the names of their logs."""
     logs.mkdir(parents=True, exist_ok=True)
+    # They find modules where this process does, such as beside the script that runs.
+    path = os.pathsep.join(place or os.getcwd() for place in sys.path)
     return WorkerPool(
         [*arguments, *(word for plugin in plugins for word in ("--plugin", plugin))],
         count,
@@ -24,4 +28,5 @@ def start_workers(
         note=note,
         gave_up=gave_up,
         see=f" (see {logs})",
+        environment={**os.environ, "PYTHONPATH": path},
     )

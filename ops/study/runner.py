@@ -12,13 +12,14 @@ from typing import Any, Literal
 
 from fedil_model.errors import SettingError
 from ops.inspect.run_place import is_run
-from ops.inspect.run_reading import recipe_values, refuse_differences
+from ops.inspect.run_reading import recipe_values
 from ops.local.services.process import GuardedProcess
 from ops.study.cell import CellFile
 from ops.study.cells import Cell
 from server_worker.run.folder import RunDir
 from server_worker.run.history import read_history
 from server_worker.run.recipe import make_recipe
+from server_worker.run.resuming import refuse_differences
 
 State = Literal["waiting", "running", "done", "failed"]
 _POLL_SECONDS = 0.5

@@ -14,6 +14,8 @@ class RunDir:
         self.identity = root / "run.json"
         """The name of the run at the brokers and for watchers"""
         self.split = root / "split.json"
+        self.initial = root / "initial.safetensors"
+        """The weights that it began with, where its recipe names some"""
         self.shards = root / "shards"
         self.ledgers = root / "ledgers"
         self.checkpoints = root / "checkpoints"

@@ -1,23 +1,25 @@
 """The data of a run, as its server reads it: dataset, split, labelled part."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from broker_config.process.durable import write_atomically
 from fedil_model.data.datasets import open_dataset
 from fedil_model.data.datasets.checking import check_views
 from fedil_model.data.datasets.interface import Dataset, Samples
 from fedil_model.data.split import Split, make_split, refuse_missing_classes
-from fedil_model.errors import DataError
+from fedil_model.errors import DataError, SettingError
 from fedil_model.networks import build_network
 from fedil_model.seeding import derive_seed
 from fedil_model.training.fitting import FitKind, fit_model
 from fedil_model.training.flat_model import FlatModel
 from server_worker.round.evaluation import BackgroundEvaluator, Fit
 from server_worker.run.folder import RunDir
+from server_worker.run.initial import Initial, read_initial
 from server_worker.run.recipe import Recipe
 
 
@@ -30,6 +32,12 @@ class RunInputs:
     labelled: Samples
     """Like `test`, on the device"""
     device: torch.device
+    initial: Initial | None = None
+    """What the run begins with, where it is not the network as built"""
+
+    @property
+    def initial_tensors(self) -> Mapping[str, Tensor] | None:
+        return self.initial.tensors if self.initial else None
 
     def evaluator(self, recipe: Recipe) -> BackgroundEvaluator:
         model = FlatModel(network_of(recipe, self.dataset), self.device)
@@ -54,10 +62,22 @@ def read_inputs(where: RunDir, recipe: Recipe, device: torch.device, *, resume: 
     dataset = open_dataset(recipe.data)
     train, test = dataset.load_train(), _on_device(dataset.load_test(), device)
     check_views(recipe.data.name, dataset, train, test, device)
-    network_of(recipe, dataset)  # one that does not fit is told before anything is written
+    # A network or weights that do not fit are told of before anything is written.
+    initial = read_initial(where, recipe, network_of(recipe, dataset))
+    _refuse_class_weights(recipe, dataset)
     split = _split(where, recipe, dataset, train, resume)
     labelled = _on_device(labelled_samples(train, split, recipe), device)
-    return RunInputs(dataset, train, test, split, labelled, device)
+    if initial is not None and not where.initial.exists():
+        initial.keep(where)
+    return RunInputs(dataset, train, test, split, labelled, device, initial)
+
+
+def _refuse_class_weights(recipe: Recipe, dataset: Dataset) -> None:
+    given, classes = recipe.server.class_weights, len(dataset.class_names)
+    if isinstance(given, list) and len(given) != classes:
+        raise SettingError(
+            f"server.class_weights has {len(given)} numbers, and the data have {classes} classes"
+        )
 
 
 def _split(where: RunDir, recipe: Recipe, dataset: Dataset, train: Samples, resume: bool) -> Split:

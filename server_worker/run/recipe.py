@@ -3,6 +3,7 @@
 import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial, reduce
 from ipaddress import ip_network
 from itertools import accumulate
@@ -118,6 +119,9 @@ class Recipe(Learning):
     baseline_epochs: int | None = Field(default=None, ge=0)
     """Server-only training on the same labels, for comparison: as many epochs as the run's server has in all, or this
     many; 0 leaves it out."""
+    init_from: Path | None = Field(default=None, strict=False)
+    """Weights to begin with, before `server.pretrain_epochs`: the folder of another run, for its model that ships, or
+    a .safetensors file. The run's folder keeps a copy."""
     federation: FederationSettings = FederationSettings()
 
     @model_validator(mode="before")
@@ -184,7 +188,27 @@ class Recipe(Learning):
         return validate(Learning, self.model_dump(include=set(Learning.model_fields)))
 
 
-def load_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:
+@dataclass(frozen=True)
+class Override:
+    """One setting on top of a recipe"""
+
+    key: list[str]
+    table: dict[str, Any]
+    said: str
+    """As it was given, for what is said of it"""
+
+    @staticmethod
+    def of(key: list[str], value: Any, said: str) -> "Override":
+        for part in reversed(key):
+            value = {part: value}
+        return Override(key, value, said)
+
+    @staticmethod
+    def parsed(text: str) -> "Override":
+        return Override(_key_of(text), parse_override(text), f"--set {text}")
+
+
+def load_recipe(path: Path, overrides: Iterable[str | Override] = ()) -> Recipe:
     """Read a TOML file and apply `key=value` overrides. Raises SettingError naming what is wrong."""
     return make_recipe(read_values(path), str(path), overrides)
 
@@ -209,13 +233,15 @@ def read_values(path: Path, *below: Path) -> dict[str, Any]:
     return merge(_without_the_other_way(read_values(base, path, *below), [values]), values)
 
 
-def make_recipe(values: Mapping[str, Any], source: str = "recipe", overrides: Iterable[str] = ()) -> Recipe:
+def make_recipe(
+    values: Mapping[str, Any], source: str = "recipe", overrides: Iterable[str | Override] = ()
+) -> Recipe:
     """`source` is blamed for what is wrong in `values`, and an override for what is wrong in it."""
-    overrides = list(overrides)
-    parsed = [parse_override(override) for override in overrides]
+    given = [Override.parsed(one) if isinstance(one, str) else one for one in overrides]
+    parsed = [override.table for override in given]
     values = _named_by_its_data(_sized(values, parsed, source), parsed)
     merged = reduce(merge, parsed, _without_the_other_way(values, parsed))
-    blamed = partial(_blamed, values, source, overrides)
+    blamed = partial(_blamed, values, source, given)
     try:
         return validate(Recipe, merged)
     except ValidationError as error:
@@ -263,19 +289,18 @@ def _without_the_other_way(values: Mapping[str, Any], overrides: Iterable[dict[s
     return {**values, "split": kept}
 
 
-def _blamed(values: Mapping[str, Any], source: str, overrides: Iterable[str], path: list[str]) -> str:
+def _blamed(values: Mapping[str, Any], source: str, overrides: Iterable[Override], path: list[str]) -> str:
     """The file or options that a key comes from; for a table that contradicts itself, those of its parts."""
     parts: list[str] = []
     for override in overrides:
-        key = _key_of(override)
+        key = override.key
         if path[: len(key)] == key:
-            parts, values = [override], {}
+            parts, values = [override.said], {}
         elif key[: len(path)] == path:
-            parts.append(override)
-    sets = " ".join(f"--set {override}" for override in parts)
+            parts.append(override.said)
     if not parts:
         return source
-    return f"{source} with {sets}" if _holds(values, path) else sets
+    return f"{source} with {' '.join(parts)}" if _holds(values, path) else " ".join(parts)
 
 
 def _holds(values: Any, path: list[str]) -> bool:
@@ -297,8 +322,7 @@ _NO_NUMBER: Mapping[str, Any] = {
 
 
 def numbers_depend_on(recipe: Recipe) -> dict[str, Any]:
-    """Settings by dotted key, as JSON values, that a saved run must share to be gone on with. More rounds may be
-    asked for later, unless a schedule counts them."""
+    """Settings by dotted key, as JSON values; how many rounds there are, only where a schedule counts them."""
     constant = {recipe.client.lr_schedule, recipe.server.lr_schedule} == {"constant"}
     ignored = {**_NO_NUMBER, "rounds": constant}
     return flatten(recipe.model_dump(mode="json", exclude=ignored), whole=("options",))
@@ -327,11 +351,7 @@ def parse_override(text: str) -> dict[str, Any]:
         table = {"value": value.strip()}
     if len(table) != 1:
         raise SettingError(f"--set takes one key=value at a time; got {text!r}")
-    parsed: Any = table["value"]
-    for part in reversed(_key_of(text)):
-        parsed = {part: parsed}
-    assert isinstance(parsed, dict)
-    return parsed
+    return Override.of(_key_of(text), table["value"], text).table
 
 
 def _key_of(override: str) -> list[str]:

@@ -145,7 +145,7 @@ def test_a_misspelt_setting_is_named_with_the_one_that_was_meant(tmp_path: Path)
         (["xyzzy"], "invalid choice: 'xyzzy' (choose from "),
         (["ledger", "lst"], "did you mean list? (see: fedil ledger --help)"),
         (["ledger", "list", "x", "y"], "unrecognized arguments: x y (see: fedil ledger list --help)"),
-        (["simulate", "--rounds", "3"], "unrecognized arguments: --rounds (see: fedil simulate --help)"),
+        (["simulate", "--round", "3"], "unrecognized arguments: --round (see: fedil simulate --help)"),
         (["ledger", "show", "x"], "CLIENT: wants a client's number, from 0 up, got 'x'"),
         (["simulate", "--web", "99999"], "got '99999': ports end at 65535"),
         (
@@ -298,16 +298,6 @@ def test_a_second_run_in_the_same_folder_is_refused_with_both_ways_out(run_dir: 
 def test_resuming_with_other_settings_is_refused_and_names_them(run_dir: Path) -> None:
     line = complaint(fedil("simulate", "--run-dir", run_dir, *SMALL, "--set", "client.lr=0.5", "--resume"), 2)
     assert "client.lr was 0.05, is 0.5" in line
-
-
-def test_a_run_whose_schedule_counts_the_rounds_refuses_more_of_them_and_stays_resumable(
-    tmp_path: Path,
-) -> None:
-    command = ["simulate", "--run-dir", str(tmp_path / "run"), *SMALL, "--set", "client.lr_schedule=cosine"]
-    assert fedil(*command, "--quiet").returncode == 0
-    line = complaint(fedil(*command, "--set", "rounds=3", "--resume"), 2)
-    assert "rounds was 2, is 3" in line
-    assert fedil(*command, "--resume", "--quiet").returncode == 0
 
 
 def test_evaluate_measures_the_accuracy_that_the_run_reported(run_dir: Path) -> None:

@@ -7,24 +7,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
+Numbers = float | Sequence[float] | np.ndarray | Tensor
+"""Anything that NumPy makes an array of"""
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class TensorViews:
-    """Features should have about unit scale; give `mean` and `std` (per feature, or one for all) if not."""
+    """Features should have about unit scale; give `mean` and `std` (per feature, or one for all) if not. A feature
+    whose `std` is 0 never changes, and is only shifted."""
 
-    mean: Sequence[float] | np.ndarray | Tensor = (0.0,)
-    std: Sequence[float] | np.ndarray | Tensor = (1.0,)
+    mean: Numbers = 0.0
+    std: Numbers = 1.0
     weak_noise: float = 0.05
     strong_noise: float = 0.2
     strong_dropout: float = 0.2
     """Share of features that the strong view sets to their mean."""
 
+    def __post_init__(self) -> None:
+        std = _tensor_of(self.std)
+        object.__setattr__(self, "mean", _tensor_of(self.mean))
+        object.__setattr__(self, "std", std.masked_fill(std == 0.0, 1.0))
+
     def plain(self, raw: Tensor) -> Tensor:
-        # float32 said aloud: the numbers of a NumPy array are float64, and would make the features so.
-        mean, std = (
-            torch.as_tensor(values, dtype=torch.float32, device=raw.device)
-            for values in (self.mean, self.std)
-        )
+        mean, std = (torch.as_tensor(values, device=raw.device) for values in (self.mean, self.std))
         return (raw.to(torch.float32) - mean) / std
 
     def weak(self, raw: Tensor, generator: torch.Generator) -> Tensor:
@@ -36,6 +41,13 @@ class TensorViews:
         features.add_(_normal_like(features, generator), alpha=self.strong_noise)
         dropped = torch.rand(features.shape, generator=generator, device=generator.device)
         return features.masked_fill_((dropped < self.strong_dropout).to(features.device), 0.0)
+
+
+def _tensor_of(numbers: Numbers) -> Tensor:
+    """A copy in float32: NumPy's own are float64, and may be read-only or run backwards, which torch does not take."""
+    if isinstance(numbers, Tensor):
+        return numbers.to(torch.float32)
+    return torch.from_numpy(np.array(numbers, dtype=np.float32))
 
 
 def _normal_like(features: Tensor, generator: torch.Generator) -> Tensor:

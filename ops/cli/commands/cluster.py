@@ -11,13 +11,14 @@ from ops.cli.commands.simulate import DEFAULT_RECIPE, add_default_recipe_argumen
 from ops.cli.interruption import interruptible
 from ops.cli.invocation import shell_line
 from ops.cli.recipe_files import find_recipe, read_recipe
-from server_worker.options import add_watching_arguments
+from server_worker.options import add_rounds_argument, add_watching_arguments, overrides_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_default_recipe_argument(parser)
     parser.set_defaults(recipe=DEFAULT_RECIPE)
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="default: runs/<recipe name>-cluster")
+    add_rounds_argument(parser)
     workers = "processes, dealt out over the sites; default: one per core"
     parser.add_argument("--workers", type=at_least_one, metavar="N", help=workers)
     add_device_argument(parser)
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    recipe = read_recipe(args.recipe, args.overrides)
+    recipe = read_recipe(args.recipe, overrides_of(args))
     from ops.local.cluster import Cluster, run_cluster, say, with_a_port
 
     cluster = Cluster(
@@ -38,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
         again=shell_line(*args.words),
         web=with_a_port(args.web),
         tensorboard=args.tensorboard,
+        rounds=args.rounds,
     )
     with interruptible(on_first=lambda: say("stopping; once more ends it at once")) as interruption:
         code = run_cluster(cluster, interruption.stop)

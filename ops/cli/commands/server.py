@@ -19,8 +19,6 @@ from ops.cli.commands.simulate import add_view_arguments
 from ops.cli.interruption import interruptible
 from ops.cli.invocation import shell_line
 from ops.cli.recipe_files import RECIPE_HELP, read_recipe
-from ops.inspect.run_place import is_run
-from ops.inspect.run_reading import load_same_run
 from server_worker import options
 
 if TYPE_CHECKING:
@@ -46,10 +44,13 @@ def run(args: argparse.Namespace) -> int:
             "--log-format is for a log: name a --log-file, or use python -m server_worker, which only logs"
         )
     fill_from_environment(args, os.environ)
-    recipe = read_recipe(args.recipe, args.overrides)
+    recipe = read_recipe(args.recipe, options.overrides_of(args))
     run_dir: Path = args.run_dir or Path("runs") / recipe.name
-    if is_run(run_dir):
-        load_same_run(run_dir, recipe, "Use those, or another --run-dir")
+    from server_worker.run.folder import RunDir
+    from server_worker.run.resuming import refuse_differences, saved_recipe
+
+    if saved := saved_recipe(RunDir(run_dir), recipe):
+        refuse_differences(run_dir, saved, recipe, more_rounds=args.rounds is not None)
     from ops.cli.view import make_view
 
     began = time.monotonic()
@@ -60,7 +61,6 @@ def run(args: argparse.Namespace) -> int:
         # Here, because it loads torch: the view already shows that something is happening.
         from ops.inspect.summary import summarise
         from server_worker.deployment import Deployment
-        from server_worker.run.folder import RunDir
 
         try:
             outcome = serve_logged(args, Deployment.from_options(recipe, args), view, interruption.stop)

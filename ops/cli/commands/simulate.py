@@ -1,7 +1,6 @@
 """Train on one machine: the real server and client loops on an embedded broker, on all cores."""
 
 import argparse
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,11 +12,16 @@ from fedil_model.errors import LearningError, SettingError
 from ops.cli.interruption import interruptible
 from ops.cli.invocation import resume_words, shell_line
 from ops.cli.recipe_files import RECIPE_HELP, read_recipe
-from ops.inspect.run_place import has_checkpoint, is_run, refuse_if_taken, replacing
-from ops.inspect.run_reading import NAME_THE_RECIPE, load_run, load_same_run
-from server_worker.options import add_override_argument, add_watching_arguments
+from ops.inspect.run_place import has_checkpoint, is_run
+from ops.inspect.run_reading import NAME_THE_RECIPE, load_run
+from server_worker.options import (
+    add_override_argument,
+    add_rounds_argument,
+    add_watching_arguments,
+    overrides_of,
+)
 from server_worker.run.environment import usable_cores
-from server_worker.run.lock import lock_file, sole_use
+from server_worker.run.lock import lock_file
 
 if TYPE_CHECKING:
     from server_worker.run.recipe import Recipe
@@ -31,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     again = parser.add_mutually_exclusive_group()
     again.add_argument("--resume", action="store_true", help="go on where the run in DIR was stopped")
     again.add_argument("--overwrite", action="store_true", help="replace the run in DIR by a new one")
+    add_rounds_argument(parser)
     parser.add_argument("--workers", type=at_least_one, metavar="N", help="processes; default: one per core")
     add_device_argument(parser)
     add_watching_arguments(parser)
@@ -52,13 +57,11 @@ def add_view_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     recipe = chosen_recipe(args)
     run_dir: Path = args.run_dir or Path("runs") / recipe.name
-    with sole_use(run_dir):
-        refuse_if_taken(run_dir, resume=args.resume, overwrite=args.overwrite)
-        resume = args.resume and is_run(run_dir)
-        if resume:
-            recipe = going_on(run_dir, recipe)
-        with replacing(run_dir) if args.overwrite else nullcontext():
-            return train_or_say_how_to_go_on(args, recipe, run_dir, resume)
+    from ops.local.placing import placed
+
+    how = {"resume": args.resume, "overwrite": args.overwrite, "more_rounds": args.rounds is not None}
+    with placed(run_dir, recipe, **how) as (recipe, goes_on):
+        return train_or_say_how_to_go_on(args, recipe, run_dir, goes_on)
 
 
 def train_or_say_how_to_go_on(args: argparse.Namespace, recipe: "Recipe", run_dir: Path, resume: bool) -> int:
@@ -101,23 +104,15 @@ def train(args: argparse.Namespace, recipe: "Recipe", run_dir: Path, resume: boo
 def chosen_recipe(args: argparse.Namespace) -> "Recipe":
     """The one that was named; or with --resume --run-dir and no name, the run's own."""
     if not (args.resume and args.recipe is None and args.run_dir is not None):
-        return read_recipe(args.recipe or DEFAULT_RECIPE, args.overrides)
+        return read_recipe(args.recipe or DEFAULT_RECIPE, overrides_of(args))
     if not is_run(args.run_dir):
         if lock_file(args.run_dir.resolve()).exists():  # killed before its recipe was written
-            return read_recipe(DEFAULT_RECIPE, args.overrides)
+            return read_recipe(DEFAULT_RECIPE, overrides_of(args))
         raise SettingError(f"there is nothing to resume in {args.run_dir}: leave out --resume to begin")
     from server_worker.run.recipe import make_recipe
 
     saved = load_run(args.run_dir, remedy=NAME_THE_RECIPE)
-    return make_recipe(saved.model_dump(), str(args.run_dir), args.overrides)
-
-
-def going_on(run_dir: Path, recipe: "Recipe") -> "Recipe":
-    """The recipe to resume with, if it may: it finds the data where the run did, unless it says where."""
-    saved = load_same_run(run_dir, recipe, "Use those, or --overwrite, or another --run-dir")
-    if recipe.data.root is not None:
-        return recipe
-    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"root": saved.data.root})})
+    return make_recipe(saved.model_dump(), str(args.run_dir), overrides_of(args))
 
 
 def default_workers(recipe: "Recipe") -> int:

@@ -2,7 +2,10 @@
 
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
+
+from rich.console import Console
 
 from ops.cli.invocation import brief_path
 from ops.cli.view.lines import JsonView, PlainView, QuietView
@@ -18,10 +21,17 @@ def make_view(recipe: Recipe, run_dir: Path, where: str, *, as_json: bool, quiet
     if quiet:
         return QuietView()
     display = recipe.spec.display
-    if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
+    if not _redraws():
         return PlainView(display)
     from ops.cli.view.live import LiveView
 
     asked = recipe.federation.expected
     parts = [recipe.name, f"{recipe.split.clients} clients, {asked} a round", where, brief_path(run_dir)]
     return LiveView(display, " · ".join(parts), asked)
+
+
+def _redraws() -> bool:
+    """A terminal does; a notebook does with ipywidgets, which rich uses there."""
+    if sys.stdout.isatty():
+        return os.environ.get("TERM") != "dumb"
+    return "ipykernel" in sys.modules and Console().is_jupyter and find_spec("ipywidgets") is not None

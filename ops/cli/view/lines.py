@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Self
 
 from broker_config.process.logs import plain
@@ -36,7 +37,8 @@ class QuietView(Watcher):
     def stopping(self) -> None:
         """The person has asked to stop. Called by a signal handler, in the middle of anything: it must not print
         through buffers that the interrupted code may be filling."""
-        os.write(sys.stderr.fileno(), f"\nfedil: {STOPPING}\n".encode())
+        with suppress(OSError):  # a notebook's stderr may have no number
+            os.write(sys.stderr.fileno(), f"\nfedil: {STOPPING}\n".encode())
 
     def finish(self, summary: Summary, recipe: Recipe, resume_line: str) -> None:
         """The run has ended; `resume_line` is the command that continues a stopped one."""

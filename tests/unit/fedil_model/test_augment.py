@@ -304,3 +304,43 @@ def test_a_table_is_normalised_with_the_statistics_of_a_numpy_array_as_they_are(
     assert torch.allclose(plain.std(0, correction=0), torch.ones(4), atol=1e-5)
     as_tensors = TensorViews(mean=torch.from_numpy(table.mean(0)), std=torch.from_numpy(table.std(0)))
     assert torch.equal(as_tensors.plain(torch.from_numpy(table)), plain)
+
+
+class Column:
+    """Like a table's column with names instead of positions"""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self._values = values
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self._values, dtype=dtype)
+
+    def __getitem__(self, key: Any) -> float:
+        raise KeyError(key)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        lambda numbers: list(numbers),
+        lambda numbers: tuple(numbers.astype(np.float32)),
+        lambda numbers: numbers[::-1].copy()[::-1],
+        lambda numbers: np.broadcast_to(numbers, numbers.shape),
+        Column,
+    ],
+    ids=["list of NumPy numbers", "tuple", "backwards", "read-only", "column"],
+)
+def test_statistics_may_be_any_kind_of_numbers(kind: Callable[[np.ndarray], Any]) -> None:
+    table = np.random.default_rng(0).normal(3.0, 2.0, (50, 4))
+    views, expected = (
+        TensorViews(mean=make(table.mean(0)), std=make(table.std(0))) for make in (kind, np.asarray)
+    )
+    assert torch.equal(views.plain(torch.from_numpy(table)), expected.plain(torch.from_numpy(table)))
+    one_for_all = TensorViews(mean=table.mean(), std=table.std()).plain(torch.from_numpy(table))
+    assert float(one_for_all.mean()) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_feature_that_never_changes_stays_finite() -> None:
+    table = torch.tensor([[1.0, 5.0], [3.0, 5.0]])
+    views = TensorViews(mean=table.numpy().mean(0), std=table.numpy().std(0))
+    assert views.plain(table).tolist() == [[-1.0, 0.0], [1.0, 0.0]]

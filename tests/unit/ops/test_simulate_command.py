@@ -6,10 +6,10 @@ import pytest
 import ops.local.simulate
 from broker_config.protocol.errors import CheckpointDamaged, FedILError, LedgerMissing
 from fedil_model.errors import NumericError, SettingError
-from ops.cli.commands.simulate import going_on
 from ops.cli.main import main
 from ops.cli.recipe_files import read_recipe
 from ops.inspect.summary import Summary
+from ops.local.placing import going_on
 from server_worker.run.folder import RunDir
 from server_worker.run.recipe import Recipe
 from tests.unit.ops.records import make_summary
