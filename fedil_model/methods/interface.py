@@ -141,6 +141,8 @@ class Method(Protocol):
     gradients add up to the batch's, the last bits differ, and with batch norm the statistics do."""
     check_stop: Callable[[], None]
     """The server's steps call it now and then; it raises when they are to stop. Nothing of that step is kept."""
+    on_epoch: Callable[[int, int], None]
+    """`initial_state` may call it after each epoch, with how many are done and how many there are."""
 
     def initial_state(self, labelled: "Samples") -> State: ...
 

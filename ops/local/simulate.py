@@ -42,6 +42,7 @@ from server_worker.run.progress import Progress
 from server_worker.run.recipe import Recipe
 from server_worker.watch.events import Watcher
 from server_worker.watch.notices import Notice
+from server_worker.watch.pace import EpochTeller
 from server_worker.watch.survey import Surveyor
 from server_worker.watch.tensorboard import TensorBoardWatcher
 from server_worker.watch.watching import Watching, watching
@@ -189,7 +190,15 @@ def _baseline(
 
     watcher.phase(0, "baseline")
     model = FlatModel(network_of(recipe, dataset), inputs.device)
-    floor = Floor(model, inputs.labelled, dataset.views, recipe, epochs=epochs, check_stop=check_stop)
+    floor = Floor(
+        model,
+        inputs.labelled,
+        dataset.views,
+        recipe,
+        epochs=epochs,
+        check_stop=check_stop,
+        on_epoch=EpochTeller(watcher),
+    )
     try:
         tried = [asdict(choice) for choice in floor.train()]
     except Stopped:

@@ -106,6 +106,11 @@ class Watcher:
         for watcher in self._watchers:
             watcher.phase(round_number, name)
 
+    def epochs(self, done: int, total: int, left_seconds: float) -> None:
+        """How far the training of the present phase is, which has no clients: once a second at most."""
+        for watcher in self._watchers:
+            watcher.epochs(done, total, left_seconds)
+
     def update_arrived(self, round_number: int, outcome: ClientOutcome, answered: int, selected: int) -> None:
         for watcher in self._watchers:
             watcher.update_arrived(round_number, outcome, answered, selected)

@@ -94,11 +94,17 @@ class LiveRun(Watcher):
     def phase(self, round_number: int, name: str) -> None:
         now = time.time()
         with self._lock:
-            self._phase = {"round": round_number, "name": name, "since": now}
+            self._phase = {"round": round_number, "name": name, "since": now, "epochs": None}
             if name == "server_step":
                 last = round_number - 1
                 self._open = {number: kept for number, kept in self._open.items() if number == last}
                 self._open[round_number] = _OpenRound(round_number, now)
+
+    def epochs(self, done: int, total: int, left_seconds: float) -> None:
+        told = {"done": done, "total": total, "ends": time.time() + left_seconds}
+        with self._lock:
+            if self._phase is not None:
+                self._phase = {**self._phase, "epochs": told}
 
     def update_arrived(self, round_number: int, outcome: ClientOutcome, answered: int, selected: int) -> None:
         with self._lock:

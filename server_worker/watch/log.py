@@ -8,14 +8,11 @@ from fedil_model.methods.interface import INVALID
 from server_worker.run.digests import Outcome
 from server_worker.watch.events import REFUSED, ClientOutcome, RoundRecord, Watcher
 from server_worker.watch.notices import Notice
+from server_worker.watch.pace import LINES_EVERY_SECONDS, Every
+from server_worker.watch.words import epoch_words, phase_words
 
 LOGGER = "server_worker"
 _log = logging.getLogger(LOGGER)
-_OUTSIDE_ROUNDS = {
-    "load_data": "leads the run now, and reads its data",
-    "baseline": "learns from the labels alone, for comparison",
-    "pretrain": "learns from the labels first",
-}
 
 
 def log_outcome(outcome: Outcome, rounds: int) -> None:
@@ -33,6 +30,7 @@ class LogWatcher(Watcher):
     def __init__(self, run: str, always: Callable[..., None] = lambda **_: None) -> None:
         """`always` takes what every other log line of this process carries too: the run and its round."""
         self._run, self._always = run, always
+        self._epochs_due = Every(LINES_EVERY_SECONDS)
         always(run=run)
 
     def run_started(self, first_round: int, rounds: int) -> None:
@@ -44,7 +42,13 @@ class LogWatcher(Watcher):
         if round_number:
             self._write(logging.DEBUG, {"round": round_number, "phase": name}, "%s", name)
         else:
-            self._write(logging.INFO, {"phase": name}, "%s", _OUTSIDE_ROUNDS.get(name, name))
+            self._epochs_due = Every(LINES_EVERY_SECONDS)
+            self._write(logging.INFO, {"phase": name}, "%s", phase_words(name))
+
+    def epochs(self, done: int, total: int, left_seconds: float) -> None:
+        if self._epochs_due():
+            facts = {"epoch": done, "epochs": total}
+            self._write(logging.INFO, facts, "%s", epoch_words(done, total, left_seconds))
 
     def update_arrived(self, round_number: int, outcome: ClientOutcome, answered: int, selected: int) -> None:
         values = "".join(f", {name} {value:.3f}" for name, value in outcome.values.items())

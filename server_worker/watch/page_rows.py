@@ -14,6 +14,7 @@ from server_worker.run.recipe import Recipe
 from server_worker.watch.events import ClientOutcome, RoundRecord
 from server_worker.watch.outcomes import REASONS, all_outcomes
 from server_worker.watch.survey import Survey
+from server_worker.watch.words import PHASES
 
 MOST_CLIENTS = 512
 """Dots of a round; of more clients, evenly chosen ones are sent."""
@@ -108,6 +109,7 @@ def about(run: str, recipe: Recipe) -> dict[str, Any]:
         "baseline": None,
         "display": {**asdict(display), "outcomes": [asdict(one) for one in all_outcomes(display)]},
         "reasons": REASONS,
+        "phases": PHASES,
     }
 
 

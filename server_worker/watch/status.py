@@ -1,5 +1,6 @@
 """A watcher that writes the run's status to the store's board, for `fedil status` on any machine."""
 
+import time
 from collections.abc import Callable
 
 from server_worker.watch.events import ClientOutcome, RoundRecord, Watcher
@@ -19,7 +20,10 @@ class StatusTeller(Watcher):
         self._tell(state="running", round=first_round, rounds=rounds)
 
     def phase(self, round_number: int, name: str) -> None:
-        self._tell(round=round_number, phase=name, answered=0, selected=self._expected)
+        self._tell(round=round_number, phase=name, answered=0, selected=self._expected, epochs=None)
+
+    def epochs(self, done: int, total: int, left_seconds: float) -> None:
+        self._tell(epochs={"done": done, "total": total, "ends": time.time() + left_seconds})
 
     def update_arrived(self, _round: int, _outcome: ClientOutcome, answered: int, selected: int) -> None:
         self._tell(answered=answered, selected=selected)

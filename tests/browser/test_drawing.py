@@ -255,9 +255,12 @@ def test_runs_of_all_sizes_are_drawn(
 def test_before_the_first_round_the_page_shows_the_current_phase(page: Page, tmp_path: Path) -> None:
     watch = synthetic.watching_of(tmp_path, 0, 5)
     watch.live.phase(0, "pretrain")
+    watch.live.epochs(12, 60, 75.0)
     with WebServer(synthetic.ANY_PORT, watch.routes()) as server:
         page.goto(server.url)
-        expect(page.locator("#now-phase")).to_contain_text("learns from the labels first")
+        expect(page.locator("#now-phase")).to_have_text("server learns from the labels first: epoch 12 of 60")
+        assert page.inner_text("#now-left").startswith("about 1 min 1")
+        assert page.locator("#run-bar").get_attribute("aria-valuenow") == "12"
         assert page.inner_text("#now-round") == "Before round 1"
         assert "No round has closed yet" in page.inner_text("#nothing")
         panels = '[...document.querySelectorAll("#panels > section")].every((one) => one.hidden)'

@@ -25,7 +25,7 @@ def test_the_page_follows_a_run_without_a_reload(page: Page, tmp_path: Path) -> 
         # The gate is closed: all three clients have answered, and the round cannot close.
         wait_until(page, "document.querySelector('#answers').ariaLabel === '3 of 3 clients have answered'")
         wait_until(page, "document.querySelectorAll('#value-cosine .unfinished').length > 0")
-        wait_until(page, "document.querySelector('#now-phase').textContent.startsWith('the round closes')")
+        wait_until(page, "document.querySelector('#now-phase').textContent.startsWith('round closes')")
         assert page.evaluate(ROUNDS_DRAWN) == 0
         assert page.inner_text("#now-round") == "Round 1"
         for rounds in (2, 3):

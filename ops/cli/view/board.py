@@ -6,8 +6,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from ops.cli.view.ending import duration
 from ops.cli.view.tables import plain_table
+from server_worker.watch.words import duration, epoch_words, phase_words
 
 _LARGEST, _LONGEST_TEXT, _MOST_MODELS = 1e15, 300, 8
 
@@ -27,11 +27,8 @@ def render(board: dict[str, Any], now: float) -> Group:
 
 def run_line(name: str, facts: dict[str, Any], now: float) -> Text:
     progress = f"round {plain(facts.get('round', 0))} of {plain(facts.get('rounds'))}"
-    phase = plain(facts.get("phase", facts.get("state")))
-    if phase == "wait":
-        phase = f"{plain(facts.get('answered', 0))} of {plain(facts.get('selected'))} clients have answered"
     text = Text.assemble((plain(name), "bold"), f"  {plain(facts.get('recipe'))}, ")
-    text.append(f"{plain(facts.get('mode'))} mode, {progress}, {phase}; ")
+    text.append(f"{plain(facts.get('mode'))} mode, {progress}, {phase(facts, now)}; ")
     text.append(f"on {plain(facts.get('host'))} for {age(facts.get('started'), now)}")
     if facts.get("page"):
         text.append(f"; watch it at {plain(facts['page'])}")
@@ -40,6 +37,17 @@ def run_line(name: str, facts: dict[str, Any], now: float) -> Text:
     if facts.get("note"):
         text.append(f"\n  {plain(facts['note'])}", style="yellow")
     return text
+
+
+def phase(facts: dict[str, Any], now: float) -> str:
+    name = plain(facts.get("phase", facts.get("state")))
+    if name == "wait":
+        return f"{plain(facts.get('answered', 0))} of {plain(facts.get('selected'))} clients have answered"
+    epochs = table(facts.get("epochs"))
+    done, total, ends = (number(epochs.get(key)) for key in ("done", "total", "ends"))
+    if done is None or total is None or ends is None:
+        return phase_words(name)
+    return f"{phase_words(name)}, {epoch_words(int(done), int(total), max(0.0, ends - now))}"
 
 
 def rounds_table(facts: dict[str, Any]) -> list[Table]:

@@ -12,6 +12,9 @@ from ops.inspect.summary import Summary
 from server_worker.run.folder import RunDir
 from server_worker.run.history import read_history
 from server_worker.run.recipe import Recipe
+from server_worker.watch.words import duration
+
+__all__ = ["duration", "print_summary"]
 
 CURVE_HEIGHT = 6
 WIDEST_CURVE = 76
@@ -42,14 +45,6 @@ def print_summary(summary: Summary, recipe: Recipe, resume_line: str, console: C
         style = "bold" if label == "accuracy" else ""
         console.print(Text.assemble((f"{label:{width}}", "dim"), (text, style)), soft_wrap=True)
     console.print(next_steps(summary, recipe, resume_line), soft_wrap=True)
-
-
-def duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02} min"
-    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
 def curve_lines(summary: Summary, width: int) -> list[str]:

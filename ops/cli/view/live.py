@@ -7,26 +7,21 @@ from rich.console import Console, Group, RenderableType
 from rich.constrain import Constrain
 from rich.live import Live
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
+from rich.table import Column as TableColumn
 from rich.table import Table
 from rich.text import Text
 
 from fedil_model.methods.interface import Display
 from ops.cli.view.curve import sparkline
-from ops.cli.view.ending import duration, print_summary
-from ops.cli.view.lines import OUTSIDE_ROUNDS, STOPPING, QuietView
+from ops.cli.view.ending import print_summary
+from ops.cli.view.lines import STOPPING, QuietView
 from ops.cli.view.rows import ACCEPTED, GAP, Column, Columns, exclusions
 from ops.inspect.summary import Summary
 from server_worker.run.recipe import Recipe
 from server_worker.watch.events import ClientOutcome, RoundRecord
 from server_worker.watch.notices import Notice
+from server_worker.watch.words import duration, phase_words
 
-PHASES = {
-    **OUTSIDE_ROUNDS,
-    "server_step": "server learns",
-    "broadcast": "model goes out",
-    "wait": "clients learn",
-    "close": "round closes",
-}
 LINES_AROUND_THE_TABLE = 10
 MOST_ROWS = 15
 MARGIN = 3
@@ -34,14 +29,14 @@ MARGIN = 3
 
 
 class TailColumn(ProgressColumn):
-    """After the bar: how many of how many, and for the run the time left; nothing without a total."""
+    """After the bar: how many of how many, and the time left where it is known; nothing without a total."""
 
     def render(self, task: Task) -> Text:
         if task.total is None:
             return Text()
         text = f"{task.completed:.0f}/{task.total:.0f}{task.fields['unit']}"
-        if task.time_remaining and not task.fields["unit"]:
-            text += f", {duration(task.time_remaining)} left"
+        if left := task.fields["left"] or (not task.fields["unit"] and task.time_remaining):
+            text += f", {duration(left)} left"
         return Text(text, no_wrap=True)
 
 
@@ -55,9 +50,13 @@ class LiveView(QuietView):
         self._notes: deque[str] = deque(maxlen=2)
         self._stopping = False
         self._ended = False
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TailColumn())
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            TailColumn(TableColumn(no_wrap=True)),
+        )
         self._progress = Progress(*columns, console=self._console, expand=True)
-        self._run = self._progress.add_task("rounds", total=None, unit="")
+        self._run = self._progress.add_task("rounds", total=None, unit="", left=None)
         self._round = self._new_bar("starting", None)
         self._live = Live(get_renderable=self.frame, console=self._console, refresh_per_second=4)
 
@@ -73,14 +72,17 @@ class LiveView(QuietView):
         self._progress.update(self._run, total=rounds, completed=first_round - 1)
 
     def phase(self, round_number: int, name: str) -> None:
-        words = PHASES.get(name, name.replace("_", " "))
+        words = phase_words(name)
         # A bar without a total pulses: the server's own phases have no parts to count.
         total = self._expected if name == "wait" else None
         self._progress.remove_task(self._round)
         self._round = self._new_bar(f"round {round_number}: {words}" if round_number else words, total)
 
     def _new_bar(self, description: str, total: int | None) -> TaskID:
-        return self._progress.add_task(description, total=total, unit=" answered")
+        return self._progress.add_task(description, total=total, unit=" answered", left=None)
+
+    def epochs(self, done: int, total: int, left_seconds: float) -> None:
+        self._progress.update(self._round, completed=done, total=total, unit=" epochs", left=left_seconds)
 
     def update_arrived(self, _round: int, _outcome: ClientOutcome, answered: int, selected: int) -> None:
         """Exclusions are shown when the round closes, together with the clients that never answered."""

@@ -4,7 +4,6 @@ import statistics
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from fedil_model.methods.interface import Model
-from ops.cli.view.ending import duration
 from ops.cli.view.rows import percent
 from ops.inspect.report.comparison import Comparison, Group, compare, differing_settings
 from ops.inspect.report.comparison_plots import comparison_plots
@@ -13,6 +12,7 @@ from ops.inspect.report.reading import Run
 from ops.inspect.report.rendering import render
 from ops.inspect.report.sections.setup import written
 from ops.inspect.report.verdicts import meaning_of
+from server_worker.watch.words import duration
 
 FEW = 3
 Cell = str | int

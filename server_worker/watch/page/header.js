@@ -3,7 +3,7 @@ import { formatOf, outcomeOf, seriesWords } from "./display.js";
 import { byId, make, put, set } from "./dom.js";
 import { ENDED } from "./feed.js";
 import { brief, clock, count, duration, known, median, percent, points, wholeDuration } from "./numbers.js";
-import { PHASES, VERDICTS, VERDICT_FOOT } from "./words.js";
+import { VERDICTS, VERDICT_FOOT } from "./words.js";
 
 const MOST_ANSWERS = 40;
 const RECENT = 20;
@@ -66,11 +66,13 @@ function showNow(run, feed) {
   put(byId("now-of"), planned ? `of ${count(planned)}` : "");
   put(byId("now-phase"), phaseWords(run, phase, feed));
   put(byId("now-left"), leftWords(run, planned, feed));
-  const done = last?.round ?? 0;
+  // A training with epochs is before the first round or after the last one.
+  const [done, all] = phase?.epochs ? [phase.epochs.done, phase.epochs.total] : [last?.round ?? 0, planned];
   const bar = byId("run-bar");
-  set(bar, "aria-valuemax", Math.max(1, planned));
+  set(bar, "aria-label", phase?.epochs ? "Epochs done" : "Rounds closed");
+  set(bar, "aria-valuemax", Math.max(1, all));
   set(bar, "aria-valuenow", done);
-  bar.firstElementChild.style.width = `${planned ? (100 * Math.min(done, planned)) / planned : 0}%`;
+  bar.firstElementChild.style.width = `${all ? (100 * Math.min(done, all)) / all : 0}%`;
   byId("answers").classList.toggle("gone", !phase?.round);
   showAnswers(
     run,
@@ -87,18 +89,22 @@ function phaseWords(run, phase, feed) {
   if (run.state === "starting" && run.reason) return `waiting since ${clock(run.since)}: ${run.reason}`;
   if (!phase) return run.state;
   const opened = run.open.find((one) => one.round === phase.round);
-  const words = PHASES[phase.name] ?? phase.name.replaceAll("_", " ");
+  const words = run.about?.phases[phase.name] ?? phase.name.replaceAll("_", " ");
   const answered =
     phase.name === "wait"
       ? `, ${opened?.answered ?? 0} of ${opened?.selected || run.about?.asked || 0} answered`
       : "";
+  if (phase.epochs) return `${words}: epoch ${count(phase.epochs.done)} of ${count(phase.epochs.total)}`;
   const since = feed.now() - phase.since;
   return since >= 2 ? `${words}${answered}, for ${wholeDuration(since)}` : `${words}${answered}`;
 }
 
-/** Estimated from the last rounds. */
+/** Of a training with epochs, or of the run, estimated from the last rounds. */
 function leftWords(run, planned, feed) {
   const last = run.rounds.at(-1);
+  const epochs = run.phase?.epochs;
+  if (epochs && !feed.gone && !ENDED.has(run.state))
+    return `about ${wholeDuration(Math.max(0, epochs.ends - feed.now()))} left of it`;
   if (run.state !== "running" || feed.gone || !last || last.round >= planned) return "";
   const each = median(run.rounds.slice(-RECENT).map((row) => row.seconds.total));
   if (each === null) return "";

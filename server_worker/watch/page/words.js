@@ -1,15 +1,5 @@
 // The engine's words, explained to people.
 
-export const PHASES = {
-  load_data: "reading the data",
-  baseline: "training on the labels alone, for comparison",
-  pretrain: "the server learns from the labels first",
-  server_step: "the server learns from the labels",
-  broadcast: "the models go out",
-  wait: "clients learn",
-  close: "the round closes",
-};
-
 export const SECONDS = [
   { key: "server_step", name: "server step" },
   { key: "broadcast", name: "broadcast" },

@@ -80,6 +80,12 @@ def test_a_run_its_rounds_and_its_workers() -> None:
     assert "site south  8 clients, no worker\n" in text
 
 
+def test_a_run_before_its_first_round_shows_epochs_and_the_time_left() -> None:
+    before = {"round": 0, "phase": "pretrain", "epochs": {"done": 12, "total": 60, "ends": NOW + 75.0}}
+    text = shown({"run-1": RUN | before}, {})
+    assert "server learns from the labels first, epoch 12 of 60, about 1 min 15 s left; on tower" in text
+
+
 def test_a_worker_that_waits_and_a_note() -> None:
     idle = {"state": "idle", "device": "cpu", "client": None, "since": NOW, "images_per_second": None}
     text = shown({"run-1": RUN | {"note": "Redis is away"}}, {"north": {"a": idle, "b": idle}})

@@ -62,8 +62,23 @@ def test_a_phase_without_parts_shows_no_count() -> None:
     console = terminal(80)
     view = view_in_round(6, console)
     view.phase(7, "server_step")
-    (line,) = [line for line in drawn(view, console) if line.startswith("round 7: server learns")]
+    (line,) = [
+        line for line in drawn(view, console) if line.startswith("round 7: server learns from the labels")
+    ]
     assert "answered" not in line
+
+
+def test_before_the_first_round_epochs_and_the_time_left_are_shown() -> None:
+    console = terminal(80)
+    view = LiveView(DISPLAY, "digits", 5, console)
+    view.phase(0, "pretrain")
+    view.epochs(12, 60, 75.0)
+    (line,) = [
+        line for line in drawn(view, console) if line.startswith("server learns from the labels first")
+    ]
+    assert line.endswith("12/60 epochs, 1 min 15 s left")
+    view.phase(1, "wait")
+    assert not any("left" in line for line in drawn(view, console))
 
 
 def test_a_live_frame_tells_exclusions_and_that_it_is_stopping() -> None:

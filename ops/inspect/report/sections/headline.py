@@ -4,9 +4,9 @@ import statistics
 from collections.abc import Iterator
 
 from fedil_model.methods.interface import Series
-from ops.cli.view.ending import duration
 from ops.cli.view.rows import percent
 from ops.inspect.report.reading import Run
+from server_worker.watch.words import duration
 
 LAST_EVALUATIONS = 10
 
