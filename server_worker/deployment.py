@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from broker_config.brokers.topology import RUNS_TOPIC
+from broker_config.brokers.topology import FINISHED_TOPIC, RUNS_TOPIC
 from broker_config.process.addresses import WebAddress
 from broker_config.process.logs import Logs
 from broker_config.process.retry import RetryPolicy
@@ -50,6 +50,7 @@ from server_worker.watch.watching import Watching, watching
 LEAD_SECONDS = 90.0
 """A server that was cut off is noticed after three heartbeats; until then its successor waits."""
 _STANDBY_SECONDS = 1.0
+_FINISHED_SHOWN_SECONDS = 7 * 86400.0
 _BRIEF = RetryPolicy(seconds=1.0)
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Of mallopt(3)"""
@@ -100,7 +101,7 @@ def serve(
     where = RunDir(deployment.run_dir)
     run = run_id(where, deployment.recipe, deployment.run)
     if logs is not None:
-        watcher = Watcher(watcher, LogWatcher(run, logs.always))
+        watcher = Watcher(watcher, LogWatcher(run, deployment.recipe.spec.display, logs.always))
     if deployment.tensorboard:
         check_installed()
     with watching(run, deployment.recipe, where, deployment.web, stop) as watch:
@@ -149,6 +150,7 @@ class _Server:
                 stack.enter_context(self._room_keeper())
             status = StatusTeller(presence.update, recipe.federation.expected)
             watcher = Watcher(watch.watcher, status, self.watcher)
+            watch.troubles.on_change = watcher.troubles
             if deployment.tensorboard:
                 events = TensorBoardWatcher(self.where.tensorboard, recipe.spec.display, watcher.note)
                 watcher = Watcher(stack.enter_context(events), watcher)
@@ -174,6 +176,7 @@ class _Server:
                     recipe.federation.site_timeout_seconds,
                     _user(deployment.broker),
                     watcher.note,
+                    recipe.min_sites,
                 ),
                 label_truth=self.label_truth(store, run, recipe.spec, inputs),
                 shard_sizes=inputs.split.held,
@@ -195,7 +198,11 @@ class _Server:
                 ledgers = ledger_digest(store, run)
             except LedgerMissing as error:  # the model is complete even if a ledger was damaged
                 watcher.note(Notice(f"no digest of the ledgers: {error}"))
-            return outcome_of(self.where, run, stopped, ledgers, inputs.split.digest)
+            outcome = outcome_of(self.where, run, stopped, ledgers, inputs.split.digest)
+            state = "stopped" if stopped else "done"
+            ended = {"state": state, "round": outcome.rounds_done, "ended": time.time(), **status.last}
+            store.announce(FINISHED_TOPIC, run, {**self._facts(), **ended}, _FINISHED_SHOWN_SECONDS)
+            return outcome
 
     def _take_charge(self, patience: RetryPolicy, stack: ExitStack) -> ReconnectingTransport:
         """The lead first, then the folder, which a standby server shares with the one that it waits for. The other may
@@ -262,20 +269,22 @@ class _Server:
         return RoomKeeper(lambda: open_room(self.deployment.store, self.run, site_of), self.watcher.note)
 
     def _presence(self) -> Presence:
+        facts = {"state": "starting", **self._facts()}
+        return Presence(lambda: self.deployment.connect_store(_BRIEF), RUNS_TOPIC, self.run, facts)
+
+    def _facts(self) -> dict[str, object]:
         recipe = self.deployment.recipe
-        facts = {
-            "state": "starting",
+        return {
             "recipe": recipe.name,
             "mode": recipe.federation.mode,
             "rounds": recipe.rounds,
-            "models": {model.name: model.title for model in recipe.spec.display.models},
+            "models": {model.name: model.label for model in recipe.spec.display.models},
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "sites": {site: len(clients) for site, clients in recipe.sites.items()},
             "started": time.time(),
             "page": self.watch.url,
         }
-        return Presence(lambda: self.deployment.connect_store(_BRIEF), RUNS_TOPIC, self.run, facts)
 
 
 def _give_memory_back() -> None:

@@ -242,13 +242,25 @@ class Model:
 
     name: str
     title: str
-    """Such as "θ′" """
+    """A plain name, such as "global model" """
     help: str
     fit: Literal["", "linear_probe", "fine_tune"] = ""
     """What is done to it on the labelled samples before its predictions count: nothing, a new linear head on frozen
     features, or training of the whole network"""
     optional: bool = False
     """Only some settings make it"""
+    symbol: str = ""
+    """Its sign in the paper, such as "θ′", where it has one"""
+
+    @property
+    def label(self) -> str:
+        """Such as "global model θ′" """
+        return f"{self.title} {self.symbol}".strip()
+
+    @property
+    def short(self) -> str:
+        """Where there is little room"""
+        return self.symbol or self.title
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,7 @@ def simulate(
         watch = stack.enter_context(watching(run, recipe, where, web, stop))
         watch.tell_address(watcher.note)
         watcher = Watcher(watch.watcher, watcher)
+        watch.troubles.on_change = watcher.troubles
         if tensorboard:
             written = TensorBoardWatcher(where.tensorboard, recipe.spec.display, watcher.note)
             watcher = Watcher(stack.enter_context(written), watcher)

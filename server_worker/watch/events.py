@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field, StrictFloat, StrictInt, StrictStr, TypeAdapter, ValidationError
 
 from server_worker.watch.notices import Notice
+from server_worker.watch.words import Trouble
 
 REFUSED, MISSING, STALE = "refused", "missing", "stale"
 NOT_LEARNED = frozenset({REFUSED, MISSING, STALE})
@@ -119,6 +120,11 @@ class Watcher:
         """In order, as soon as the round is evaluated."""
         for watcher in self._watchers:
             watcher.round_closed(record)
+
+    def troubles(self, troubles: tuple[Trouble, ...]) -> None:
+        """What is the matter from now on, from any thread; empty once nothing is."""
+        for watcher in self._watchers:
+            watcher.troubles(troubles)
 
     def note(self, notice: Notice) -> None:
         """One line that a person should see."""

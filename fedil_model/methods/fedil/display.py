@@ -23,9 +23,14 @@ def _purity(label_set: str, title: str, help: str, column: str = "") -> Series:
 
 DISPLAY = Display(
     models=(
-        Model("global", "θ′", "the global model after the round"),
-        Model("server", "θ₀", "the global model trained on the labelled samples at the start of the round"),
-        Model("ema", "EMA", "moving average of θ′ over rounds", optional=True),
+        Model("global", "global model", "the model after the round, which ships", symbol="θ′"),
+        Model(
+            "server",
+            "server model",
+            "the global model trained on the labelled samples at the start of the round",
+            symbol="θ₀",
+        ),
+        Model("ema", "averaged model", "moving average of θ′ over rounds", optional=True, symbol="EMA"),
     ),
     charts=(
         chart(

@@ -18,18 +18,15 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from broker_config.process.durable import write_atomically
 from ops.inspect.report.rendering import brief, printable
+from server_worker.watch import palette
 
-INK, FAINT, GRID = "#1f2328", "#6b7280", "#d8dce1"
-# Okabe and Ito's palette, safe for colour-blind readers, without its yellow, which is invisible on white.
-BLUE, ORANGE, GREEN, RED, PURPLE, SKY = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9"
-SERIES = (BLUE, RED, GREEN, ORANGE, PURPLE, SKY, INK)
+_NAMES = ("text", "quiet", "grid", *palette.SERIES)
+INK, FAINT, GRID, BLUE, GREEN, PINK, ORANGE, VIOLET, GOLD = map(palette.light, _NAMES)
+SERIES = (BLUE, GREEN, PINK, ORANGE, VIOLET, GOLD, INK)
 DASHES = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
-_CSS_NAMES = {
-    **{INK: "--ink", FAINT: "--faint", GRID: "--grid"},
-    **{BLUE: "--blue", ORANGE: "--orange", GREEN: "--green", RED: "--red", PURPLE: "--purple", SKY: "--sky"},
-}
+_CSS_NAMES = {palette.light(name): f"--{name}" for name in _NAMES}
 _STYLE = Path(__file__).parent / "templates" / "plots.mplstyle"
 _COLOURS: dict[Any, Any] = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), INK),

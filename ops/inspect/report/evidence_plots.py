@@ -11,7 +11,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from ops.inspect.report.drawing import BLUE, GREEN, RED, Missing, Plot, label, percent, rounds_axis
+from ops.inspect.report.drawing import BLUE, GREEN, ORANGE, Missing, Plot, label, percent, rounds_axis
 from ops.inspect.report.evidence import Evidence, known
 from ops.inspect.report.reading import Run
 
@@ -150,4 +150,4 @@ def draw_pictures(figure: Figure, evidence: Evidence, kind: str) -> None:
         said = label(evidence.class_names[picture.said], 9)
         truth = label(evidence.class_names[picture.is_really], 9)
         text = said if kind == "right" else f"{said}\nis {truth}"
-        axes.set_title(text, fontsize=7, color=GREEN if kind == "right" else RED, pad=2)
+        axes.set_title(text, fontsize=7, color=GREEN if kind == "right" else ORANGE, pad=2)

@@ -136,7 +136,7 @@ function recordOf(row, outcomes) {
 function facts(record, { models, charts }) {
   const accuracy = models
     .filter((model) => known(record.accuracy[model.name]))
-    .map((model) => `${model.title} ${percent(record.accuracy[model.name], 2)}`);
+    .map((model) => `${model.label} ${percent(record.accuracy[model.name], 2)}`);
   const phases = SECONDS.filter((phase) => known(record.seconds[phase.key])).map(
     (phase) => `${phase.name} ${duration(record.seconds[phase.key])}`,
   );
@@ -146,7 +146,7 @@ function facts(record, { models, charts }) {
     ["closed", clock(record.finished_at)],
     ["counted", `${count(record.accepted)} of ${count(record.selected)}`],
     ["accuracy", accuracy.join(", ") || "not evaluated"],
-    ["‖Δθ‖", brief(record.delta_norm)],
+    ["update size ‖Δθ‖", brief(record.delta_norm)],
     ...charts.map((chart) => [chart.title, seriesWords(chart, record.series).join(", ")]),
     ["took", `${duration(record.seconds.total)}: ${phases.join(", ")}`],
   ];

@@ -13,7 +13,7 @@ from fedil_model.methods import METHODS, find_method
 from ops.inspect.report.curves import ENGINE_OUTCOMES, STYLES, curves
 from ops.inspect.report.drawing import (
     BLUE,
-    RED,
+    ORANGE,
     Missing,
     Plot,
     inline_svg,
@@ -72,8 +72,8 @@ def test_a_drawing_asks_for_nothing_from_outside() -> None:
 
 def test_colours_become_those_of_the_page_and_none_is_left_behind() -> None:
     made = inline_svg(hostile_plot())
-    assert "var(--blue)" in made
-    assert "var(--ink)" in made
+    assert "var(--c-blue)" in made
+    assert "var(--text)" in made
     assert BLUE not in made
     assert not re.search(r"(fill|stroke): #(?!ffffff)", made)
 
@@ -178,8 +178,8 @@ def test_the_accuracy_curve_shows_what_was_measured_and_the_baseline(tmp_path: P
     run = make_run(tmp_path / "r", records)
     axes = drawn("accuracy", run)
     lines = {str(line.get_label()): line for line in axes.lines}
-    assert list(lines["θ′"].get_xdata()) == [1, 3, 5]
-    assert list(lines["θ′"].get_ydata()) == [0.1, 0.3, 0.5]
+    assert list(lines["global model θ′"].get_xdata()) == [1, 3, 5]
+    assert list(lines["global model θ′"].get_ydata()) == [0.1, 0.3, 0.5]
     assert "server-only" not in lines
 
 
@@ -188,7 +188,7 @@ def test_rounds_without_a_step_break_the_line_and_are_marked(tmp_path: Path) -> 
     records = [make_record(n, delta_norm=norm) for n, norm in enumerate(norms, start=1)]
     axes = drawn("delta_norm", make_run(tmp_path / "r", records))
     lines = {str(line.get_label()): line for line in axes.lines}
-    assert [math.isnan(value) for value in lines["‖Δθ‖"].get_ydata()] == [False, True, False]
+    assert [math.isnan(value) for value in lines["update size"].get_ydata()] == [False, True, False]
     assert list(lines["Δθ = 0 (1 rounds)"].get_xdata()) == [2]
     assert axes.get_yscale() == "log"
 
@@ -199,7 +199,7 @@ def test_accepted_and_rejected_cosines_differ_in_colour_and_marker(tmp_path: Pat
     assert set(shown) == {"accepted (57)", "rejected: cosine (3)"}
     accepted, rejected = shown["accepted (57)"], shown["rejected: cosine (3)"]
     colours = [matplotlib.colors.to_hex(points.get_facecolor()[0]) for points in (accepted, rejected)]
-    assert colours == [BLUE, RED]
+    assert colours == [BLUE, ORANGE]
     assert len(accepted.get_paths()[0].vertices) != len(rejected.get_paths()[0].vertices)
 
 

@@ -9,11 +9,13 @@ from rich.text import Text
 
 import ops.cli.view.live
 from fedil_model.methods import find_method
+from fedil_model.training.convergence import VERDICTS
 from ops.cli.view import JsonView, PlainView, QuietView
 from ops.cli.view.live import LiveView
 from server_worker.run.recipe import make_recipe
 from server_worker.watch.events import ClientOutcome
 from server_worker.watch.notices import Notice
+from server_worker.watch.words import TRENDS
 from tests.unit.ops.records import make_record, make_summary, write_history
 
 RECIPE = make_recipe({})
@@ -164,8 +166,10 @@ def test_the_summary_puts_the_baseline_beside_the_accuracy(
     summary = make_summary(run_dir)
     QuietView().finish(summary, RECIPE, RESUME)
     text = capsys.readouterr().out
-    assert "θ′ 94.70 %   θ₀ 95.81 %" in text
-    assert "server-only on the same labels, chosen on held-out ones: 86.11 %   θ′ +8.59 points" in text
+    assert "global model θ′ 94.70 %   server model θ₀ 95.81 %" in text
+    assert (
+        "server-only on the same labels, chosen on held-out ones: 86.11 %   global model +8.59 points" in text
+    )
     assert "┄ server-only" in text
     for digest in (summary.model_digest, summary.ledger_digest, summary.split_digest):
         assert digest in text
@@ -193,17 +197,15 @@ def test_the_summary_of_a_stopped_run_gives_the_exact_command_to_go_on(
     assert "server-only" not in text
 
 
-@pytest.mark.parametrize(
-    "verdict",
-    ["stalled", "diverging", "plateau", "decaying, not summable", "consistent with a summable series"],
-)
-def test_a_verdict_is_only_something_that_the_data_agree_with(
+@pytest.mark.parametrize("verdict", VERDICTS)
+def test_the_update_size_is_told_below_the_accuracy_in_plain_words(
     verdict: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     QuietView().finish(make_summary(tmp_path, verdict=verdict), RECIPE, RESUME)
     text = capsys.readouterr().out
-    assert text.count("consistent with") == 1
-    assert "converged" not in text
+    assert f"\nupdate size {TRENDS[verdict].words}\n" in text
+    assert text.index("accuracy") < text.index("update size")
+    assert "converge" not in text
 
 
 def test_the_curve_of_a_resumed_run_shows_each_round_once(

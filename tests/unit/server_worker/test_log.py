@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from broker_config.process.logs import set_up_logs
+from fedil_model.methods import find_method
 from server_worker.watch.events import ClientOutcome, Watcher
 from server_worker.watch.log import LogWatcher
 from server_worker.watch.notices import Notice
@@ -31,7 +32,7 @@ class WrittenLog:
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[WrittenLog]:
     with set_up_logs("json", "debug", tmp_path / "log") as logs:
-        yield WrittenLog(LogWatcher("r", logs.always), tmp_path / "log")
+        yield WrittenLog(LogWatcher("r", find_method("fedil").display, logs.always), tmp_path / "log")
 
 
 @pytest.mark.parametrize(("first", "word"), [(1, "started"), (3, "resumed")])
@@ -106,7 +107,10 @@ def test_a_round_that_closes_during_the_next_has_its_own_number(log: WrittenLog)
     log.watcher.round_closed(record)
     last = log.last()
     assert log.where() == ("r", 4, None)
-    assert last["message"].startswith(f"closed: accepted {record.accepted} of {record.selected}, ‖Δθ‖ ")
+    assert last["message"].startswith(
+        f"closed: accepted {record.accepted} of {record.selected}, update size 0.425 (steady), "
+    )
+    assert f"accuracy: global model {100 * record.accuracy['global']:.2f} %, server model " in last["message"]
     assert last["message"].endswith(f"rounds left: {record.rounds - 4}")
     assert last["accuracy"] == dict(record.accuracy)
 

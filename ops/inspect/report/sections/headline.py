@@ -22,7 +22,7 @@ def cards(run: Run) -> Iterator[tuple[str, str, str]]:
         for model in run.display.models:
             if (share := run.accuracy(model.name).get(last)) is not None:
                 yield (
-                    f"accuracy of {model.title}",
+                    f"accuracy of the {model.label}",
                     _percent(share),
                     below if model.name == "global" else model.help,
                 )
