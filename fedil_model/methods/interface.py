@@ -223,8 +223,18 @@ class ClientValue:
     """The range that is drawn"""
     threshold: float | None = None
     """A line across the drawing, such as the one below which updates are rejected"""
+    threshold_if: str = ""
+    """The method's setting without which the threshold is not in force, or whose number it is; empty: it always is as
+    declared"""
     buckets: tuple[float, ...] = ()
     """Upper bounds of the Prometheus histogram fedil_update_<name>"""
+
+    def threshold_of(self, settings: MethodSettings) -> float | None:
+        """None where these settings do not apply it"""
+        set_to = getattr(settings, self.threshold_if) if self.threshold_if else True
+        if isinstance(set_to, bool):
+            return self.threshold if set_to else None
+        return float(set_to)
 
 
 @dataclass(frozen=True)

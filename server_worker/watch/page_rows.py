@@ -14,7 +14,7 @@ from server_worker.run.recipe import Recipe
 from server_worker.watch.events import ClientOutcome, RoundRecord
 from server_worker.watch.outcomes import REASONS, all_outcomes
 from server_worker.watch.survey import Survey
-from server_worker.watch.words import PHASES, TREND_FOOT, TRENDS
+from server_worker.watch.words import PHASES, TREND_FOOT, TRENDS, evaluated_words
 
 MOST_CLIENTS = 512
 """Dots of a round; of more clients, evenly chosen ones are sent."""
@@ -101,6 +101,7 @@ def about(run: str, recipe: Recipe) -> dict[str, Any]:
         "seed": str(recipe.seed),
         "mode": federation.mode,
         "rounds": recipe.rounds,
+        "evaluated": evaluated_words(recipe.evaluate_every),
         "clients": recipe.split.clients,
         "asked": federation.expected,
         "deadline_seconds": federation.deadline_seconds,
@@ -111,6 +112,10 @@ def about(run: str, recipe: Recipe) -> dict[str, Any]:
             **asdict(display),
             "models": [_model(one) for one in display.models],
             "outcomes": [asdict(one) for one in all_outcomes(display)],
+            "client_values": [
+                {**asdict(value), "threshold": value.threshold_of(recipe.method)}
+                for value in display.client_values
+            ],
         },
         "reasons": REASONS,
         "phases": PHASES,

@@ -13,6 +13,9 @@ _ABSENT_AFTER_SECONDS = 4.0
 """A site without a worker is no trouble yet: at the start of a run workers come a little later than the server."""
 
 
+_SERVICES = ("RabbitMQ", "Redis")
+
+
 @dataclass(frozen=True)
 class _Brokers:
     what: str
@@ -33,8 +36,11 @@ class TroubleWatch(Watcher):
         self.on_change: Callable[[tuple[Trouble, ...]], None] = lambda _: None
 
     def brokers_away(self, what: str) -> None:
+        """`what`: the error, which logs tell in full"""
+        service = next((name for name in _SERVICES if name in what), "")
+        words = f"{service} is away" if service else what
         with self._lock:
-            self._brokers = _Brokers(what, self._brokers.since if self._brokers else self._clock())
+            self._brokers = _Brokers(words, self._brokers.since if self._brokers else self._clock())
         self._tell()
 
     def brokers_back(self) -> None:

@@ -27,6 +27,11 @@ def epoch_words(done: int, total: int, left_seconds: float) -> str:
     return f"epoch {done} of {total}{left}"
 
 
+def evaluated_words(every: int) -> str:
+    """Why some rounds have no accuracy; empty where all have one"""
+    return f"accuracy is measured every {every} rounds" if every > 1 else ""
+
+
 def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

@@ -103,6 +103,7 @@ DISPLAY = Display(
             low=-1.0,
             high=1.0,
             threshold=0.0,
+            threshold_if="cosine_filter",
             buckets=tuple(tenth / 10 for tenth in range(-10, 11)),
         ),
         ClientValue(
@@ -120,6 +121,7 @@ DISPLAY = Display(
             low=-0.5,
             high=0.5,
             threshold=0.0,
+            threshold_if="movement_filter",
             buckets=(-0.5, -0.2, -0.1, -0.05, 0.0, 0.05, 0.1, 0.2, 0.5),
         ),
     ),

@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from pathlib import Path
 from typing import Self
 
 from rich.console import Console, Group, RenderableType
@@ -12,17 +13,17 @@ from rich.table import Column as TableColumn
 from rich.table import Table
 from rich.text import Text
 
-from fedil_model.methods.interface import Display
 from ops.cli.view.curve import sparkline
 from ops.cli.view.ending import print_summary
 from ops.cli.view.lines import STOPPING, QuietView
 from ops.cli.view.rows import ACCEPTED, GAP, Column, Columns, exclusions, heading
 from ops.inspect.summary import Summary
+from server_worker.run.history import read_records
 from server_worker.run.recipe import Recipe
 from server_worker.watch.events import ClientOutcome, RoundRecord
 from server_worker.watch.notices import Notice
 from server_worker.watch.palette import TERMINAL
-from server_worker.watch.words import Trouble, duration, phase_words
+from server_worker.watch.words import Trouble, duration, evaluated_words, phase_words
 
 LINES_AROUND_THE_TABLE = 13
 MOST_ROWS = 15
@@ -44,9 +45,11 @@ class TailColumn(ProgressColumn):
 
 
 class LiveView(QuietView):
-    def __init__(self, display: Display, title: str, expected: int, console: Console | None = None) -> None:
-        """`expected`: answers in a round of which nothing else is known yet"""
-        self._title, self._expected = title, expected
+    def __init__(self, recipe: Recipe, title: str, history: Path, console: Console | None = None) -> None:
+        """`history`: of the run, which may go on with rounds that it has"""
+        display = recipe.spec.display
+        self._title, self._expected = title, recipe.federation.expected
+        self._history, self._evaluated = history, evaluated_words(recipe.evaluate_every)
         self._columns, self._shipped = Columns(display), f"{display.models[0].label} "
         self._console = console or Console()
         self._records: list[RoundRecord] = []
@@ -73,6 +76,7 @@ class LiveView(QuietView):
         self._live.stop()
 
     def run_started(self, first_round: int, rounds: int) -> None:
+        self._records = [record for record in read_records(self._history) if record.round < first_round]
         self._progress.update(self._run, total=rounds, completed=first_round - 1)
 
     def phase(self, round_number: int, name: str) -> None:
@@ -121,6 +125,8 @@ class LiveView(QuietView):
             parts += [Text(trouble.sentence(now), style=TERMINAL["bad"]) for trouble in self._troubles]
         if self._records:
             parts += [self._table(), self._sparkline()]
+            if self._evaluated:
+                parts.append(Text(self._evaluated, style=TERMINAL["quiet"]))
         if not self._ended:
             parts.append(self._progress)
         parts += [

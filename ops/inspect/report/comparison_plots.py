@@ -106,5 +106,6 @@ def draw_final(figure: Figure, comparison: Comparison) -> None:
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlabel("accuracy")
+    axes.set_xlim(None, min(axes.get_xlim()[1], 1.0))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
     axes.xaxis.set_major_formatter(drawing.percent)

@@ -109,20 +109,25 @@ def write_plots(plots: Iterable[Plot], folder: Path, ending: str) -> tuple[list[
         path = folder / f"{plot.name}.{ending}"
         try:
             dots_per_inch = 150 if ending == "svg" else 300
-            write_atomically(path, [_saved(plot, ending, dpi=dots_per_inch, bbox_inches="tight")])
+            write_atomically(
+                path, [_saved(plot, ending, titled=True, dpi=dots_per_inch, bbox_inches="tight")]
+            )
             written.append(path)
         except Missing as reason:
             absent.append(f"{plot.name}: {reason}")
     return written, absent
 
 
-def _saved(plot: Plot, ending: str, **how: Any) -> bytes:
+def _saved(plot: Plot, ending: str, *, titled: bool = False, **how: Any) -> bytes:
+    """`titled`: for a file, which has no heading around it"""
     file = io.BytesIO()
     # Without the user's matplotlibrc. Warnings are of missing glyphs and tight layouts.
     settings = style.context(["default", _STYLE, {**_COLOURS, "svg.hashsalt": plot.name}])
     with settings, warnings.catch_warnings(action="ignore"):
         figure = Figure(figsize=plot.size, layout="constrained")
         plot.draw(figure)
+        if titled:
+            figure.suptitle(plot.title, x=0.01, horizontalalignment="left", fontsize=10.5, fontweight="bold")
         figure.savefig(file, format=ending, metadata={_CHANGES_EACH_TIME[ending]: None}, **how)
     return file.getvalue()
 
@@ -139,7 +144,7 @@ def finish(axes: Axes, rounds: Collection[int], scale: Scale, text: str, columns
     if scale == "percent":
         low, high = axes.get_ylim()
         low = min(low, high - 0.01)
-        axes.set_ylim(max(low, -0.02), min(high, 1.0 + 0.05 * (1.0 - max(low, 0.0)) + 1e-6))
+        axes.set_ylim(max(low, 0.0), min(high, 1.0))
         axes.yaxis.set_major_formatter(percent)
     elif scale == "log":
         _few_ticks_on_log(axes)

@@ -40,6 +40,7 @@ function accuracyPanel(models, now) {
     id: "accuracy",
     title: "Accuracy",
     size: "half",
+    hint: now().about.evaluated,
     kind: lineKind({
       label: "Accuracy on the test set",
       tall: 230,
@@ -86,7 +87,7 @@ function normPanel(model, redraw) {
   };
   return new Panel({
     id: "delta",
-    title: `Update size: how far the ${model.title} moves`,
+    title: "Update size",
     size: "half",
     controls: [chooser],
     kind: lineKind({
@@ -148,6 +149,7 @@ function chartPanel({ title, help, log, series }) {
     id: `chart-${series[0].name}`,
     title,
     hint: help,
+    wordsForConstants: true,
     size: series.length > 3 ? "half" : "third",
     kind: lineKind({
       label: title,

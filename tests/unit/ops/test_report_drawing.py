@@ -104,7 +104,7 @@ def test_a_plot_without_data_says_why_in_the_page() -> None:
     def draw(_: Figure) -> None:
         raise Missing("nobody <b>was</b> asked")
 
-    assert "Nothing to draw: nobody <b>was</b> asked." in Parsed(shown(Plot("x", "X", draw))).text
+    assert "No curve: nobody <b>was</b> asked." in Parsed(shown(Plot("x", "X", draw))).text
 
 
 @pytest.mark.parametrize(("ending", "begins"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])

@@ -116,7 +116,7 @@ def test_the_page_refers_to_nothing_outside_itself(tmp_path: Path) -> None:
 
 def test_what_is_missing_is_said_and_the_rest_is_there(tmp_path: Path) -> None:
     text = parsed_page(make_run(tmp_path / "r")).text
-    assert "Confusion matrix Nothing to draw: no data here." in text
+    assert "Confusion matrix No curve: no data here." in text
     assert "Nothing to show: no ledgers here." in text
     assert "has not recorded what it was made with" in text
     assert "the history holds no accuracy by class" in text

@@ -51,9 +51,9 @@ def test_a_run_that_needs_no_other_site_goes_on_and_so_does_one_whose_server_lea
 
 def test_a_broker_that_is_away_stops_the_run_since_it_was_first_missed() -> None:
     heard = Heard()
-    heard.watch.brokers_away("RabbitMQ at h:5672 is away")
-    heard.survey(112.0, trouble="RabbitMQ at h:5672 is away")
-    assert heard.sentences() == ["RabbitMQ at h:5672 is away, waiting for 12 s"]
+    heard.watch.brokers_away("no RabbitMQ answers at h:5672 (Connection refused)")
+    heard.survey(112.0, trouble="the connection to RabbitMQ at h:5672 was lost")
+    assert heard.sentences() == ["RabbitMQ is away, waiting for 12 s"]
     heard.survey(115.0)
     assert heard.told[-1] == ()
     heard.watch.brokers_away("Redis at h:6379 is away")
