@@ -27,6 +27,7 @@ from fedil_model.methods import make_method
 from fedil_model.methods.interface import MethodSpec
 from fedil_model.training.precision import choose_device, repeatable_on
 from server_worker.coordinator import Coordinator
+from server_worker.options import mlflow_address
 from server_worker.round.context import LabelTruth, ServerContext, Stopped
 from server_worker.round.sites import Sites
 from server_worker.run.checkpoint import CheckpointFolder
@@ -38,8 +39,10 @@ from server_worker.run.inputs import RunInputs, read_inputs
 from server_worker.run.lock import FolderInUse, sole_use
 from server_worker.run.name import run_id
 from server_worker.run.recipe import Recipe
+from server_worker.watch import mlflow
 from server_worker.watch.events import Watcher
 from server_worker.watch.log import LogWatcher, log_outcome
+from server_worker.watch.mlflow import MlflowWatcher
 from server_worker.watch.notices import Notice
 from server_worker.watch.room import RoomKeeper
 from server_worker.watch.status import StatusTeller
@@ -71,6 +74,7 @@ class Deployment:
     standby: bool = False
     web: WebAddress | None = None
     tensorboard: bool = False
+    mlflow: str | None = None
     stay: bool = False
 
     @classmethod
@@ -80,7 +84,9 @@ class Deployment:
             name: getattr(options, name)
             for name in ("broker", "store", "device", "standby", "web", "tensorboard", "stay")
         }
-        return cls(recipe, options.run_dir or Path("runs") / recipe.name, run=options.run_id, **same)
+        run_dir = options.run_dir or Path("runs") / recipe.name
+        mlflow = mlflow_address(options.mlflow, run_dir)
+        return cls(recipe, run_dir, run=options.run_id, mlflow=mlflow, **same)
 
     def connect_store(self, retry: RetryPolicy) -> Store:
         return connect_store(self.store, site_of=self.recipe.site_of, retry=retry)
@@ -104,6 +110,8 @@ def serve(
         watcher = Watcher(watcher, LogWatcher(run, deployment.recipe.spec.display, logs.always))
     if deployment.tensorboard:
         check_installed()
+    if deployment.mlflow is not None:
+        mlflow.check_installed()
     with watching(run, deployment.recipe, where, deployment.web, stop) as watch:
         server = _Server(deployment, where, run, watcher, stop, label_truth, watch)
         try:
@@ -154,6 +162,9 @@ class _Server:
             if deployment.tensorboard:
                 events = TensorBoardWatcher(self.where.tensorboard, recipe.spec.display, watcher.note)
                 watcher = Watcher(stack.enter_context(events), watcher)
+            if deployment.mlflow is not None:
+                tracked = MlflowWatcher(deployment.mlflow, run, recipe, self.where.history, watcher.note)
+                watcher = Watcher(stack.enter_context(tracked), watcher)
             for concern in transport.timeout_warnings(recipe.federation.deadline_seconds):
                 watcher.note(Notice(concern))
             watcher.phase(0, "load_data")

@@ -41,6 +41,7 @@ from server_worker.run.name import run_id, simulation_id
 from server_worker.run.progress import Progress
 from server_worker.run.recipe import Recipe
 from server_worker.watch.events import Watcher
+from server_worker.watch.mlflow import MlflowWatcher
 from server_worker.watch.notices import Notice
 from server_worker.watch.pace import EpochTeller
 from server_worker.watch.survey import Surveyor
@@ -79,6 +80,7 @@ def simulate(
     stop: threading.Event,
     web: WebAddress | None = None,
     tensorboard: bool = False,
+    mlflow: str | None = None,
 ) -> Summary:
     """Blocks until the run is done or `stop` is set. With `resume`, goes on where a killed run was."""
     began = time.monotonic()
@@ -95,6 +97,9 @@ def simulate(
         if tensorboard:
             written = TensorBoardWatcher(where.tensorboard, recipe.spec.display, watcher.note)
             watcher = Watcher(stack.enter_context(written), watcher)
+        if mlflow is not None:
+            tracked = MlflowWatcher(mlflow, run, recipe, where.history, watcher.note)
+            watcher = Watcher(stack.enter_context(tracked), watcher)
         watcher.phase(0, "load_data")
         inputs = read_inputs(where, recipe, chosen, resume=resume)
         run_id(where, recipe, run)
