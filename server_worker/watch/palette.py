@@ -46,6 +46,8 @@ COLOURS = {
 """Name → on light, on dark"""
 SERIES = ("c-blue", "c-green", "c-pink", "c-orange", "c-violet", "c-gold")
 """Of lines in a chart, in this order"""
+HEAT = ("sunk", "h-3", "h-4", "h-5", "h-6", "h-7", "h-8")
+"""Of shares from 0 to 1, on light"""
 TERMINAL = {"accent": "cyan", "good": "bold green", "fair": "yellow", "bad": "bold red", "quiet": "dim"}
 """Styles of rich: a terminal has colours of its own for light and dark."""
 

@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 from markupsafe import Markup
 from matplotlib import style
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
@@ -23,6 +24,7 @@ from server_worker.watch import palette
 _NAMES = ("text", "quiet", "grid", *palette.SERIES)
 INK, FAINT, GRID, BLUE, GREEN, PINK, ORANGE, VIOLET, GOLD = map(palette.light, _NAMES)
 SERIES = (BLUE, GREEN, PINK, ORANGE, VIOLET, GOLD, INK)
+HEAT = LinearSegmentedColormap.from_list("fedil", [*map(palette.light, palette.HEAT)])
 DASHES = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
