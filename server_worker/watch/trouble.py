@@ -9,8 +9,8 @@ from server_worker.watch.events import Watcher
 from server_worker.watch.survey import Survey
 from server_worker.watch.words import Trouble
 
-_ABSENT_AFTER_SECONDS = 4.0
-"""A site without a worker is no trouble yet: at the start of a run workers come a little later than the server."""
+_MISSED_AFTER_SECONDS, _ABSENT_AFTER_SECONDS = 4.0, 20.0
+"""While the run waits for clients, and before: at its start workers come a little later than the server."""
 
 
 _SERVICES = ("RabbitMQ", "Redis")
@@ -81,9 +81,10 @@ class TroubleWatch(Watcher):
         present = self._num_sites - len(self._absent)
         stops = self._waits and present < max(1, min(self._min_sites, self._num_sites))
         brokers = [Trouble(self._brokers.what, self._brokers.since, stops=True)] if self._brokers else []
+        patience = _MISSED_AFTER_SECONDS if self._waits else _ABSENT_AFTER_SECONDS
         absent = [
-            Trouble(f"site {site} has no worker", since, stops)
+            Trouble(f"site {site} has no worker" if self._num_sites > 1 else "no worker", since, stops)
             for site, since in self._absent.items()
-            if self._clock() - since >= _ABSENT_AFTER_SECONDS
+            if self._clock() - since >= patience
         ]
         return (*brokers, *absent)

@@ -44,9 +44,19 @@ def test_a_run_that_needs_no_other_site_goes_on_and_so_does_one_whose_server_lea
     both.survey(100.0, ("south",))
     both.watch.phase(0, "pretrain")
     both.survey(110.0, ("south",))
+    assert both.told == [], "workers come a little later than the server"
+    both.survey(121.0, ("south",))
     assert [trouble.stops for trouble in both.told[-1]] == [False]
     both.watch.phase(1, "wait")
     assert [trouble.stops for trouble in both.told[-1]] == [True]
+
+
+def test_the_only_site_needs_no_name() -> None:
+    heard = Heard(min_sites=1)
+    heard.watch.phase(1, "wait")
+    for heard.now in (100.0, 105.0):
+        heard.watch.survey(Survey(heard.now, absent=("local",), num_sites=1))
+    assert heard.sentences() == ["no worker, waiting for 5 s"]
 
 
 def test_a_broker_that_is_away_stops_the_run_since_it_was_first_missed() -> None:
