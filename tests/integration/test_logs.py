@@ -192,7 +192,7 @@ def test_a_server_tells_its_start_each_answer_each_round_and_its_end(said: Said)
 def test_a_round_has_its_accuracy_where_it_was_measured(said: Said) -> None:
     first, last = [event.message for event in said.server if event.message.startswith("closed: ")]
     assert "accuracy" not in first
-    assert re.search(r", accuracy global \d+\.\d\d %, server \d+\.\d\d %", last)
+    assert re.search(r", accuracy: global model \d+\.\d\d %, server model \d+\.\d\d %", last)
 
 
 def test_workers_tell_each_task_with_its_run_round_and_client(said: Said) -> None:
