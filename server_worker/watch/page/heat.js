@@ -49,7 +49,7 @@ export function heatKind({ label, names, all, many }) {
     marks(frame, prepared) {
       const tall = rowHeight(prepared);
       const cells = Array.from({ length: LEVELS + 1 }, () => []);
-      let end = frame.x(prepared.groups[0].first) - frame.column / 2;
+      let end = frame.left;
       for (const group of prepared.groups) {
         // From the measured round before: evaluate_every may leave some out.
         const x = end;
