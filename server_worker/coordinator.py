@@ -37,6 +37,7 @@ from server_worker.run.progress import Progress, from_checkpoint, latest, to_che
 from server_worker.run.recipe import Recipe, numbers_depend_on
 from server_worker.watch.events import NOT_LEARNED, ClientOutcome, RoundRecord
 from server_worker.watch.notices import Notice
+from server_worker.watch.pace import EpochTeller
 
 __all__ = ["Coordinator", "ServerContext", "Stopped"]
 
@@ -235,6 +236,7 @@ class Coordinator:
         clients = self._recipe.split.clients
         if self._recipe.server.pretrain_epochs:
             self._reporter.enter(0, "pretrain")
+            self._method.on_epoch = EpochTeller(self._context.watcher, self._context.clock)
         with _naming_errors("pre-training"):
             state = self._method.initial_state(self._labelled)
         never, totals = (0,) * clients, no_totals(self._recipe.spec.display, clients)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from broker_config.brokers.topology import RUNS_TOPIC
+from broker_config.brokers.topology import FINISHED_TOPIC, RUNS_TOPIC
 from broker_config.process.addresses import WebAddress
 from broker_config.process.logs import Logs
 from broker_config.process.retry import RetryPolicy
@@ -27,6 +27,7 @@ from fedil_model.methods import make_method
 from fedil_model.methods.interface import MethodSpec
 from fedil_model.training.precision import choose_device, repeatable_on
 from server_worker.coordinator import Coordinator
+from server_worker.options import mlflow_address
 from server_worker.round.context import LabelTruth, ServerContext, Stopped
 from server_worker.round.sites import Sites
 from server_worker.run.checkpoint import CheckpointFolder
@@ -39,8 +40,10 @@ from server_worker.run.lock import FolderInUse, sole_use
 from server_worker.run.name import run_id
 from server_worker.run.recipe import Recipe
 from server_worker.run.resuming import refuse_differences, saved_recipe, stretched_schedules
+from server_worker.watch import mlflow
 from server_worker.watch.events import Watcher
 from server_worker.watch.log import LogWatcher, log_outcome
+from server_worker.watch.mlflow import MlflowWatcher
 from server_worker.watch.notices import Notice
 from server_worker.watch.room import RoomKeeper
 from server_worker.watch.status import StatusTeller
@@ -51,6 +54,7 @@ from server_worker.watch.watching import Watching, watching
 LEAD_SECONDS = 90.0
 """A server that was cut off is noticed after three heartbeats; until then its successor waits."""
 _STANDBY_SECONDS = 1.0
+_FINISHED_SHOWN_SECONDS = 7 * 86400.0
 _BRIEF = RetryPolicy(seconds=1.0)
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Of mallopt(3)"""
@@ -71,6 +75,7 @@ class Deployment:
     standby: bool = False
     web: WebAddress | None = None
     tensorboard: bool = False
+    mlflow: str | None = None
     stay: bool = False
     more_rounds: bool = False
     """A run that was begun goes on to as many rounds as the recipe has now."""
@@ -83,7 +88,8 @@ class Deployment:
             for name in ("broker", "store", "device", "standby", "web", "tensorboard", "stay")
         }
         run_dir = options.run_dir or Path("runs") / recipe.name
-        return cls(recipe, run_dir, run=options.run_id, more_rounds=options.rounds is not None, **same)
+        mlflow, more_rounds = mlflow_address(options.mlflow, run_dir), options.rounds is not None
+        return cls(recipe, run_dir, run=options.run_id, mlflow=mlflow, more_rounds=more_rounds, **same)
 
     def connect_store(self, retry: RetryPolicy) -> Store:
         return connect_store(self.store, site_of=self.recipe.site_of, retry=retry)
@@ -104,9 +110,11 @@ def serve(
     where = RunDir(deployment.run_dir)
     run = run_id(where, deployment.recipe, deployment.run)
     if logs is not None:
-        watcher = Watcher(watcher, LogWatcher(run, logs.always))
+        watcher = Watcher(watcher, LogWatcher(run, deployment.recipe.spec.display, logs.always))
     if deployment.tensorboard:
         check_installed()
+    if deployment.mlflow is not None:
+        mlflow.check_installed()
     with watching(run, deployment.recipe, where, deployment.web, stop) as watch:
         server = _Server(deployment, where, run, watcher, stop, label_truth, watch)
         try:
@@ -153,9 +161,13 @@ class _Server:
                 stack.enter_context(self._room_keeper())
             status = StatusTeller(presence.update, recipe.federation.expected)
             watcher = Watcher(watch.watcher, status, self.watcher)
+            watch.troubles.on_change = watcher.troubles
             if deployment.tensorboard:
                 events = TensorBoardWatcher(self.where.tensorboard, recipe.spec.display, watcher.note)
                 watcher = Watcher(stack.enter_context(events), watcher)
+            if deployment.mlflow is not None:
+                tracked = MlflowWatcher(deployment.mlflow, run, recipe, self.where.history, watcher.note)
+                watcher = Watcher(stack.enter_context(tracked), watcher)
             for concern in transport.timeout_warnings(recipe.federation.deadline_seconds):
                 watcher.note(Notice(concern))
             self._resume(watcher)
@@ -179,6 +191,7 @@ class _Server:
                     recipe.federation.site_timeout_seconds,
                     _user(deployment.broker),
                     watcher.note,
+                    recipe.min_sites,
                 ),
                 label_truth=self.label_truth(store, run, recipe.spec, inputs),
                 shard_sizes=inputs.split.held,
@@ -200,7 +213,11 @@ class _Server:
                 ledgers = ledger_digest(store, run)
             except LedgerMissing as error:  # the model is complete even if a ledger was damaged
                 watcher.note(Notice(f"no digest of the ledgers: {error}"))
-            return outcome_of(self.where, run, stopped, ledgers, inputs.split.digest)
+            outcome = outcome_of(self.where, run, stopped, ledgers, inputs.split.digest)
+            state = "stopped" if stopped else "done"
+            ended = {"state": state, "round": outcome.rounds_done, "ended": time.time(), **status.last}
+            store.announce(FINISHED_TOPIC, run, {**self._facts(), **ended}, _FINISHED_SHOWN_SECONDS)
+            return outcome
 
     def _resume(self, watcher: Watcher) -> None:
         deployment, recipe = self.deployment, self.deployment.recipe
@@ -274,20 +291,22 @@ class _Server:
         return RoomKeeper(lambda: open_room(self.deployment.store, self.run, site_of), self.watcher.note)
 
     def _presence(self) -> Presence:
+        facts = {"state": "starting", **self._facts()}
+        return Presence(lambda: self.deployment.connect_store(_BRIEF), RUNS_TOPIC, self.run, facts)
+
+    def _facts(self) -> dict[str, object]:
         recipe = self.deployment.recipe
-        facts = {
-            "state": "starting",
+        return {
             "recipe": recipe.name,
             "mode": recipe.federation.mode,
             "rounds": recipe.rounds,
-            "models": {model.name: model.title for model in recipe.spec.display.models},
+            "models": {model.name: model.label for model in recipe.spec.display.models},
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "sites": {site: len(clients) for site, clients in recipe.sites.items()},
             "started": time.time(),
             "page": self.watch.url,
         }
-        return Presence(lambda: self.deployment.connect_store(_BRIEF), RUNS_TOPIC, self.run, facts)
 
 
 def _give_memory_back() -> None:

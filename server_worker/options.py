@@ -1,6 +1,7 @@
 """The command line of a server, without anything heavy: wrong arguments are answered before torch is loaded."""
 
 import argparse
+import os
 import re
 from pathlib import Path
 
@@ -38,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_device_argument(parser, "where to train on the labels and evaluate")
     add_watching_arguments(parser)
+    add_mlflow_argument(parser)
     add_log_arguments(parser)
 
 
@@ -64,6 +66,32 @@ def _at_least_one(text: str) -> int:
     if not re.fullmatch(r"0*[1-9][0-9]*", text):
         raise argparse.ArgumentTypeError(f"wants a number from 1 up, got {text!r}")
     return int(text)
+
+
+def add_mlflow_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--mlflow",
+        nargs="?",
+        const="",
+        type=_tracking_address,
+        metavar="URI",
+        help="write settings, rounds, model and report to MLflow too: http(s)://…, or sqlite:///FILE; default: what "
+        "MLFLOW_TRACKING_URI says, or sqlite:///DIR/mlflow.db",
+    )
+
+
+def _tracking_address(text: str) -> str:
+    if text and "://" not in text and not text.startswith("sqlite:"):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no address such as http://host:5000 or sqlite:///mlflow.db"
+        )
+    return text
+
+
+def mlflow_address(asked: str | None, run_dir: Path) -> str | None:
+    if asked is None:
+        return None
+    return asked or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{run_dir.resolve() / 'mlflow.db'}"
 
 
 def add_override_argument(parser: argparse.ArgumentParser) -> None:

@@ -120,6 +120,11 @@ class TwoSites:
     def wrong_sender(self, sender: str | None, client: int) -> str:
         return ""
 
+    min_sites = 1
+
+    def are_enough(self) -> bool:
+        return len(self.present()) >= self.min_sites
+
     def present(self) -> tuple[str, ...]:
         return tuple(site for site in self.names() if site != self.gone)
 

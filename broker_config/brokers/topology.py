@@ -198,6 +198,8 @@ def run_queues(run: str, sites: Iterable[str]) -> list[str]:
     return [*(updates_queue(run, site) for site in sites), models_queue(run), lead_queue(run)]
 
 
+FINISHED_TOPIC = "finished"
+"""Notices of servers whose run has ended; they stay for a week."""
 RUNS_TOPIC = "runs"
 """Notices of servers, one per run"""
 

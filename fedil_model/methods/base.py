@@ -34,6 +34,7 @@ class MethodBase:
         self.device = context.device
         self.micro_batch: int | None = None
         self.check_stop: Callable[[], None] = lambda: None
+        self.on_epoch: Callable[[int, int], None] = lambda done, total: None  # noqa: ARG005
         self._context, self._learning, self._views = context, context.learning, context.views
         self._student = self._network()
         self._student.release()
@@ -73,6 +74,7 @@ class MethodBase:
                 strong_weight=server.pretrain_strong_weight,
                 decay=server.pretrain_schedule == "cosine",
                 check_stop=self.check_stop,
+                on_epoch=self.on_epoch,
             )
         self._refresh(labelled)
         return self._student.take_weights()

@@ -81,8 +81,8 @@ PUBLISHED_PROFILE: dict[str, Any] = {
 _OWN_SHARE = "Share that a client's own weights have in what it begins with."
 
 
-def byol_display(own_share_help: str, threshold: float | None = None) -> Display:
-    """`threshold`: the divergence from which a client keeps its own predictor"""
+def byol_display(own_share_help: str, threshold: float | None = None, threshold_if: str = "") -> Display:
+    """`threshold`: the divergence from which a client keeps its own predictor, which the setting `threshold_if` says"""
     return Display(
         models=FITTED_MODELS,
         charts=(
@@ -111,6 +111,7 @@ def byol_display(own_share_help: str, threshold: float | None = None) -> Display
                 low=0.0,
                 high=MOST_DIVERGENCE,
                 threshold=threshold,
+                threshold_if=threshold_if,
                 buckets=(0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, MOST_DIVERGENCE),
             ),
         ),

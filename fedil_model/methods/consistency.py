@@ -76,9 +76,11 @@ _UDA: dict[str, dict[str, Any]] = {
 
 DISPLAY = Display(
     models=(
-        Model("global", "average", "the average of the clients' models after the round"),
+        Model("global", "global model", "the average of the clients' models after the round"),
         Model(
-            "server", "server's", "the last average trained on the labelled samples, which clients receive"
+            "server",
+            "server model",
+            "the last average trained on the labelled samples, which clients receive",
         ),
     ),
     charts=(

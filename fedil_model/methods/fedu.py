@@ -49,7 +49,9 @@ def spec() -> MethodSpec:
         settings=FedUSettings,
         make=FedU,
         display=byol_display(
-            "Share of clients that begin with their own predictor instead of the average.", threshold=0.4
+            "Share of clients that begin with their own predictor instead of the average.",
+            threshold=0.4,
+            threshold_if="max_divergence",
         ),
         profiles=PROFILES,
     )

@@ -141,6 +141,8 @@ class Method(Protocol):
     gradients add up to the batch's, the last bits differ, and with batch norm the statistics do."""
     check_stop: Callable[[], None]
     """The server's steps call it now and then; it raises when they are to stop. Nothing of that step is kept."""
+    on_epoch: Callable[[int, int], None]
+    """`initial_state` may call it after each epoch, with how many are done and how many there are."""
 
     def initial_state(self, labelled: "Samples") -> State: ...
 
@@ -221,8 +223,18 @@ class ClientValue:
     """The range that is drawn"""
     threshold: float | None = None
     """A line across the drawing, such as the one below which updates are rejected"""
+    threshold_if: str = ""
+    """The method's setting without which the threshold is not in force, or whose number it is; empty: it always is as
+    declared"""
     buckets: tuple[float, ...] = ()
     """Upper bounds of the Prometheus histogram fedil_update_<name>"""
+
+    def threshold_of(self, settings: MethodSettings) -> float | None:
+        """None where these settings do not apply it"""
+        set_to = getattr(settings, self.threshold_if) if self.threshold_if else True
+        if isinstance(set_to, bool):
+            return self.threshold if set_to else None
+        return float(set_to)
 
 
 @dataclass(frozen=True)
@@ -240,13 +252,25 @@ class Model:
 
     name: str
     title: str
-    """Such as "θ′" """
+    """A plain name, such as "global model" """
     help: str
     fit: Literal["", "linear_probe", "fine_tune"] = ""
     """What is done to it on the labelled samples before its predictions count: nothing, a new linear head on frozen
     features, or training of the whole network"""
     optional: bool = False
     """Only some settings make it"""
+    symbol: str = ""
+    """Its sign in the paper, such as "θ′", where it has one"""
+
+    @property
+    def label(self) -> str:
+        """Such as "global model θ′" """
+        return f"{self.title} {self.symbol}".strip()
+
+    @property
+    def short(self) -> str:
+        """Where there is little room"""
+        return self.symbol or self.title
 
 
 @dataclass(frozen=True)

@@ -95,8 +95,12 @@ PROFILES: dict[str, dict[str, Any]] = {
 
 DISPLAY = Display(
     models=(
-        Model("global", "consensus", "the mean of the groups' models, which clients receive"),
-        Model("server", "server's", "the model that the server trained on the labelled samples in the round"),
+        Model(
+            "global", "global model", "the consensus: the mean of the groups' models, which clients receive"
+        ),
+        Model(
+            "server", "server model", "the model that the server trained on the labelled samples in the round"
+        ),
     ),
     charts=(
         steps_chart(),

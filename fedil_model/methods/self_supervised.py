@@ -32,7 +32,12 @@ class HeadSettings(MethodSettings):
 
 
 FITTED_MODELS = (
-    Model("global", "fine-tuned", "the average, trained on the labelled samples", fit="fine_tune"),
+    Model(
+        "global",
+        "fine-tuned model",
+        "the clients' average, trained on the labelled samples",
+        fit="fine_tune",
+    ),
     Model(
         "probed",
         "linear probe",

@@ -75,10 +75,10 @@ UPDATES = chart("Updates", "How far clients move the model that they receive.", 
 LOSS_FIX = loss_series("fix", "strong views", "Cross-entropy of strong views against pseudo-labels.")
 DISPLAY = Display(
     models=(
-        Model("global", "fine-tuned", "the average, trained on the labelled samples"),
+        Model("global", "global model", "the clients' average, fine-tuned on the labelled samples"),
         Model(
             "aggregate",
-            "average",
+            "average model",
             "the average of the clients' models, before training on the labelled samples",
         ),
     ),

@@ -55,7 +55,7 @@ _PAPER: dict[str, Any] = merge(SHARED_OPTIMISERS, {"network": {"norm": "bn"}, "s
 _FIFTH: dict[str, Any] = {"method": {"part": 0.2}}
 
 DISPLAY = Display(
-    models=(Model("global", "server's", "the model trained on the server's labelled samples"),),
+    models=(Model("global", "server model", "the model trained on the server's labelled samples"),),
     charts=(
         chart("Steps", "How far a round moves the model.", SERVER_NORM, log=True),
         chart("Losses", "Mean over the last epoch of a round.", LOSS_SERVER),

@@ -53,15 +53,20 @@ class Floor:
         *,
         epochs: int,
         check_stop: Callable[[], None] = lambda: None,
+        on_epoch: Callable[[int, int], None] = lambda done, total: None,  # noqa: ARG005
     ) -> None:
+        """`on_epoch`: called with the epochs that are done, of trials too, and how many there are in all"""
         self._model, self._labelled, self._views, self._learning = model, labelled, views, learning
-        self._epochs, self._check_stop = epochs, check_stop
+        self._epochs, self._check_stop, self._on_epoch = epochs, check_stop, on_epoch
+        self._epochs_done = 0
         self._initial = model.weights()
 
     def train(self) -> list[Choice]:
         """Leaves the trained floor in the model. Returns what was tried, the choice first."""
         server = self._learning.server
-        tried = self._rank([self._try(pair) for pair in product(_rates(server), _strong_weights(server))])
+        candidates = list(product(_rates(server), _strong_weights(server)))
+        self._epochs_in_all = self._epochs + len(candidates) * HOLD_OUTS * self._trial_epochs
+        tried = self._rank([self._try(pair) for pair in candidates])
         for number, choice in enumerate(tried):
             try:
                 self._fit(self._labelled, choice.lr, choice.strong_weight, self._epochs, "baseline")
@@ -100,7 +105,7 @@ class Floor:
         if len(held_out.labels) == 0:
             return 0.0, 0.0
         try:
-            self._fit(kept, lr, strong_weight, max(self._epochs // _TRIAL_PART, 1), "hold-out", number)
+            self._fit(kept, lr, strong_weight, self._trial_epochs, "hold-out", number)
         except NumericError:
             return 0.0, float("inf")
         precision = self._learning.autocast
@@ -121,9 +126,18 @@ class Floor:
             strong_weight=strong_weight,
             decay=True,
             check_stop=self._check_stop,
+            on_epoch=self._count,
         )
         # Static batch norm leaves no statistics behind; a network without it is not touched.
         refresh_statistics(self._model.module, samples.inputs, self._views.plain)
+
+    @property
+    def _trial_epochs(self) -> int:
+        return max(self._epochs // _TRIAL_PART, 1)
+
+    def _count(self, *_: int) -> None:
+        self._epochs_done += 1
+        self._on_epoch(min(self._epochs_done, self._epochs_in_all), self._epochs_in_all)
 
 
 def hold_out(labelled: Samples, seed: int, number: int) -> tuple[Samples, Samples]:

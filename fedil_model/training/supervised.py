@@ -38,10 +38,12 @@ def train_supervised(
     decay: bool = False,
     ceiling: float = 1.0,
     check_stop: Callable[[], None] = lambda: None,
+    on_epoch: Callable[[int, int], None] = lambda done, total: None,  # noqa: ARG005
 ) -> Supervised:
     """Eq. 22, with the loss that it means: cross-entropy of the weak view against the true label. With `decay` the rate
     goes to 0 along a cosine over these steps. A sample counts only while the probability of its label is at most
-    `ceiling`. `check_stop` is called with every batch, and may raise."""
+    `ceiling`. `check_stop` is called with every batch, and may raise; `on_epoch` with the epochs that are done, and how
+    many there are."""
     settings, generator = learning.server, torch.Generator().manual_seed(seed)
     counting_C = class_weights(settings.class_weights, samples.labels)
     optimiser = FlatSGD(model, settings, lr)
@@ -71,6 +73,7 @@ def train_supervised(
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimiser.step()
                 epoch_loss += loss.detach() * (len(batch) / len(samples.labels))
+            on_epoch(epoch + 1, epochs)
     result = Supervised(optimiser.num_steps, float(epoch_loss))
     if not all_finite(model.params):
         raise NumericError(

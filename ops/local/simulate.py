@@ -42,7 +42,9 @@ from server_worker.run.progress import Progress
 from server_worker.run.recipe import Recipe
 from server_worker.run.resuming import stretched_schedules
 from server_worker.watch.events import Watcher
+from server_worker.watch.mlflow import MlflowWatcher
 from server_worker.watch.notices import Notice
+from server_worker.watch.pace import EpochTeller
 from server_worker.watch.survey import Surveyor
 from server_worker.watch.tensorboard import TensorBoardWatcher
 from server_worker.watch.watching import Watching, watching
@@ -79,6 +81,7 @@ def simulate(
     stop: threading.Event,
     web: WebAddress | None = None,
     tensorboard: bool = False,
+    mlflow: str | None = None,
 ) -> Summary:
     """Blocks until the run is done or `stop` is set. With `resume`, goes on where a killed run was."""
     began = time.monotonic()
@@ -91,9 +94,13 @@ def simulate(
         watch = stack.enter_context(watching(run, recipe, where, web, stop))
         watch.tell_address(watcher.note)
         watcher = Watcher(watch.watcher, watcher)
+        watch.troubles.on_change = watcher.troubles
         if tensorboard:
             written = TensorBoardWatcher(where.tensorboard, recipe.spec.display, watcher.note)
             watcher = Watcher(stack.enter_context(written), watcher)
+        if mlflow is not None:
+            tracked = MlflowWatcher(mlflow, run, recipe, where.history, watcher.note)
+            watcher = Watcher(stack.enter_context(tracked), watcher)
         for words in stretched_schedules(where, recipe) if resume else ():
             watcher.note(Notice(words))
         watcher.phase(0, "load_data")
@@ -195,7 +202,15 @@ def _baseline(
     if inputs.initial is not None:
         inputs.initial.load_into(network)
     model = FlatModel(network, inputs.device)
-    floor = Floor(model, inputs.labelled, dataset.views, recipe, epochs=epochs, check_stop=check_stop)
+    floor = Floor(
+        model,
+        inputs.labelled,
+        dataset.views,
+        recipe,
+        epochs=epochs,
+        check_stop=check_stop,
+        on_epoch=EpochTeller(watcher),
+    )
     try:
         tried = [asdict(choice) for choice in floor.train()]
     except Stopped:

@@ -14,7 +14,7 @@ from server_worker.buffered.state import OpenBuffer
 from server_worker.round.loop import POLL_SECONDS, QUIET_SECONDS, Mode
 from server_worker.round.stopwatch import Stopwatch
 from server_worker.run.progress import Progress
-from server_worker.watch.events import REFUSED
+from server_worker.watch.events import NOT_LEARNED, REFUSED
 
 
 class BufferedMode(Mode[OpenBuffer]):
@@ -49,12 +49,15 @@ class BufferedMode(Mode[OpenBuffer]):
         """Take answers, and keep enough clients at work, until there is enough to aggregate."""
         buffer, now = opened, self.context.now
         heard = looked = now()
-        while not buffer.may_aggregate(candidates := self.dispatcher.candidates()):
+        while not (
+            buffer.may_aggregate(candidates := self.dispatcher.candidates()) and self._has_sites(buffer)
+        ):
             self.context.check_stop()
             self._check_hope(buffer, now() - heard)
             buffer = self.desk.give_up(buffer, buffer.overdue(now()))
             buffer = self.desk.give_up_on_absent_sites(buffer)
-            buffer = self._fill(buffer, candidates)
+            if not buffer.may_aggregate(candidates):
+                buffer = self._fill(buffer, candidates)
             before, buffer = buffer, self.desk.receive(buffer, fold, POLL_SECONDS, stopwatch)
             if buffer is not before:
                 heard = looked = now()
@@ -68,6 +71,12 @@ class BufferedMode(Mode[OpenBuffer]):
         self._open = closed.aggregated()
         kept = {version: bases[version] for version in self._open.versions if version in bases}
         return replace(after, buffer=self._open.to_fields(), bases=kept)
+
+    def _has_sites(self, buffer: OpenBuffer) -> bool:
+        """So many as the run needs have answered, or could."""
+        sites = self.context.sites
+        learned = {sites.site_of(o.client) for o in buffer.outcomes() if o.outcome not in NOT_LEARNED}
+        return len(learned) >= sites.min_sites or sites.are_enough()
 
     def _fill(self, buffer: OpenBuffer, candidates: Sequence[int]) -> OpenBuffer:
         chosen = buffer.replacements(candidates)

@@ -149,9 +149,12 @@ class AnswerDesk:
         return opened
 
     def give_up_on_absent_sites(self, opened: OpenT) -> OpenT:
-        """As long as another site has workers: while no site has any, all tasks wait."""
-        sites, present = self.context.sites, set(self.context.sites.present())
-        absent = [client for client in opened.awaited if present and sites.site_of(client) not in present]
+        """As long as enough other sites have workers: until then, all tasks wait."""
+        sites = self.context.sites
+        if not sites.are_enough():
+            return opened
+        present = set(sites.present())
+        absent = [client for client in opened.awaited if sites.site_of(client) not in present]
         return self.give_up(
             opened, [ClientOutcome(client, MISSING, "its site has no worker") for client in absent]
         )

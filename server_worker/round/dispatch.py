@@ -137,14 +137,13 @@ class TaskDispatcher:
     # ---- which clients -----------------------------------------------------------------------------------------
 
     def candidates(self) -> list[int]:
-        """Clients of sites that have a worker; all clients while no site has one, since tasks wait in their queues."""
-        everyone = range(self._recipe.split.clients)
-        present = set(self._context.sites.present())
-        if present == set(self._context.sites.names()):
+        """Clients of sites that have a worker; all clients while too few sites have one, since tasks wait in their
+        queues."""
+        everyone, sites = range(self._recipe.split.clients), self._context.sites
+        if not sites.are_enough():
             return list(everyone)
-        return [client for client in everyone if self._context.sites.site_of(client) in present] or list(
-            everyone
-        )
+        present = set(sites.present())
+        return [client for client in everyone if sites.site_of(client) in present]
 
     def select(self, round_number: int) -> tuple[int, ...]:
         count = self._recipe.federation.asked_per_round

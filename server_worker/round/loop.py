@@ -81,7 +81,15 @@ class RoundsMode(Mode[OpenRound]):
             quorum=math.ceil(federation.quorum * needed),
             deadline=math.inf,
             over=progress.activations,
+            min_sites=self._min_sites(progress.selection),
+            site_of=self.context.sites.site_of,
         )
+
+    def _min_sites(self, selection: Sequence[int]) -> int:
+        """Where the recipe does not say how many, a round needs no site of which it has selected no client."""
+        sites, selected = self.context.sites, {self.context.sites.site_of(client) for client in selection}
+        explicit = self.recipe.federation.min_sites is not None
+        return min(sites.min_sites, len(sites.names() if explicit and selection else selected))
 
     def ask(self, opened: OpenRound, restarted: bool) -> OpenRound:  # noqa: ARG002
         return self._ask(opened, opened.awaited)
@@ -114,6 +122,8 @@ class RoundsMode(Mode[OpenRound]):
                 heard = now()
         if opened.needed and not opened.learned:
             raise self._none_learned(opened)
+        if opened.sites_missing:
+            raise self._too_few(opened)
         return opened
 
     def next_progress(self, closed: OpenRound, after: Progress, bases: Bases) -> Progress:  # noqa: ARG002
@@ -126,13 +136,15 @@ class RoundsMode(Mode[OpenRound]):
         return replace(opened, deadline=self.context.now() + self.recipe.federation.deadline_seconds)
 
     def _others(self, settled: OpenRound) -> tuple[int, ...]:
-        """Clients to ask as well, first of sites that have not refused."""
+        """Clients to ask as well: of sites that are missing, if any are, and first of sites that have not refused."""
         if self.desk.is_hopeless(settled, settled.needed):
             return ()
         left = [client for client in self.dispatcher.candidates() if client not in settled.asked]
+        if settled.sites_missing:
+            left = [client for client in left if settled.site_of(client) not in settled.sites]
         refusing = self.desk.sites_of(settled, (REFUSED,))
         willing = [client for client in left if self.context.sites.site_of(client) not in refusing]
-        missing = settled.needed - settled.fitting
+        missing = max(settled.needed - settled.fitting, settled.sites_missing)
         return select_clients(self.recipe.seed, settled.number, willing or left, missing)
 
     def _ask_others(self, opened: OpenRound, others: Sequence[int]) -> OpenRound:
@@ -149,7 +161,9 @@ class RoundsMode(Mode[OpenRound]):
         is left."""
         if self.desk.is_hopeless(settled, settled.needed):
             return True
-        hope = self.desk.sites_of(settled, (MISSING,)) & set(self.context.sites.present())
+        hope = self.desk.sites_of(settled, (MISSING,))
+        if not settled.sites_missing:  # for one of those that are, the run waits even if it has no worker
+            hope &= set(self.context.sites.present())
         return bool(settled.learned) and (not hope or now >= settled.deadline)
 
     # ---- the journal: which clients were asked since the checkpoint ---------------------------------------------
@@ -171,11 +185,21 @@ class RoundsMode(Mode[OpenRound]):
     # ---- errors ------------------------------------------------------------------------------------------------
 
     def _too_few(self, opened: OpenRound) -> FedILError:
+        if opened.sites_missing and opened.learned:
+            return self._too_few_sites(opened)
         return FedILError(
             f"round {opened.number}: {opened.learned} of {len(opened.asked)} clients have learned within "
             f"{self.recipe.federation.deadline_seconds:g} s, the quorum is {opened.quorum}: "
             "start more workers, raise federation.deadline_seconds or lower federation.quorum, then resume"
             f"{self.desk.example_of_failure(opened)}"
+        )
+
+    def _too_few_sites(self, opened: OpenRound) -> FedILError:
+        missing = " or ".join(sorted(set(self.context.sites.names()) - opened.sites))
+        return FedILError(
+            f"round {opened.number}: no client of site {missing} has learned, and the round needs clients of "
+            f"{opened.min_sites} sites: start their workers, or accept fewer with "
+            f"--set federation.min_sites={len(opened.sites)}, then resume{self.desk.example_of_failure(opened)}"
         )
 
     def _none_learned(self, closed: OpenRound) -> FedILError:

@@ -24,7 +24,10 @@ class Sites:
         timeout_seconds: float,
         server_user: str | None,
         note: Callable[[Notice], None],
+        min_sites: int = 1,
     ) -> None:
+        """`min_sites`: with fewer present, the run waits"""
+        self.min_sites = min(min_sites, len(sites))
         self._sites, self._store, self._clock, self._timeout = dict(sites), store, clock, timeout_seconds
         self._server_user, self._note = server_user, note
         self._site_by_client = [site for site, clients in self._sites.items() for _ in clients]
@@ -58,12 +61,18 @@ class Sites:
         present = tuple(site for site, seen in self._seen.items() if self._looked - seen < self._timeout)
         gone = set(self._sites) - set(present)
         for site in sorted(gone - self._gone):
-            words = f"site {site} has no worker: its clients are not asked until it has one"
-            self._note(Notice(words))
+            then = "its clients are not asked until it has one"
+            if len(present) < self.min_sites:
+                then = f"the run waits for it, as federation.min_sites is {self.min_sites}"
+            self._note(Notice(f"site {site} has no worker: {then}"))
         for site in sorted(self._gone - gone):
             self._note(Notice(f"site {site} is back", is_trouble=False))
         self._gone = gone
         return present
+
+    def are_enough(self) -> bool:
+        """As many are present as the run needs; else all tasks wait in their queues."""
+        return len(self.present()) >= self.min_sites
 
     def _look(self) -> None:
         there = [site for site in self._sites if self._store.notices(workers_topic(site))]

@@ -1,7 +1,7 @@
 """An open round as a value: what has arrived, whether it may close, which clients are missing. No clock, no broker."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self, TypeVar
 
@@ -98,6 +98,9 @@ class OpenRound(Open):
     deadline: float
     over: Sequence[int] = ()
     """By client: the last of its activations that is not awaited any more"""
+    min_sites: int = 0
+    """Sites of which a client must have learned"""
+    site_of: Callable[[int], str] = lambda _: ""
 
     def _objection_to_unasked(self, answer: Update | Refusal) -> str:
         over = self.over[answer.client] if answer.client < len(self.over) else 0
@@ -121,6 +124,15 @@ class OpenRound(Open):
         return sum(outcome.outcome not in NOT_LEARNED for outcome in self.arrived.values())
 
     @property
+    def sites(self) -> set[str]:
+        """Those of which a client has learned"""
+        return {self.site_of(o.client) for o in self.arrived.values() if o.outcome not in NOT_LEARNED}
+
+    @property
+    def sites_missing(self) -> int:
+        return max(0, self.min_sites - len(self.sites))
+
+    @property
     def fitting(self) -> int:
         """Valid updates: invalid ones must not close a round while other clients still train."""
         return self.learned - sum(outcome.outcome == INVALID for outcome in self.arrived.values())
@@ -131,6 +143,8 @@ class OpenRound(Open):
         return self.answered == len(self.activations)
 
     def may_close(self, now: float) -> bool:
+        if self.sites_missing:
+            return False
         if self.fitting >= self.needed or (self.is_settled and self.fitting >= self.quorum):
             return True
         return now >= self.deadline and self.learned >= self.quorum

@@ -72,6 +72,10 @@ class FederationSettings(Settings):
     """A round, or in buffered mode a client, is given up after so long."""
     sites: dict[SiteName, PositiveInt] = Field(default={})
     """Owners of the clients: site → how many of them, in order. Empty: one site, "default", owns all."""
+    min_sites: PositiveInt | None = None
+    """A round closes only if clients of at least so many sites have learned; a buffer, only while so many sites have a
+    worker. With fewer, the run waits and says for which. Left out: 2 where the recipe has two sites or more (a round
+    that happens to select clients of one site only needs no other), so that no site is left to train alone unseen."""
     site_timeout_seconds: PositiveFloat = 60.0
     """A site without a worker for so long is not asked until it has one again."""
     addresses: dict[SiteName, list[NetworkOrName]] = Field(default={})
@@ -150,6 +154,10 @@ class Recipe(Learning):
             raise ValueError(
                 f"federation.sites own {owned} clients, but split.clients is {self.split.clients}"
             )
+        if federation.min_sites and federation.min_sites > len(self.sites):
+            raise ValueError(
+                f"federation.min_sites is {federation.min_sites}, but there are {len(self.sites)} sites"
+            )
         if unknown := federation.addresses.keys() - self.sites.keys():
             raise ValueError(f"federation.addresses names {min(unknown)}, which is not a site of the recipe")
         return self
@@ -170,6 +178,11 @@ class Recipe(Learning):
         sizes = self.federation.sites or {DEFAULT_SITE: self.split.clients}
         ends = list(accumulate(sizes.values()))
         return {site: range(end - size, end) for (site, size), end in zip(sizes.items(), ends, strict=True)}
+
+    @property
+    def min_sites(self) -> int:
+        """Sites without which the run does not go on"""
+        return self.federation.min_sites or min(2, len(self.sites))
 
     @property
     def floor_epochs(self) -> int:
@@ -317,7 +330,7 @@ _NO_NUMBER: Mapping[str, Any] = {
     "evaluate_every": True,
     "baseline_epochs": True,
     "data": {"root", "download"},
-    "federation": {"deadline_seconds", "quorum", "site_timeout_seconds", "sites", "addresses"},
+    "federation": {"deadline_seconds", "quorum", "min_sites", "site_timeout_seconds", "sites", "addresses"},
 }
 
 

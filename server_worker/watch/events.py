@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field, StrictFloat, StrictInt, StrictStr, TypeAdapter, ValidationError
 
 from server_worker.watch.notices import Notice
+from server_worker.watch.words import Trouble
 
 REFUSED, MISSING, STALE = "refused", "missing", "stale"
 NOT_LEARNED = frozenset({REFUSED, MISSING, STALE})
@@ -106,6 +107,11 @@ class Watcher:
         for watcher in self._watchers:
             watcher.phase(round_number, name)
 
+    def epochs(self, done: int, total: int, left_seconds: float) -> None:
+        """How far the training of the present phase is, which has no clients: once a second at most."""
+        for watcher in self._watchers:
+            watcher.epochs(done, total, left_seconds)
+
     def update_arrived(self, round_number: int, outcome: ClientOutcome, answered: int, selected: int) -> None:
         for watcher in self._watchers:
             watcher.update_arrived(round_number, outcome, answered, selected)
@@ -114,6 +120,11 @@ class Watcher:
         """In order, as soon as the round is evaluated."""
         for watcher in self._watchers:
             watcher.round_closed(record)
+
+    def troubles(self, troubles: tuple[Trouble, ...]) -> None:
+        """What is the matter from now on, from any thread; empty once nothing is."""
+        for watcher in self._watchers:
+            watcher.troubles(troubles)
 
     def note(self, notice: Notice) -> None:
         """One line that a person should see."""

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from server_worker.watch import page_rows as rows
 from server_worker.watch.events import ClientOutcome, RoundRecord, Watcher
 from server_worker.watch.notices import Notice
 from server_worker.watch.survey import Survey
+from server_worker.watch.words import Trouble
 
 MOST_ROUNDS = 200
 _MOST_BYTES = 250_000
@@ -60,6 +61,7 @@ class LiveRun(Watcher):
         self._open: dict[int, _OpenRound] = {}
         self._fleet: dict[str, Any] | None = None
         self._surveys = 0
+        self._troubles: list[dict[str, Any]] = []
         self._notes: deque[tuple[int, float, str]] = deque(maxlen=_MOST_NOTES)
         self._noted = 0
         self._rows: dict[int, bytes] = {}
@@ -81,7 +83,7 @@ class LiveRun(Watcher):
             self._abouts += 1
 
     def survey(self, survey: Survey) -> None:
-        fleet = rows.fleet(survey, self._recipe)
+        fleet = rows.fleet(survey)
         with self._lock:
             self._fleet = fleet
             self._surveys += 1
@@ -94,11 +96,17 @@ class LiveRun(Watcher):
     def phase(self, round_number: int, name: str) -> None:
         now = time.time()
         with self._lock:
-            self._phase = {"round": round_number, "name": name, "since": now}
+            self._phase = {"round": round_number, "name": name, "since": now, "epochs": None}
             if name == "server_step":
                 last = round_number - 1
                 self._open = {number: kept for number, kept in self._open.items() if number == last}
                 self._open[round_number] = _OpenRound(round_number, now)
+
+    def epochs(self, done: int, total: int, left_seconds: float) -> None:
+        told = {"done": done, "total": total, "ends": time.time() + left_seconds}
+        with self._lock:
+            if self._phase is not None:
+                self._phase = {**self._phase, "epochs": told}
 
     def update_arrived(self, round_number: int, outcome: ClientOutcome, answered: int, selected: int) -> None:
         with self._lock:
@@ -113,6 +121,11 @@ class LiveRun(Watcher):
                 self._forget_from(record.round)
             self._rows[record.round] = row
             self._open.pop(record.round, None)
+
+    def troubles(self, troubles: tuple[Trouble, ...]) -> None:
+        shown = [{**asdict(one), "words": rows.cut(one.words, rows.LONGEST_TEXT)} for one in troubles]
+        with self._lock:
+            self._troubles = shown[: rows.MOST_SITES]
 
     def note(self, notice: Notice) -> None:
         with self._lock:
@@ -170,6 +183,7 @@ class LiveRun(Watcher):
                 "now": time.time(),
                 **self._state,
                 "phase": self._phase,
+                "troubles": self._troubles,
                 "open": [{**vars(one), **self._encoder.clients(one.outcomes)} for one in self._open.values()],
                 "more": len(page) < len(wanted),
                 "notes": [list(note) for note in self._notes if note[0] > known["note"]],

@@ -4,18 +4,15 @@ import logging
 from collections.abc import Callable, Mapping
 
 from broker_config.process.logs import about
-from fedil_model.methods.interface import INVALID
+from fedil_model.methods.interface import INVALID, Display
 from server_worker.run.digests import Outcome
 from server_worker.watch.events import REFUSED, ClientOutcome, RoundRecord, Watcher
 from server_worker.watch.notices import Notice
+from server_worker.watch.pace import LINES_EVERY_SECONDS, Every
+from server_worker.watch.words import epoch_words, phase_words, trend
 
 LOGGER = "server_worker"
 _log = logging.getLogger(LOGGER)
-_OUTSIDE_ROUNDS = {
-    "load_data": "leads the run now, and reads its data",
-    "baseline": "learns from the labels alone, for comparison",
-    "pretrain": "learns from the labels first",
-}
 
 
 def log_outcome(outcome: Outcome, rounds: int) -> None:
@@ -30,9 +27,11 @@ def log_outcome(outcome: Outcome, rounds: int) -> None:
 
 
 class LogWatcher(Watcher):
-    def __init__(self, run: str, always: Callable[..., None] = lambda **_: None) -> None:
+    def __init__(self, run: str, display: Display, always: Callable[..., None] = lambda **_: None) -> None:
         """`always` takes what every other log line of this process carries too: the run and its round."""
         self._run, self._always = run, always
+        self._titles = {model.name: model.title for model in display.models}
+        self._epochs_due = Every(LINES_EVERY_SECONDS)
         always(run=run)
 
     def run_started(self, first_round: int, rounds: int) -> None:
@@ -44,7 +43,13 @@ class LogWatcher(Watcher):
         if round_number:
             self._write(logging.DEBUG, {"round": round_number, "phase": name}, "%s", name)
         else:
-            self._write(logging.INFO, {"phase": name}, "%s", _OUTSIDE_ROUNDS.get(name, name))
+            self._epochs_due = Every(LINES_EVERY_SECONDS)
+            self._write(logging.INFO, {"phase": name}, "%s", phase_words(name))
+
+    def epochs(self, done: int, total: int, left_seconds: float) -> None:
+        if self._epochs_due():
+            facts = {"epoch": done, "epochs": total}
+            self._write(logging.INFO, facts, "%s", epoch_words(done, total, left_seconds))
 
     def update_arrived(self, round_number: int, outcome: ClientOutcome, answered: int, selected: int) -> None:
         values = "".join(f", {name} {value:.3f}" for name, value in outcome.values.items())
@@ -65,14 +70,16 @@ class LogWatcher(Watcher):
         )
 
     def round_closed(self, record: RoundRecord) -> None:
-        accuracy = ", ".join(f"{name} {100 * value:.2f} %" for name, value in record.accuracy.items())
+        accuracy = ", ".join(
+            f"{self._titles.get(name, name)} {100 * value:.2f} %" for name, value in record.accuracy.items()
+        )
         facts = record.headline
         self._write(
             logging.INFO,
             facts,
-            "closed: accepted %d of %d, ‖Δθ‖ %.4g%s, %.1f s; rounds left: %d",
-            *(record.accepted, record.selected, record.delta_norm),
-            *(f", accuracy {accuracy}" if accuracy else "", facts["seconds"], record.rounds - record.round),
+            "closed: accepted %d of %d, update size %.4g (%s)%s, %.1f s; rounds left: %d",
+            *(record.accepted, record.selected, record.delta_norm, trend(record.verdict).words),
+            *(f", accuracy: {accuracy}" if accuracy else "", facts["seconds"], record.rounds - record.round),
         )
 
     def note(self, notice: Notice) -> None:

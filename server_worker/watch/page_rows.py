@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from fedil_model.methods.interface import ClientValue, Display
+from fedil_model.methods.interface import ClientValue, Display, Model
 from server_worker.run.recipe import Recipe
 from server_worker.watch.events import ClientOutcome, RoundRecord
 from server_worker.watch.outcomes import REASONS, all_outcomes
 from server_worker.watch.survey import Survey
+from server_worker.watch.words import PHASES, TREND_FOOT, TRENDS, evaluated_words
 
 MOST_CLIENTS = 512
 """Dots of a round; of more clients, evenly chosen ones are sent."""
@@ -100,35 +101,45 @@ def about(run: str, recipe: Recipe) -> dict[str, Any]:
         "seed": str(recipe.seed),
         "mode": federation.mode,
         "rounds": recipe.rounds,
+        "evaluated": evaluated_words(recipe.evaluate_every),
         "clients": recipe.split.clients,
         "asked": federation.expected,
         "deadline_seconds": federation.deadline_seconds,
         "sites": sites[:MOST_SITES],
         "class_names": [],
         "baseline": None,
-        "display": {**asdict(display), "outcomes": [asdict(one) for one in all_outcomes(display)]},
+        "display": {
+            **asdict(display),
+            "models": [_model(one) for one in display.models],
+            "outcomes": [asdict(one) for one in all_outcomes(display)],
+            "client_values": [
+                {**asdict(value), "threshold": value.threshold_of(recipe.method)}
+                for value in display.client_values
+            ],
+        },
         "reasons": REASONS,
+        "phases": PHASES,
+        "trends": {name: asdict(trend) for name, trend in TRENDS.items()},
+        "trend_foot": TREND_FOOT,
     }
+
+
+def _model(model: Model) -> dict[str, Any]:
+    return {**asdict(model), "label": model.label, "short": model.short}
 
 
 def shown_classes(names: Sequence[str]) -> list[str]:
     return [cut(name, LONGEST_NAME) for name in names[:_MOST_CLASSES]]
 
 
-def fleet(survey: Survey, recipe: Recipe) -> dict[str, Any]:
+def fleet(survey: Survey) -> dict[str, Any]:
     workers = [_worker(facts) for facts in survey.workers[:MOST_WORKERS]]
-    present = {str(facts.get("site")) for facts in survey.workers}
-    if recipe.federation.sites:
-        empty = [site for site in recipe.sites if site not in present]
-    else:
-        # The only site may have any name.
-        empty = [] if present else list(recipe.sites)
     return {
         "at": finite(survey.at, 13),
         "workers": workers,
         "workers_not_shown": len(survey.workers) - len(workers),
-        "sites_without_worker": empty[:MOST_SITES],
-        "sites_not_shown": max(0, len(empty) - MOST_SITES),
+        "sites_without_worker": list(survey.absent[:MOST_SITES]),
+        "sites_not_shown": max(0, len(survey.absent) - MOST_SITES),
         "clients_alive": survey.clients_alive,
         "depths": numbers(survey.depths),
         "store": numbers(survey.store),

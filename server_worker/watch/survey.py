@@ -32,6 +32,9 @@ class Survey:
     """See Store.health"""
     trouble: str = ""
     """Why the brokers cannot be reached; the rest is then from an earlier survey."""
+    absent: tuple[str, ...] = ()
+    """Sites without a worker"""
+    num_sites: int = 0
 
 
 class Surveyor:
@@ -87,6 +90,8 @@ class Surveyor:
                 for site, notices in present.items()
                 for name, facts in sorted(notices.items())
             ),
+            absent=tuple(site for site, notices in present.items() if not notices),
+            num_sites=len(present),
             clients_alive=sum(len(self._sites[site]) for site, notices in present.items() if notices),
             depths=self._depths(transport),
             store=store.health(),

@@ -14,6 +14,7 @@ from broker_config.process.metrics import EXPOSITION, Bytes
 from server_worker.run.folder import RunDir
 from server_worker.run.history import read_records
 from server_worker.run.recipe import Recipe
+from server_worker.watch import palette
 from server_worker.watch.events import Watcher
 from server_worker.watch.live import LiveRun
 from server_worker.watch.metrics import ServerMetrics
@@ -21,6 +22,7 @@ from server_worker.watch.notices import Notice
 from server_worker.watch.page_rows import shown_classes
 from server_worker.watch.survey import Survey
 from server_worker.watch.targets import Targets, allowed_addresses
+from server_worker.watch.trouble import TroubleWatch
 
 _LINGER_SECONDS = 20.0
 _ASKED_LATELY_SECONDS = 60.0
@@ -38,7 +40,9 @@ class Watching:
     def __init__(self, run: str, recipe: Recipe, where: RunDir, address: WebAddress | None = None) -> None:
         self.metrics = ServerMetrics(run, recipe)
         self.live = LiveRun(run, recipe, where.history)
-        self.watcher = Watcher(self.metrics, self.live)
+        self.troubles = TroubleWatch(recipe.min_sites)
+        self.watcher = Watcher(self.metrics, self.live, self.troubles)
+        self.troubles.on_change = self.watcher.troubles
         self._history = where.history
         self._evaluated_every = recipe.evaluate_every
         self._unready = "starting"
@@ -55,6 +59,7 @@ class Watching:
 
     def waiting_for(self, what: str) -> None:
         """A broker is unreachable. Once this server leads, a survey tells when it is reachable again."""
+        self.troubles.brokers_away(what)
         if self._led:
             self._trouble = what
         if self._led or what == self._waits_for:
@@ -80,6 +85,7 @@ class Watching:
     def leading_again(self) -> None:
         """The broker is reachable again, or this server leads again. A server that has never led is still starting."""
         self.metrics.fleet.reachable = True
+        self.troubles.brokers_back()
         if self._led:
             self._unready = ""
             self.live.enter("running")
@@ -97,12 +103,14 @@ class Watching:
 
     def survey(self, survey: Survey) -> None:
         self._workers, self._trouble = survey.workers, survey.trouble
+        self.troubles.survey(survey)
         self.metrics.survey(survey)
         self.live.survey(survey)
 
     def ended(self, state: str, reason: str = "") -> None:
         """`state`: done, stopped or failed"""
         self._unready = state
+        self.troubles.over()
         self.live.enter(state, reason)
         if state != "failed":  # alerts shall miss a server that failed
             self.metrics.last.running = False
@@ -167,6 +175,8 @@ def _json(value: object) -> Reply:
 
 
 def _page_file(name: str) -> Reply:
+    if name == "palette.css":
+        return Reply(palette.css().encode(), _KINDS["css"])
     file = resources.files("server_worker.watch") / "page" / name
     if "/" in name or not file.is_file():
         return Reply(b"there is no such file\n", status=404)

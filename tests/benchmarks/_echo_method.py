@@ -101,6 +101,7 @@ class Echo:
         self.device = context.device
         self.micro_batch: int | None = None
         self.check_stop: Callable[[], None] = lambda: None
+        self.on_epoch: Callable[[int, int], None] = lambda done, total: None
         self._num_parameters, self._make_fold = settings.parameters, _FOLDS[settings.fold]
         network = build_network(context.learning.network, context.input_shape, context.num_classes, seed=0)
         self._evaluated = FlatModel(network, context.device).weights()

@@ -156,7 +156,7 @@ def healthy_survey(workers: int = 4, clients: int = 50) -> Survey:
 
 
 def failed_survey(reason: str) -> Survey:
-    return Survey(at=time.time(), trouble=reason)
+    return Survey(at=time.time(), trouble=reason, absent=("default",))
 
 
 def append_record(history: Path, record: RoundRecord) -> None:

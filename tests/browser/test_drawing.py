@@ -77,7 +77,8 @@ def test_the_header_shows_the_state_of_the_run(page: Page, run: tuple[str, list[
     assert page.inner_text("#state") == "done"
     assert page.inner_text(".now-round") == f"Round {ROUNDS} of {ROUNDS}"
     share = records[-1].accuracy["global"]
-    assert f"{100 * share:.2f} %" in page.inner_text("#figures")
+    assert f"{100 * share:.2f} %" in page.inner_text("#score")
+    assert "global model θ′ after round 12" in page.inner_text("#score-of")
     gain = "points(0.0391) + '; ' + points(-0.0391)"
     gains = page.evaluate(f"import('/page/numbers.js').then(({{ points }}) => {gain})")
     assert gains == "3.9 points over; 3.9 points under"
@@ -176,8 +177,8 @@ def test_the_keyboard_reaches_every_round(page: Page, run: tuple[str, list[Round
         page.keyboard.press(key)
     expect(page.locator("#round-title")).to_have_text("Round 3")
     value_text = page.evaluate("document.querySelector('#delta .chart').getAttribute('aria-valuetext')")
-    assert value_text.startswith("Round 3, ‖Δθ‖ ")
-    assert float(value_text.split()[3].rstrip(",")) == pytest.approx(records[2].delta_norm, rel=0.01)
+    assert value_text.startswith("Round 3, update size ‖Δθ‖ ")
+    assert float(value_text.split()[5].rstrip(",")) == pytest.approx(records[2].delta_norm, rel=0.01)
 
 
 def test_a_chart_can_be_shown_as_a_table(page: Page, run: tuple[str, list[RoundRecord]]) -> None:
@@ -255,9 +256,12 @@ def test_runs_of_all_sizes_are_drawn(
 def test_before_the_first_round_the_page_shows_the_current_phase(page: Page, tmp_path: Path) -> None:
     watch = synthetic.watching_of(tmp_path, 0, 5)
     watch.live.phase(0, "pretrain")
+    watch.live.epochs(12, 60, 75.0)
     with WebServer(synthetic.ANY_PORT, watch.routes()) as server:
         page.goto(server.url)
-        expect(page.locator("#now-phase")).to_contain_text("learns from the labels first")
+        expect(page.locator("#now-phase")).to_have_text("server learns from the labels first: epoch 12 of 60")
+        assert page.inner_text("#now-left").startswith("about 1 min 1")
+        assert page.locator("#run-bar").get_attribute("aria-valuenow") == "12"
         assert page.inner_text("#now-round") == "Before round 1"
         assert "No round has closed yet" in page.inner_text("#nothing")
         panels = '[...document.querySelectorAll("#panels > section")].every((one) => one.hidden)'

@@ -1,5 +1,6 @@
 """The live page while a run continues, while its server is down, and over a slow network."""
 
+import time
 from pathlib import Path
 
 from playwright.sync_api import Page, expect
@@ -8,6 +9,7 @@ from broker_config.process.addresses import LOOPBACK, WebAddress
 from broker_config.process.http import WebServer
 from server_worker.run.folder import RunDir
 from server_worker.run.history import read_records
+from server_worker.watch.survey import Survey
 from server_worker.watch.watching import Watching
 from tests.browser import synthetic
 from tests.browser.checks import ROUNDS_DRAWN, count_dots, count_points, open_page, wait_for_rounds
@@ -25,7 +27,7 @@ def test_the_page_follows_a_run_without_a_reload(page: Page, tmp_path: Path) -> 
         # The gate is closed: all three clients have answered, and the round cannot close.
         wait_until(page, "document.querySelector('#answers').ariaLabel === '3 of 3 clients have answered'")
         wait_until(page, "document.querySelectorAll('#value-cosine .unfinished').length > 0")
-        wait_until(page, "document.querySelector('#now-phase').textContent.startsWith('the round closes')")
+        wait_until(page, "document.querySelector('#now-phase').textContent.startsWith('round closes')")
         assert page.evaluate(ROUNDS_DRAWN) == 0
         assert page.inner_text("#now-round") == "Round 1"
         for rounds in (2, 3):
@@ -148,6 +150,30 @@ def test_a_server_that_waits_for_a_broker_shows_the_reason(page: Page, tmp_path:
         assert page.inner_text("#now-phase").endswith(": Redis at h:1 is away (Connection refused)")
         watch.leading_again()
         expect(page.locator("#now-phase")).to_have_text("starting")
+        assert complaints(page) == []
+
+
+def test_trouble_is_at_the_top_and_the_run_is_not_called_running_meanwhile(
+    page: Page, tmp_path: Path
+) -> None:
+    watch = synthetic.watching_of(tmp_path, 3, 5)
+    watch.watcher.phase(4, "wait")
+    with WebServer(synthetic.ANY_PORT, watch.routes()) as server:
+        open_page(page, server.url, 3)
+        expect(page.locator("#now-left")).to_contain_text("left")
+        now = time.time()
+        for at in (now - 56.0, now - 51.0):
+            watch.survey(Survey(at, absent=("south", "north"), num_sites=2))
+        expect(page.locator("#trouble")).to_contain_text("site south has no worker, waiting for 5")
+        assert page.inner_text("#state") == "waiting"
+        assert page.inner_text("#now-left") == ""
+        box, charts = (page.locator(name).bounding_box() for name in ("#trouble", ".now"))
+        assert box
+        assert charts
+        assert box["y"] < charts["y"]
+        watch.survey(Survey(now, num_sites=2))
+        expect(page.locator("#state")).to_have_text("running")
+        assert not page.evaluate("document.querySelector('#trouble').checkVisibility()")
         assert complaints(page) == []
 
 

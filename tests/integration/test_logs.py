@@ -182,7 +182,7 @@ def test_a_server_tells_its_start_each_answer_each_round_and_its_end(said: Said)
             for event in answers
         )
         (closed,) = [event.message for event in of_round if event.message.startswith("closed: ")]
-        assert re.match(r"closed: accepted \d of 4, ‖Δθ‖ \d\S*, ", closed)
+        assert re.match(r"closed: accepted \d of 4, update size \d\S* \([a-z ]+\), ", closed)
         assert closed.endswith(f" s; rounds left: {2 - number}")
         assert f"checkpoint round-{number:08d}.ckpt saved" in [event.message for event in of_round]
         phases = [event.message for event in of_round if event.level == "DEBUG"]
@@ -192,7 +192,7 @@ def test_a_server_tells_its_start_each_answer_each_round_and_its_end(said: Said)
 def test_a_round_has_its_accuracy_where_it_was_measured(said: Said) -> None:
     first, last = [event.message for event in said.server if event.message.startswith("closed: ")]
     assert "accuracy" not in first
-    assert re.search(r", accuracy global \d+\.\d\d %, server \d+\.\d\d %", last)
+    assert re.search(r", accuracy: global model \d+\.\d\d %, server model \d+\.\d\d %", last)
 
 
 def test_workers_tell_each_task_with_its_run_round_and_client(said: Said) -> None:

@@ -177,7 +177,7 @@ def test_a_run_before_its_first_round_makes_a_page(own: Path) -> None:
     shutil.rmtree(own / "checkpoints")
     text = text_of(report(own)[0])
     assert "no round has closed yet" in text
-    assert "Confusion matrix Nothing to draw: the model or its test data cannot be read" in text
+    assert "Confusion matrix No curve: the model or its test data cannot be read" in text
 
 
 # ---- several runs

@@ -23,9 +23,14 @@ def _purity(label_set: str, title: str, help: str, column: str = "") -> Series:
 
 DISPLAY = Display(
     models=(
-        Model("global", "θ′", "the global model after the round"),
-        Model("server", "θ₀", "the global model trained on the labelled samples at the start of the round"),
-        Model("ema", "EMA", "moving average of θ′ over rounds", optional=True),
+        Model("global", "global model", "the model after the round, which ships", symbol="θ′"),
+        Model(
+            "server",
+            "server model",
+            "the global model trained on the labelled samples at the start of the round",
+            symbol="θ₀",
+        ),
+        Model("ema", "averaged model", "moving average of θ′ over rounds", optional=True, symbol="EMA"),
     ),
     charts=(
         chart(
@@ -98,6 +103,7 @@ DISPLAY = Display(
             low=-1.0,
             high=1.0,
             threshold=0.0,
+            threshold_if="cosine_filter",
             buckets=tuple(tenth / 10 for tenth in range(-10, 11)),
         ),
         ClientValue(
@@ -115,6 +121,7 @@ DISPLAY = Display(
             low=-0.5,
             high=0.5,
             threshold=0.0,
+            threshold_if="movement_filter",
             buckets=(-0.5, -0.2, -0.1, -0.05, 0.0, 0.05, 0.1, 0.2, 0.5),
         ),
     ),

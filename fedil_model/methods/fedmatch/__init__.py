@@ -69,8 +69,13 @@ PROFILES: dict[str, dict[str, Any]] = {
 
 DISPLAY = Display(
     models=(
-        Model("global", "σ + ψ", "both parts after the round, without the smallest values of ψ"),
-        Model("server", "server's", "both parts after the server has trained σ, as clients receive them"),
+        Model(
+            "global",
+            "global model",
+            "both parts after the round, without the smallest values of ψ",
+            symbol="σ + ψ",
+        ),
+        Model("server", "server model", "both parts after the server has trained σ, as clients receive them"),
     ),
     charts=(
         steps_chart("How far training moves the model: the server moves σ, clients move ψ."),

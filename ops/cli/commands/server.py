@@ -69,6 +69,10 @@ def run(args: argparse.Namespace) -> int:
         except FedILError as error:
             error.add_note(f"what was saved before is intact; go on with: {again}")
             raise
+    if (tracked := options.mlflow_address(args.mlflow, run_dir)) is not None:
+        from ops.inspect.tracking import track_results
+
+        track_results(tracked, recipe, run_dir, view.note)
     summary = summarise(RunDir(run_dir), recipe, outcome, seconds=time.monotonic() - began)
     view.finish(summary, recipe, again)
     return interruption.exit_code if summary.stopped else 0

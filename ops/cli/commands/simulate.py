@@ -15,9 +15,11 @@ from ops.cli.recipe_files import RECIPE_HELP, read_recipe
 from ops.inspect.run_place import has_checkpoint, is_run
 from ops.inspect.run_reading import NAME_THE_RECIPE, load_run
 from server_worker.options import (
+    add_mlflow_argument,
     add_override_argument,
     add_rounds_argument,
     add_watching_arguments,
+    mlflow_address,
     overrides_of,
 )
 from server_worker.run.environment import usable_cores
@@ -39,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=at_least_one, metavar="N", help="processes; default: one per core")
     add_device_argument(parser)
     add_watching_arguments(parser)
+    add_mlflow_argument(parser)
     add_view_arguments(parser)
 
 
@@ -78,7 +81,7 @@ def train_or_say_how_to_go_on(args: argparse.Namespace, recipe: "Recipe", run_di
 def train(args: argparse.Namespace, recipe: "Recipe", run_dir: Path, resume: bool, resume_line: str) -> int:
     from ops.cli.view import make_view
 
-    workers = args.workers or default_workers(recipe)
+    workers, tracked = args.workers or default_workers(recipe), mlflow_address(args.mlflow, run_dir)
     view = make_view(recipe, run_dir, f"{workers} workers", as_json=args.json, quiet=args.quiet)
     with view, set_up_logs(level="warning"), interruptible(on_first=view.stopping) as interruption:
         # Here, because it loads torch: the view already shows that something is happening.
@@ -94,7 +97,12 @@ def train(args: argparse.Namespace, recipe: "Recipe", run_dir: Path, resume: boo
             stop=interruption.stop,
             web=args.web,
             tensorboard=args.tensorboard,
+            mlflow=tracked,
         )
+        if tracked is not None:
+            from ops.inspect.tracking import track_results
+
+            track_results(tracked, recipe, run_dir, view.note)
     # With --overwrite and nothing saved, the old run is about to come back: that is not to be gone on with.
     again = shell_line(*args.words) if args.overwrite and not has_checkpoint(run_dir) else resume_line
     view.finish(summary, recipe, again)

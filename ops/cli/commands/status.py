@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Iterable, Mapping
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -43,13 +44,21 @@ def run(args: argparse.Namespace) -> int:
 
 
 def gather(store: "Store", more_sites: list[str]) -> dict[str, Any]:
-    """Everything on the board: runs by name, workers by site and name."""
-    from broker_config.brokers.topology import RUNS_TOPIC
+    """Everything on the board: runs and finished runs by name, workers by site and name."""
+    from broker_config.brokers.topology import DEFAULT_SITE, FINISHED_TOPIC, RUNS_TOPIC
 
     runs = store.notices(RUNS_TOPIC)
-    known = (facts.get("sites") for facts in runs.values())
-    sites = {site for named in known if isinstance(named, dict) for site in named} | set(more_sites)
-    return {"runs": runs, "workers": {site: workers_at(store, site) for site in sorted(sites)}}
+    finished = {name: facts for name, facts in store.notices(FINISHED_TOPIC).items() if name not in runs}
+    running = sites_of(runs.values()) | set(more_sites)
+    # Workers stay when a run has ended; a site of earlier runs that has none is not missed.
+    others = (sites_of(finished.values()) | {DEFAULT_SITE}) - running
+    workers = {site: workers_at(store, site) for site in sorted(running | others)}
+    shown = {site: found for site, found in workers.items() if found or site in running}
+    return {"runs": runs, "finished": finished, "workers": shown}
+
+
+def sites_of(runs: Iterable[Mapping[str, Any]]) -> set[str]:
+    return {site for facts in runs if isinstance(facts.get("sites"), dict) for site in facts["sites"]}
 
 
 def workers_at(store: "Store", site: str) -> dict[str, dict[str, Any]]:

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from ops.cli.invocation import brief_path
 from ops.cli.view.lines import JsonView, PlainView, QuietView
+from server_worker.run.folder import RunDir
 from server_worker.run.recipe import Recipe
 
 __all__ = ["JsonView", "PlainView", "QuietView", "make_view"]
@@ -20,14 +21,13 @@ def make_view(recipe: Recipe, run_dir: Path, where: str, *, as_json: bool, quiet
         return JsonView(quiet=quiet)
     if quiet:
         return QuietView()
-    display = recipe.spec.display
     if not _redraws():
-        return PlainView(display)
+        return PlainView(recipe)
     from ops.cli.view.live import LiveView
 
     asked = recipe.federation.expected
     parts = [recipe.name, f"{recipe.split.clients} clients, {asked} a round", where, brief_path(run_dir)]
-    return LiveView(display, " · ".join(parts), asked)
+    return LiveView(recipe, " · ".join(parts), RunDir(run_dir).history)
 
 
 def _redraws() -> bool:

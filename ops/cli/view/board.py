@@ -6,8 +6,9 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from ops.cli.view.ending import duration
 from ops.cli.view.tables import plain_table
+from server_worker.watch.palette import TERMINAL
+from server_worker.watch.words import Trouble, duration, epoch_words, phase_words, trend
 
 _LARGEST, _LONGEST_TEXT, _MOST_MODELS = 1e15, 300, 8
 
@@ -20,6 +21,10 @@ def render(board: dict[str, Any], now: float) -> Group:
         parts.append(Text("no server has put up a notice: start one with fedil server, or name a --site"))
     for name, facts in runs.items():
         parts += [run_line(name, facts, now), *rounds_table(facts)]
+    if finished := {name: table(facts) for name, facts in board.get("finished", {}).items()}:
+        newest = sorted(finished, key=lambda name: -(number(finished[name].get("ended")) or 0))
+        parts.append(Text("\nfinished", style=TERMINAL["quiet"]))
+        parts += [finished_line(name, finished[name], now) for name in newest]
     for site, workers in board["workers"].items():
         parts += site_part(site, workers, runs, now)
     return Group(*parts)
@@ -27,19 +32,55 @@ def render(board: dict[str, Any], now: float) -> Group:
 
 def run_line(name: str, facts: dict[str, Any], now: float) -> Text:
     progress = f"round {plain(facts.get('round', 0))} of {plain(facts.get('rounds'))}"
-    phase = plain(facts.get("phase", facts.get("state")))
-    if phase == "wait":
-        phase = f"{plain(facts.get('answered', 0))} of {plain(facts.get('selected'))} clients have answered"
     text = Text.assemble((plain(name), "bold"), f"  {plain(facts.get('recipe'))}, ")
-    text.append(f"{plain(facts.get('mode'))} mode, {progress}, {phase}; ")
+    troubles = troubles_of(facts)
+    what = "waiting" if any(trouble.stops for trouble in troubles) else phase(facts, now)
+    text.append(f"{plain(facts.get('mode'))} mode, {progress}, {what}; ")
     text.append(f"on {plain(facts.get('host'))} for {age(facts.get('started'), now)}")
     if facts.get("page"):
         text.append(f"; watch it at {plain(facts['page'])}")
     if facts.get("verdict"):
-        text.append(f"; {plain(facts['verdict'])}")
+        text.append(f"; {trend(plain(facts['verdict'])).headline}")
+    for trouble in troubles:
+        text.append(f"\n  {trouble.sentence(now)}", style=TERMINAL["bad"])
     if facts.get("note"):
-        text.append(f"\n  {plain(facts['note'])}", style="yellow")
+        text.append(f"\n  {plain(facts['note'])}", style=TERMINAL["fair"])
     return text
+
+
+def finished_line(name: str, facts: dict[str, Any], now: float) -> Text:
+    rounds = f"{plain(facts.get('round', 0))} of {plain(facts.get('rounds'))} rounds"
+    text = Text.assemble(
+        (plain(name), "bold"), f"  {plain(facts.get('recipe'))}, {plain(facts.get('state'))} "
+    )
+    text.append(f"{age(facts.get('ended'), now)} ago after {rounds}")
+    recent = facts.get("recent")
+    last = table(recent[-1]) if isinstance(recent, list) and recent else {}
+    for model, title in model_titles(facts, [last]).items():
+        text.append(
+            f", {title} {formatted('{:.2%}', table(last.get('accuracy')).get(model))}".replace("%", " %")
+        )
+    return text
+
+
+def troubles_of(facts: dict[str, Any]) -> list[Trouble]:
+    found = facts.get("troubles")
+    told = [table(one) for one in found] if isinstance(found, list) else []
+    return [
+        Trouble(plain(one.get("words")), number(one.get("since")) or 0.0, one.get("stops") is True)
+        for one in told
+    ]
+
+
+def phase(facts: dict[str, Any], now: float) -> str:
+    name = plain(facts.get("phase", facts.get("state")))
+    if name == "wait":
+        return f"{plain(facts.get('answered', 0))} of {plain(facts.get('selected'))} clients have answered"
+    epochs = table(facts.get("epochs"))
+    done, total, ends = (number(epochs.get(key)) for key in ("done", "total", "ends"))
+    if done is None or total is None or ends is None:
+        return phase_words(name)
+    return f"{phase_words(name)}, {epoch_words(int(done), int(total), max(0.0, ends - now))}"
 
 
 def rounds_table(facts: dict[str, Any]) -> list[Table]:
@@ -48,8 +89,8 @@ def rounds_table(facts: dict[str, Any]) -> list[Table]:
         return []
     rounds = [table(told) for told in recent]
     titles = model_titles(facts, rounds)
-    headings = ("round", *titles.values(), "‖Δθ‖", "accepted", "seconds")
-    grid = plain_table(headings, padding=(0, 2), header_style="dim")
+    headings = ("round", *titles.values(), "update size ‖Δθ‖", "accepted", "seconds")
+    grid = plain_table(headings, padding=(0, 2), header_style=TERMINAL["quiet"])
     for told in rounds:
         accuracy = table(told.get("accuracy"))
         cells = (
@@ -75,12 +116,14 @@ def site_part(
 ) -> list[Text | Table]:
     clients = max((number(table(facts.get("sites")).get(site)) or 0 for facts in runs.values()), default=0)
     count = "no worker" if not workers else f"{len(workers)} worker{'s' * (len(workers) > 1)}"
-    title = Text.assemble(("\nsite ", "dim"), (plain(site), "bold"), f"  {clients} clients, {count}")
+    title = Text.assemble(
+        ("\nsite ", TERMINAL["quiet"]), (plain(site), "bold"), f"  {clients} clients, {count}"
+    )
     if not workers:
-        title.stylize("red")
+        title.stylize(TERMINAL["bad"])
         return [title]
     words, numbers = ("worker", "device", "doing", "for"), ("tasks", "images/s")
-    grid = plain_table((*words, *numbers), left=words, padding=(0, 2), header_style="dim")
+    grid = plain_table((*words, *numbers), left=words, padding=(0, 2), header_style=TERMINAL["quiet"])
     for name, facts in ((name, table(facts)) for name, facts in workers.items()):
         cells = (
             plain(name),

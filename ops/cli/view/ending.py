@@ -1,29 +1,24 @@
 """The last screen of a run: how good, against what, where it is, what to do next."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.text import Text
 
 from fedil_model.errors import LearningError
+from fedil_model.methods.interface import Model
 from ops.cli.invocation import brief_path, shell_line
 from ops.cli.view.curve import curve
 from ops.inspect.summary import Summary
 from server_worker.run.folder import RunDir
 from server_worker.run.history import read_history
 from server_worker.run.recipe import Recipe
+from server_worker.watch.words import duration, trend
+
+__all__ = ["duration", "print_summary"]
 
 CURVE_HEIGHT = 6
 WIDEST_CURVE = 76
-
-# Finite data never prove convergence, so every verdict is only something that the increments agree with.
-VERDICTS = {
-    "stalled": "‖Δθ‖ consistent with a run that has stalled",
-    "diverging": "‖Δθ‖ consistent with divergence",
-    "plateau": "‖Δθ‖ consistent with a plateau",
-    "decaying, not summable": "‖Δθ‖ consistent with a series that decays, but is not summable",
-    "consistent with a summable series": "‖Δθ‖ consistent with a summable series",
-}
 
 
 def print_summary(summary: Summary, recipe: Recipe, resume_line: str, console: Console | None = None) -> None:
@@ -34,22 +29,13 @@ def print_summary(summary: Summary, recipe: Recipe, resume_line: str, console: C
     console.print(Text(f"{state} {rounds}", style="bold"))
     for line in curve_lines(summary, min(console.width, WIDEST_CURVE)):
         console.print(Text(line, no_wrap=True, overflow="crop"))
-    titles = {model.name: model.title for model in recipe.spec.display.models}
-    labelled = list(facts(summary, titles))
+    labelled = list(facts(summary, recipe.spec.display.models))
     width = max(len(label) for label, _ in labelled) + 1
     # soft_wrap: a path, a digest or a command that is cut in two cannot be copied.
     for label, text in labelled:
         style = "bold" if label == "accuracy" else ""
         console.print(Text.assemble((f"{label:{width}}", "dim"), (text, style)), soft_wrap=True)
     console.print(next_steps(summary, recipe, resume_line), soft_wrap=True)
-
-
-def duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02} min"
-    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
 def curve_lines(summary: Summary, width: int) -> list[str]:
@@ -62,18 +48,18 @@ def curve_lines(summary: Summary, width: int) -> list[str]:
     return curve(list(by_round.values()), list(by_round), summary.baseline_accuracy, width, CURVE_HEIGHT)
 
 
-def facts(summary: Summary, titles: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """`titles`: of models, by name"""
-    shipped, accuracy, baseline = titles["global"], summary.accuracy, summary.baseline_accuracy
-    parts = [f"{titles.get(name, name)} {100 * share:.2f} %" for name, share in accuracy.items()]
+def facts(summary: Summary, models: Sequence[Model]) -> Iterator[tuple[str, str]]:
+    shipped, accuracy, baseline = models[0], summary.accuracy, summary.baseline_accuracy
+    labels = {model.name: model.label for model in models}
+    parts = [f"{labels.get(name, name)} {100 * share:.2f} %" for name, share in accuracy.items()]
     yield "accuracy", "   ".join(parts) or "not measured"
     if baseline is not None:
         text = f"server-only on the same labels, chosen on held-out ones: {100 * baseline:.2f} %"
         if "global" in accuracy:
-            text += f"   {shipped} {100 * (accuracy['global'] - baseline):+.2f} points"
+            text += f"   {shipped.title} {100 * (accuracy['global'] - baseline):+.2f} points"
         yield "", text
-    yield "verdict", VERDICTS.get(summary.verdict, summary.verdict)
-    yield f"digest {shipped}", summary.model_digest
+    yield "update size", trend(summary.verdict).words
+    yield f"digest {shipped.short}", summary.model_digest
     yield "ledgers", summary.ledger_digest
     yield "split", summary.split_digest
     yield "saved in", brief_path(summary.run_dir)

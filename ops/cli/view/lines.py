@@ -10,18 +10,14 @@ from contextlib import suppress
 from typing import Any, Self
 
 from broker_config.process.logs import plain
-from fedil_model.methods.interface import Display
 from ops.cli.view.rows import Columns, exclusions
 from ops.inspect.summary import Summary
 from server_worker.run.recipe import Recipe
 from server_worker.watch.events import RoundRecord, Watcher
 from server_worker.watch.notices import Notice
+from server_worker.watch.pace import LINES_EVERY_SECONDS, Every
+from server_worker.watch.words import OUTSIDE_ROUNDS, epoch_words, evaluated_words, phase_words
 
-OUTSIDE_ROUNDS = {
-    "load_data": "reading the data",
-    "baseline": "server-only training, for comparison",
-    "pretrain": "server learns from the labels first",
-}
 STOPPING = "stopping once what is under way is safe; press Ctrl-C again to stop at once"
 
 
@@ -50,18 +46,26 @@ class QuietView(Watcher):
 class PlainView(QuietView):
     """One aligned line per round, elapsed time first."""
 
-    def __init__(self, display: Display) -> None:
-        self._columns = Columns(display)
+    def __init__(self, recipe: Recipe) -> None:
+        self._columns = Columns(recipe.spec.display)
+        self._evaluated = evaluated_words(recipe.evaluate_every)
         self._started = time.monotonic()
+        self._epochs_due = Every(LINES_EVERY_SECONDS)
 
     def run_started(self, first_round: int, rounds: int) -> None:
         is_over = first_round > rounds
-        self._print(f"all {rounds} rounds are over" if is_over else f"rounds {first_round} to {rounds}")
+        why = f"; {self._evaluated}" if self._evaluated else ""
+        self._print(f"all {rounds} rounds are over" if is_over else f"rounds {first_round} to {rounds}{why}")
 
     def phase(self, round_number: int, name: str) -> None:
         """Within a round there is a line soon; before the first and after the last, minutes may pass."""
         if round_number == 0 and name in OUTSIDE_ROUNDS:
-            self._print(OUTSIDE_ROUNDS[name])
+            self._epochs_due = Every(LINES_EVERY_SECONDS)
+            self._print(phase_words(name))
+
+    def epochs(self, done: int, total: int, left_seconds: float) -> None:
+        if self._epochs_due():
+            self._print(epoch_words(done, total, left_seconds))
 
     def round_closed(self, record: RoundRecord) -> None:
         self._print(self._columns.log_line(record))

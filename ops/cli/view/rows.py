@@ -1,5 +1,6 @@
 """What a round looks like as a row of a table or as a line of a log."""
 
+import textwrap
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
@@ -13,9 +14,12 @@ GAP = 2
 @dataclass(frozen=True)
 class Column:
     title: str
+    """A heading takes one line of it for each few words."""
     width: int
     cell: Callable[[RoundRecord], str]
     width_in_line: int = 5
+    name: str = ""
+    """In a line; empty: the title"""
 
 
 def percent(share: float | None, digits: int = 2) -> str:
@@ -27,9 +31,17 @@ def number(value: float) -> str:
 
 
 ROUND = Column("round", 5, lambda record: str(record.round))
-STEP = Column("‖Δθ‖", 7, lambda record: number(record.delta_norm), width_in_line=7)
+STEP = Column("update size ‖Δθ‖", 9, lambda record: number(record.delta_norm), 7, "update size")
 ACCEPTED = Column("accepted", 8, lambda record: f"{record.accepted}/{record.selected}", width_in_line=0)
 SECONDS = Column("seconds", 7, lambda record: f"{record.seconds.get('total', 0.0):.1f}")
+
+
+WIDEST_HEADING = 10
+
+
+def heading(title: str) -> list[str]:
+    """In lines, none wider than some columns"""
+    return textwrap.wrap(title, WIDEST_HEADING, break_long_words=False)
 
 
 class Columns:
@@ -74,7 +86,7 @@ class Columns:
         and the first column of each chart."""
         digits = len(str(record.rounds))
         fields = [
-            f"{column.title.removesuffix(' %')} {column.cell(record):>{column.width_in_line}}"
+            f"{column.name or column.title.removesuffix(' %')} {column.cell(record):>{column.width_in_line}}"
             for column in self._in_line
         ]
         return "  ".join(
@@ -83,8 +95,13 @@ class Columns:
 
 
 def _of_model(model: Model) -> Column:
-    title = f"{model.title} %"
-    return Column(title, max(6, len(title)), lambda record: percent(record.accuracy.get(model.name)))
+    title = f"{model.label} %"
+    return Column(
+        title,
+        width=max(6, *map(len, heading(title))),
+        cell=lambda record: percent(record.accuracy.get(model.name)),
+        name=model.title,
+    )
 
 
 def _of_series(series: Series, thousands: str) -> Column:

@@ -4,7 +4,6 @@ import statistics
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from fedil_model.methods.interface import Model
-from ops.cli.view.ending import duration
 from ops.cli.view.rows import percent
 from ops.inspect.report.comparison import Comparison, Group, compare, differing_settings
 from ops.inspect.report.comparison_plots import comparison_plots
@@ -12,7 +11,8 @@ from ops.inspect.report.drawing import SERIES, Plot, panel
 from ops.inspect.report.reading import Run
 from ops.inspect.report.rendering import render
 from ops.inspect.report.sections.setup import written
-from ops.inspect.report.verdicts import meaning_of
+from ops.inspect.report.verdicts import trend_of
+from server_worker.watch.words import duration
 
 FEW = 3
 Cell = str | int
@@ -69,7 +69,7 @@ def _columns(first: Group, shared: int | None, *, several: bool) -> list[Column]
 
 
 def _final(model: Model) -> Column:
-    title = "accuracy at the end, %" if model.name == "global" else f"{model.title} at the end, %"
+    title = "accuracy at the end, %" if model.name == "global" else f"{model.label} at the end, %"
     return title, lambda group: _percents(group.final_accuracy(model.name), group)
 
 
@@ -121,5 +121,5 @@ def _runs(comparison: Comparison) -> Iterator[tuple[Cell, ...]]:
                 run.state,
                 percent(next(reversed(run.accuracy("global").values()), None)),
                 duration(sum(record.seconds.get("total", 0.0) for record in run.records)),
-                meaning_of(run)["headline"],
+                trend_of(run).headline,
             )

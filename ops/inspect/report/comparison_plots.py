@@ -27,11 +27,11 @@ def curves_of(comparison: Comparison) -> dict[str, Curve]:
     displays = {run.recipe.method.name: run.display for run in comparison.runs}.values()
     found: dict[str, Curve] = {}
     for model in (model for display in displays for model in display.models):
-        title = "Test accuracy" if model.name == "global" else f"Test accuracy: {model.title}"
+        title = "Test accuracy" if model.name == "global" else f"Test accuracy: {model.label}"
         name = "accuracy" if model.name == "global" else f"accuracy_{model.name}"
         found.setdefault(name, (title, "accuracy", "percent", partial(Run.accuracy, model=model.name)))
     norms = partial(Run.by_round, value=lambda r: r.delta_norm if r.delta_norm > 0 else None)
-    found["delta_norm"] = "Size of the steps ‖Δθ‖", "norm", "log", norms
+    found["delta_norm"] = "Update size ‖Δθ‖", "norm", "log", norms
     accepted = partial(Run.by_round, value=lambda r: r.accepted / r.selected if r.selected else None)
     found["accepted"] = "Updates that counted", "of those asked", "percent", accepted
     for chart in (chart for display in displays for chart in display.charts):
@@ -106,5 +106,6 @@ def draw_final(figure: Figure, comparison: Comparison) -> None:
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlabel("accuracy")
+    axes.set_xlim(None, min(axes.get_xlim()[1], 1.0))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
     axes.xaxis.set_major_formatter(drawing.percent)

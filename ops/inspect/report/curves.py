@@ -11,35 +11,38 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedil_model.methods.interface import Chart, ClientValue
+from fedil_model.methods.interface import Chart, ClientValue, Series
 from ops.inspect.report import drawing
 from ops.inspect.report.drawing import Missing, Plot, Scale
 from ops.inspect.report.reading import Run
+from server_worker.watch.words import evaluated_words
 
 Axis = tuple[Scale, str]
 """Scale of the y axis, and what it shows"""
 ENGINE_OUTCOMES = ("accepted", "invalid", "stale")
-_COLOURS = (drawing.BLUE, drawing.PURPLE, drawing.ORANGE, drawing.GREEN, drawing.RED, drawing.SKY)
+_COLOURS = (drawing.BLUE, drawing.PINK, drawing.GREEN, drawing.GOLD, drawing.ORANGE, drawing.VIOLET)
 STYLES = tuple(zip((*_COLOURS, drawing.INK, drawing.FAINT), "ov^sxD+*", strict=True))
 """Colours and markers of the engine's outcomes and then of the method's"""
 PHASES = {
-    "server_step": ("server step", drawing.ORANGE),
-    "broadcast": ("broadcast", drawing.PURPLE),
-    "wait": ("waiting for clients", drawing.BLUE),
-    "fold": ("fold", drawing.GREEN),
-    "checkpoint": ("checkpoint", drawing.RED),
+    "server_step": ("server step", drawing.BLUE),
+    "broadcast": ("broadcast", drawing.GOLD),
+    "wait": ("waiting for clients", drawing.VIOLET),
+    "fold": ("fold", drawing.ORANGE),
+    "checkpoint": ("checkpoint", drawing.FAINT),
 }
 MOST_POINTS_AS_SHAPES = 3000
 MOST_BARS = 60
 
 
 def curves(run: Run) -> list[Plot]:
-    models = (f"{model.title}: {model.help}" for model in run.display.models if run.accuracy(model.name))
+    models = [f"{model.label}: {model.help}" for model in run.display.models if run.accuracy(model.name)]
+    if evaluated := evaluated_words(run.recipe.evaluate_every):
+        models.append(evaluated)
     moved = "How far the global model moved in each round (logarithmic), and the mean of the last ten rounds."
     phases = "Seconds of each round by phase. Evaluation runs beside the next round."
     plots = [
         _plot(run, "accuracy", "Test accuracy", draw_accuracy, "; ".join(models)),
-        _plot(run, "delta_norm", "Size of the steps ‖Δθ‖", draw_delta_norm, moved),
+        _plot(run, "delta_norm", "Update size ‖Δθ‖", draw_delta_norm, moved),
     ]
     for value in _measured(run):
         title = f"{value.title[:1].upper()}{value.title[1:]} of every client’s update"
@@ -77,7 +80,7 @@ def draw_accuracy(axes: Axes, run: Run) -> Axis:
     for place, model in enumerate(run.display.models):
         known = run.accuracy(model.name)
         marker = drawing.marker_for(len(known))
-        _line(axes, known, drawing.label(model.title), **drawing.look(place), marker=marker)
+        _line(axes, known, drawing.label(model.label), **drawing.look(place), marker=marker)
     if run.baseline is not None:
         axes.axhline(run.baseline, color=drawing.FAINT, linestyle=(0, (1, 1.5)), label="server-only")
     return "percent", "accuracy"
@@ -91,10 +94,10 @@ def draw_delta_norm(axes: Axes, run: Run) -> Axis:
     # NaN breaks the line in rounds without a step.
     moved = {record.round: steps.get(record.round, math.nan) for record in run.records}
     marker = drawing.marker_for(len(moved))
-    _line(axes, moved, "‖Δθ‖", color=drawing.BLUE, linewidth=0.8, marker=marker)
-    _line(axes, only_positive(averages), "mean of 10", color=drawing.RED, linewidth=2.0)
+    _line(axes, moved, "update size", color=drawing.BLUE, linewidth=0.8, marker=marker)
+    _line(axes, only_positive(averages), "mean of 10", color=drawing.ORANGE, linewidth=2.0)
     still = {record.round: 0.02 for record in run.records if record.delta_norm == 0}
-    bottom: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "color": drawing.PURPLE}
+    bottom: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "color": drawing.PINK}
     _line(axes, still, f"Δθ = 0 ({len(still)} rounds)", **bottom, marker="x", linestyle="None")
     return "log", "norm"
 
@@ -122,8 +125,8 @@ def draw_client_value(axes: Axes, run: Run, value: ClientValue) -> Axis:
             f"no update has a value of {value.title}: no client has answered, or it is not measured"
         )
     many = sum(map(len, points.values())) > MOST_POINTS_AS_SHAPES
-    if value.threshold is not None:
-        axes.axhline(value.threshold, color=drawing.INK, linewidth=1.0)
+    if (threshold := value.threshold_of(run.recipe.method)) is not None:
+        axes.axhline(threshold, color=drawing.INK, linewidth=1.0)
     declared = {outcome.name: outcome.title for outcome in run.display.outcomes}
     order = [*ENGINE_OUTCOMES, *declared]
     places = {kind: order.index(kind) if kind in order else len(order) for kind in points}
@@ -151,6 +154,9 @@ def draw_chart(axes: Axes, run: Run, chart: Chart) -> Axis:
     drawn = {series: values for series, values in found.items() if any(values.values())}
     if not drawn:
         raise Missing("not known" if not any(found.values()) else "zero in every round")
+    if all(map(is_constant, drawn.values())):
+        told = (f"{one.title} is {_written(one, next(iter(known.values())))}" for one, known in drawn.items())
+        raise Missing(f"{', '.join(told)} in every round")
     if chart.log:
         drawn = {series: only_positive(values) for series, values in drawn.items()}
     for place, (series, values) in enumerate(drawn.items()):
@@ -161,6 +167,14 @@ def draw_chart(axes: Axes, run: Run, chart: Chart) -> Axis:
         return "percent", chart.series[0].title if len(drawn) == 1 else "share"
     unit = units.pop() if len(units) == 1 else ""
     return "log" if chart.log else "plain", unit if unit in ("samples", "norm") else ""
+
+
+def is_constant(values: Mapping[int, float]) -> bool:
+    return len(values) > 2 and len(set(values.values())) == 1
+
+
+def _written(series: Series, value: float) -> str:
+    return f"{100 * value:.4g} %" if series.unit == "share" else f"{value:.4g}"
 
 
 def series_of(run: Run, name: str, *, positive: bool = False) -> dict[int, float]:

@@ -13,23 +13,22 @@ from xml.etree import ElementTree
 from markupsafe import Markup
 from matplotlib import style
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from broker_config.process.durable import write_atomically
 from ops.inspect.report.rendering import brief, printable
+from server_worker.watch import palette
 
-INK, FAINT, GRID = "#1f2328", "#6b7280", "#d8dce1"
-# Okabe and Ito's palette, safe for colour-blind readers, without its yellow, which is invisible on white.
-BLUE, ORANGE, GREEN, RED, PURPLE, SKY = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9"
-SERIES = (BLUE, RED, GREEN, ORANGE, PURPLE, SKY, INK)
+_NAMES = ("text", "quiet", "grid", *palette.SERIES)
+INK, FAINT, GRID, BLUE, GREEN, PINK, ORANGE, VIOLET, GOLD = map(palette.light, _NAMES)
+SERIES = (BLUE, GREEN, PINK, ORANGE, VIOLET, GOLD, INK)
+HEAT = LinearSegmentedColormap.from_list("fedil", [*map(palette.light, palette.HEAT)])
 DASHES = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
-_CSS_NAMES = {
-    **{INK: "--ink", FAINT: "--faint", GRID: "--grid"},
-    **{BLUE: "--blue", ORANGE: "--orange", GREEN: "--green", RED: "--red", PURPLE: "--purple", SKY: "--sky"},
-}
+_CSS_NAMES = {palette.light(name): f"--{name}" for name in _NAMES}
 _STYLE = Path(__file__).parent / "templates" / "plots.mplstyle"
 _COLOURS: dict[Any, Any] = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), INK),
@@ -112,20 +111,25 @@ def write_plots(plots: Iterable[Plot], folder: Path, ending: str) -> tuple[list[
         path = folder / f"{plot.name}.{ending}"
         try:
             dots_per_inch = 150 if ending == "svg" else 300
-            write_atomically(path, [_saved(plot, ending, dpi=dots_per_inch, bbox_inches="tight")])
+            write_atomically(
+                path, [_saved(plot, ending, titled=True, dpi=dots_per_inch, bbox_inches="tight")]
+            )
             written.append(path)
         except Missing as reason:
             absent.append(f"{plot.name}: {reason}")
     return written, absent
 
 
-def _saved(plot: Plot, ending: str, **how: Any) -> bytes:
+def _saved(plot: Plot, ending: str, *, titled: bool = False, **how: Any) -> bytes:
+    """`titled`: for a file, which has no heading around it"""
     file = io.BytesIO()
     # Without the user's matplotlibrc. Warnings are of missing glyphs and tight layouts.
     settings = style.context(["default", _STYLE, {**_COLOURS, "svg.hashsalt": plot.name}])
     with settings, warnings.catch_warnings(action="ignore"):
         figure = Figure(figsize=plot.size, layout="constrained")
         plot.draw(figure)
+        if titled:
+            figure.suptitle(plot.title, x=0.01, horizontalalignment="left", fontsize=10.5, fontweight="bold")
         figure.savefig(file, format=ending, metadata={_CHANGES_EACH_TIME[ending]: None}, **how)
     return file.getvalue()
 
@@ -142,7 +146,7 @@ def finish(axes: Axes, rounds: Collection[int], scale: Scale, text: str, columns
     if scale == "percent":
         low, high = axes.get_ylim()
         low = min(low, high - 0.01)
-        axes.set_ylim(max(low, -0.02), min(high, 1.0 + 0.05 * (1.0 - max(low, 0.0)) + 1e-6))
+        axes.set_ylim(max(low, 0.0), min(high, 1.0))
         axes.yaxis.set_major_formatter(percent)
     elif scale == "log":
         _few_ticks_on_log(axes)

@@ -145,7 +145,7 @@ def _held_labels(
 def _digests(run: Run, latest: Checkpoint | Missing | None, ledgers: Ledgers | Missing) -> dict[str, str]:
     model = _tried("the checkpoint", lambda: model_digest(known(latest)))
     found = {
-        run.display.models[0].title: "" if isinstance(model, Missing) else model,
+        run.display.models[0].label: "" if isinstance(model, Missing) else model,
         "ledgers": "" if isinstance(ledgers, Missing) else ledgers[1],
         "split": run.split.digest if run.split is not None else "",
     }

@@ -11,7 +11,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from ops.inspect.report.drawing import BLUE, GREEN, RED, Missing, Plot, label, percent, rounds_axis
+from ops.inspect.report.drawing import BLUE, GREEN, HEAT, ORANGE, Missing, Plot, label, percent, rounds_axis
 from ops.inspect.report.evidence import Evidence, known
 from ops.inspect.report.reading import Run
 
@@ -50,13 +50,13 @@ def draw_confusion(figure: Figure, evidence: Evidence) -> None:
     with np.errstate(invalid="ignore"):  # NaN in the rows of classes without test samples
         shares = counts / counts.sum(axis=1, keepdims=True)
     axes = figure.subplots()
-    image = axes.imshow(shares, cmap="cividis", vmin=0.0, vmax=1.0)
+    image = axes.imshow(shares, cmap=HEAT, vmin=0.0, vmax=1.0)
     _colour_bar(figure, image, axes, shrink=0.8)
     classes = len(quality.class_names)
     if classes <= MOST_NUMBERED_CLASSES:
         for row, column in np.argwhere(counts > 0):
             count = quality.confusion[row][column]
-            colour = "#000000" if shares[row, column] > 0.55 else "#ffffff"
+            colour = "#ffffff" if shares[row, column] > 0.55 else "#000000"
             size = 8.5 if count < 1000 else 6.5
             axes.text(column, row, str(count), ha="center", va="center", color=colour, fontsize=size)
     axes.set_xlabel("predicted")
@@ -106,7 +106,7 @@ def _draw_shares(
 ) -> ScalarMappable:
     """A row for each class. `edges`: of the columns"""
     rows = np.arange(len(shares) + 1) - 0.5
-    image = axes.pcolormesh(edges, rows, shares, cmap="cividis", rasterized=True, **limits)
+    image = axes.pcolormesh(edges, rows, shares, cmap=HEAT, rasterized=True, **limits)
     axes.set_ylim(rows[-1], rows[0])
     axes.set_ylabel("class")
     _name_classes(axes, names)
@@ -150,4 +150,4 @@ def draw_pictures(figure: Figure, evidence: Evidence, kind: str) -> None:
         said = label(evidence.class_names[picture.said], 9)
         truth = label(evidence.class_names[picture.is_really], 9)
         text = said if kind == "right" else f"{said}\nis {truth}"
-        axes.set_title(text, fontsize=7, color=GREEN if kind == "right" else RED, pad=2)
+        axes.set_title(text, fontsize=7, color=GREEN if kind == "right" else ORANGE, pad=2)

@@ -10,7 +10,7 @@ from ops.inspect.report.sections.evidence import quality, samples, split
 from ops.inspect.report.sections.exclusions import exclusions, rounds_table
 from ops.inspect.report.sections.headline import cards
 from ops.inspect.report.sections.setup import environment_table, settings
-from ops.inspect.report.verdicts import figures, meaning_of
+from ops.inspect.report.verdicts import figures, trend_of
 
 
 def run_page(run: Run, evidence: Evidence) -> str:
@@ -22,7 +22,7 @@ def run_page(run: Run, evidence: Evidence) -> str:
         place=run.label if run.run_id in (None, run.label) else f"{run.label} · {run.run_id}",
         notes=[*([still_running] if run.running else []), *run.notes],
         cards=cards(run),
-        meaning=meaning_of(run),
+        trend=trend_of(run),
         figures=list(figures(run)),
         curves=map(panel, curves(run)),
         exclusions=exclusions(run),

@@ -8,11 +8,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from broker_config.process.version import software_version
+from server_worker.watch import palette
 
 
 def render(name: str, **values: object) -> str:
     template = environment().get_template(name)
-    return template.render(values, version=software_version(), now=datetime.now(UTC))
+    return template.render(
+        values, palette=Markup(palette.css()), version=software_version(), now=datetime.now(UTC)
+    )
 
 
 @cache

@@ -1,27 +1,16 @@
-"""Explanations of a run's convergence verdict, which claim no more than its numbers show."""
+"""How the size of a run's updates has developed, and the numbers behind that."""
 
-import tomllib
-from collections.abc import Iterator, Mapping
-from functools import cache
-from pathlib import Path
+from collections.abc import Iterator
 
-from fedil_model.training.convergence import MIN_ROUNDS, judge
+from fedil_model.training.convergence import judge
 from ops.inspect.report.reading import Run
+from server_worker.watch.words import Trend, trend
 
 
-@cache
-def meanings() -> dict[str, Mapping[str, str]]:
-    """By verdict: headline, text and mood (good, fair, bad or unknown: selects the colour in the page)"""
-    text = (Path(__file__).parent / "templates" / "verdicts.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text.replace("{min_rounds}", str(MIN_ROUNDS)))
-
-
-def meaning_of(run: Run) -> Mapping[str, str]:
+def trend_of(run: Run) -> Trend:
     if run.rounds_lost:
-        return meanings()["not known"]
-    said = run.records[-1].verdict if run.records else "too early to say"
-    text = "This version does not know that verdict."
-    return meanings().get(said, {"headline": said, "text": text, "mood": "unknown"})
+        return trend("not known")
+    return trend(run.records[-1].verdict if run.records else "too early to say")
 
 
 def figures(run: Run) -> Iterator[tuple[str, str]]:
@@ -31,7 +20,7 @@ def figures(run: Run) -> Iterator[tuple[str, str]]:
     norms = [record.delta_norm for record in run.records]
     whole = [record.round for record in run.records] == list(range(1, len(norms) + 1))
     if whole:
-        yield "p̂ of ‖Δθ‖ (±2 standard errors)", _fit(norms)
+        yield "p̂ of the update size ‖Δθ‖ (±2 standard errors)", _fit(norms)
         by_effort = [record.convergence.get("lr_normalised") for record in run.records]
         yield "p̂ of ‖Δθ‖ ∕ (η · steps)", _fit([value or 0.0 for value in by_effort])
     last = run.records[-1].convergence
@@ -50,5 +39,5 @@ def figures(run: Run) -> Iterator[tuple[str, str]]:
 def _fit(norms: list[float]) -> str:
     verdict, exponent, error = judge(norms)
     if exponent is None or error is None:
-        return verdict
-    return f"{exponent:.2f} ± {2 * error:.2f}: {verdict}".replace("-", "−")
+        return trend(verdict).words
+    return f"{exponent:.2f} ± {2 * error:.2f}: {trend(verdict).words}".replace("-", "−")

@@ -3,7 +3,6 @@ import { formatOf, outcomeOf, seriesWords } from "./display.js";
 import { byId, make, put, set } from "./dom.js";
 import { ENDED } from "./feed.js";
 import { brief, clock, count, duration, known, median, percent, points, wholeDuration } from "./numbers.js";
-import { PHASES, VERDICTS, VERDICT_FOOT } from "./words.js";
 
 const MOST_ANSWERS = 40;
 const RECENT = 20;
@@ -18,6 +17,7 @@ export function showHeader(run, feed) {
   }
   showState(run, feed);
   showNow(run, feed);
+  showAccuracy(run);
   showVerdict(run);
   showFigures(run);
 }
@@ -37,12 +37,34 @@ function showState(run, feed) {
   const pill = byId("state");
   const ended = ENDED.has(run.state);
   const gone = feed.gone !== null;
-  put(pill, gone && !ended ? "server is gone" : run.state);
-  set(pill, "data-state", gone && !ended ? "gone" : run.state);
-  const trouble = byId("trouble");
-  const text = troubleText(run, feed, ended);
-  put(trouble, text);
-  trouble.hidden = !text;
+  const state = gone && !ended ? "gone" : isStopped(run) ? "waiting" : run.state;
+  put(pill, state === "gone" ? "server is gone" : state);
+  set(pill, "data-state", state);
+  showTroubles(run, feed, ended);
+}
+
+/** Nothing moves until a trouble is over. */
+function isStopped(run) {
+  return run.state === "running" && run.troubles.some((one) => one.stops);
+}
+
+/** The time goes on each second: screen readers are told of the words only. */
+function showTroubles(run, feed, ended) {
+  const host = byId("trouble");
+  const whole = troubleText(run, feed, ended);
+  const shown = whole ? [{ words: whole }] : ended || run.state === "standby" ? [] : run.troubles;
+  const key = JSON.stringify(shown.map((one) => [one.words, one.stops]));
+  if (host.dataset.key !== key) {
+    host.dataset.key = key;
+    host.replaceChildren(
+      ...shown.map((one) => make("p", {}, make("bdi", {}, one.words), make("span", { "aria-hidden": "true" }))),
+    );
+  }
+  shown.forEach((one, index) => {
+    const waited = one.since ? wholeDuration(feed.now() - one.since) : "";
+    put(host.children[index].lastElementChild, waited && `, ${one.stops ? "waiting " : ""}for ${waited}`);
+  });
+  host.hidden = !shown.length;
 }
 
 function troubleText(run, feed, ended) {
@@ -53,8 +75,7 @@ function troubleText(run, feed, ended) {
     return `The server is gone: ${feed.gone.why}. Last seen ${clock(feed.seen)}; this page goes on when it is back.`;
   if (run.state === "failed")
     return `The run has failed${run.reason ? `: ${run.reason}` : "; its log says why"}.`;
-  if (run.state === "standby") return "This server stands by: another one leads this run.";
-  return run.fleet?.trouble ? `The brokers cannot be reached: ${run.fleet.trouble}` : "";
+  return run.state === "standby" ? "This server stands by: another one leads this run." : "";
 }
 
 function showNow(run, feed) {
@@ -66,11 +87,13 @@ function showNow(run, feed) {
   put(byId("now-of"), planned ? `of ${count(planned)}` : "");
   put(byId("now-phase"), phaseWords(run, phase, feed));
   put(byId("now-left"), leftWords(run, planned, feed));
-  const done = last?.round ?? 0;
+  // A training with epochs is before the first round or after the last one.
+  const [done, all] = phase?.epochs ? [phase.epochs.done, phase.epochs.total] : [last?.round ?? 0, planned];
   const bar = byId("run-bar");
-  set(bar, "aria-valuemax", Math.max(1, planned));
+  set(bar, "aria-label", phase?.epochs ? "Epochs done" : "Rounds closed");
+  set(bar, "aria-valuemax", Math.max(1, all));
   set(bar, "aria-valuenow", done);
-  bar.firstElementChild.style.width = `${planned ? (100 * Math.min(done, planned)) / planned : 0}%`;
+  bar.firstElementChild.style.width = `${all ? (100 * Math.min(done, all)) / all : 0}%`;
   byId("answers").classList.toggle("gone", !phase?.round);
   showAnswers(
     run,
@@ -87,19 +110,23 @@ function phaseWords(run, phase, feed) {
   if (run.state === "starting" && run.reason) return `waiting since ${clock(run.since)}: ${run.reason}`;
   if (!phase) return run.state;
   const opened = run.open.find((one) => one.round === phase.round);
-  const words = PHASES[phase.name] ?? phase.name.replaceAll("_", " ");
+  const words = run.about?.phases[phase.name] ?? phase.name.replaceAll("_", " ");
   const answered =
     phase.name === "wait"
       ? `, ${opened?.answered ?? 0} of ${opened?.selected || run.about?.asked || 0} answered`
       : "";
+  if (phase.epochs) return `${words}: epoch ${count(phase.epochs.done)} of ${count(phase.epochs.total)}`;
   const since = feed.now() - phase.since;
   return since >= 2 ? `${words}${answered}, for ${wholeDuration(since)}` : `${words}${answered}`;
 }
 
-/** Estimated from the last rounds. */
+/** Of a training with epochs, or of the run, estimated from the last rounds. */
 function leftWords(run, planned, feed) {
   const last = run.rounds.at(-1);
-  if (run.state !== "running" || feed.gone || !last || last.round >= planned) return "";
+  const epochs = run.phase?.epochs;
+  if (epochs && !feed.gone && !ENDED.has(run.state))
+    return `about ${wholeDuration(Math.max(0, epochs.ends - feed.now()))} left of it`;
+  if (run.state !== "running" || isStopped(run) || feed.gone || !last || last.round >= planned) return "";
   const each = median(run.rounds.slice(-RECENT).map((row) => row.seconds.total));
   if (each === null) return "";
   const began = run.open.at(-1)?.began ?? feed.now();
@@ -126,17 +153,29 @@ function showAnswers({ about, outcomes }, opened) {
   );
 }
 
+function showAccuracy({ about, rounds }) {
+  const measured = rounds.findLast((row) => known(row.accuracy.global));
+  put(byId("score"), measured ? percent(measured.accuracy.global, 2) : "");
+  if (!measured || !about) {
+    put(byId("score-of"), "");
+    return;
+  }
+  const { baseline, display } = about;
+  const gain = known(baseline) ? `, ${points(measured.accuracy.global - baseline)} server-only` : "";
+  put(byId("score-of"), `accuracy of the ${display.models[0].label} after round ${count(measured.round)}${gain}`);
+}
+
 function showVerdict(run) {
+  const { about } = run;
   const last = run.rounds.at(-1);
   const button = byId("verdict");
-  const verdict =
-    last && (VERDICTS[last.verdict] ?? { level: "none", mark: "", words: last.verdict, why: "" });
-  put(byId("verdict-text"), verdict ? `${verdict.mark} ${verdict.words}` : "no verdict yet");
-  set(button, "data-level", verdict?.level ?? "none");
+  button.hidden = !last || !about;
+  if (button.hidden) return;
+  const trend = about.trends[last.verdict] ?? { level: "none", mark: "", words: last.verdict, why: "" };
+  put(byId("verdict-text"), `update size: ${trend.words} ${trend.mark}`.trim());
+  set(button, "data-level", trend.level);
   const why = byId("verdict-why");
-  const lines = verdict
-    ? [verdict.why, fitLine(last), VERDICT_FOOT]
-    : ["A verdict on convergence needs at least 8 rounds."];
+  const lines = [trend.why, fitLine(last), about.trend_foot];
   const key = lines.join("\n");
   if (why.dataset.key === key) return;
   why.dataset.key = key;
@@ -173,20 +212,10 @@ export function wireVerdict() {
 
 function showFigures(run) {
   const last = run.rounds.at(-1);
-  const measured = run.rounds.findLast((row) => known(row.accuracy.global));
-  const baseline = run.about?.baseline;
-  const gain =
-    measured && known(baseline)
-      ? `${points(measured.accuracy.global - baseline)} server-only`
-      : measured
-        ? `after round ${measured.round}`
-        : "";
   const alive = run.fleet;
-  const model = run.about?.display.models[0].title;
   const figures = [
-    [`Accuracy of ${model}`, measured ? percent(measured.accuracy.global, 2) : "–", gain],
     [
-      "Step ‖Δθ‖",
+      "Update size ‖Δθ‖",
       last ? brief(last.delta) : "–",
       last && known(last.ratio) ? `${brief(last.ratio)} × the one before` : "",
     ],

@@ -49,10 +49,12 @@ export function heatKind({ label, names, all, many }) {
     marks(frame, prepared) {
       const tall = rowHeight(prepared);
       const cells = Array.from({ length: LEVELS + 1 }, () => []);
+      let end = frame.left;
       for (const group of prepared.groups) {
-        const x = frame.x(group.first) - frame.column / 2;
-        // Up to the next measured round: evaluate_every may leave some out.
-        const wide = Math.max(frame.x(group.last) + frame.column / 2 - x, 1);
+        // From the measured round before: evaluate_every may leave some out.
+        const x = end;
+        end = frame.x(group.last) + frame.column / 2;
+        const wide = Math.max(end - x, 1);
         prepared.classes.forEach((index, place) => {
           const share = mean(group.rows.map((row) => row.classes[index]));
           const top = frame.top + place * tall;

@@ -15,8 +15,9 @@ export class Panel {
     kind,
     rows = (run) => run.rounds,
     controls = [],
+    wordsForConstants = false,
   }) {
-    Object.assign(this, { kind, rowsOf: rows });
+    Object.assign(this, { kind, rowsOf: rows, wordsForConstants });
     this.host = make("div", {});
     this.legend = make("ul", { class: "legend" });
     this.said = make("p", { class: "said quiet" });
@@ -55,9 +56,11 @@ export class Panel {
     if (prepared) this.element.hidden = false;
     else if (!this.rows.length) this.element.hidden = true;
     if (!prepared) return;
+    const constants = this.wordsForConstants ? constantWords(prepared.series) : "";
+    this.element.classList.toggle("in-words", Boolean(constants));
     this.chart.show(this.rows);
     this.drawLegend(prepared);
-    put(this.said, this.kind.said?.(prepared) ?? "");
+    put(this.said, constants || this.kind.said?.(prepared) || "");
     if (!this.tableHost.hidden) this.drawTable();
   }
 
@@ -95,6 +98,13 @@ export class Panel {
       ),
     );
   }
+}
+
+/** "confident 60 % in every round", if no series changes; a curve would say no more. */
+function constantWords(series) {
+  const constant = ({ points }) => points.length > 2 && points.every(([, value]) => value === points[0][1]);
+  if (!series.every(constant)) return "";
+  return `${series.map((one) => `${one.name} ${one.format(one.points[0][1])}`).join(", ")} in every round`;
 }
 
 function sample(entry) {

@@ -11,9 +11,9 @@ import { stripKind } from "./strip.js";
 import { SECONDS } from "./words.js";
 
 const NORMS = {
-  delta: "‖Δθ‖",
-  relative: "‖Δθ‖ / ‖θ‖",
-  lr_normalised: "‖Δθ‖ / (η · steps)",
+  delta: "update size ‖Δθ‖",
+  relative: "relative ‖Δθ‖ / ‖θ‖",
+  lr_normalised: "per effort ‖Δθ‖ / (η · steps)",
 };
 const colour = (index) => `s-${1 + (index % 6)}`;
 
@@ -40,13 +40,15 @@ function accuracyPanel(models, now) {
     id: "accuracy",
     title: "Accuracy",
     size: "half",
+    hint: now().about.evaluated,
     kind: lineKind({
       label: "Accuracy on the test set",
       tall: 230,
       unit: "share",
       series: models.map((model, index) => ({
-        name: `${model.title}, ${model.help}`,
-        short: model.title,
+        name: model.label,
+        help: model.help,
+        short: model.short,
         css: colour(index),
         value: (row) => row.accuracy[model.name],
         format: percent,
@@ -85,11 +87,11 @@ function normPanel(model, redraw) {
   };
   return new Panel({
     id: "delta",
-    title: `How far ${model.title} moves`,
+    title: "Update size",
     size: "half",
     controls: [chooser],
     kind: lineKind({
-      label: `Norm of the step of ${model.title}`,
+      label: `Size of the update of the ${model.label}`,
       tall: 230,
       log: true,
       series: () => [{ name: NORMS[norm], css: "s-1", value: (row) => row[norm], format: brief }, mean],
@@ -147,6 +149,7 @@ function chartPanel({ title, help, log, series }) {
     id: `chart-${series[0].name}`,
     title,
     hint: help,
+    wordsForConstants: true,
     size: series.length > 3 ? "half" : "third",
     kind: lineKind({
       label: title,
@@ -177,7 +180,7 @@ function classPanel(model, now, redraw) {
     title: "Accuracy by class",
     controls: [more],
     kind: heatKind({
-      label: `Accuracy of ${model.title} by class`,
+      label: `Accuracy of the ${model.label} by class`,
       names: () => now().about?.class_names ?? [],
       all: () => all,
       many: (are) => (more.hidden = !are),

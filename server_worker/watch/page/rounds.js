@@ -83,7 +83,7 @@ export class RoundPanel {
     const excluded = record.outcomes.filter((outcome) => outcome.outcome !== "accepted");
     byId("round-body").dataset.round = record.round;
     byId("round-body").replaceChildren(
-      facts(record, about.display),
+      facts(record, about),
       make(
         "div",
         { class: "two" },
@@ -133,10 +133,10 @@ function recordOf(row, outcomes) {
   return { ...row, outcomes: clients, delta_norm: row.delta, finished_at: row.at };
 }
 
-function facts(record, { models, charts }) {
+function facts(record, { display: { models, charts }, evaluated }) {
   const accuracy = models
     .filter((model) => known(record.accuracy[model.name]))
-    .map((model) => `${model.title} ${percent(record.accuracy[model.name], 2)}`);
+    .map((model) => `${model.label} ${percent(record.accuracy[model.name], 2)}`);
   const phases = SECONDS.filter((phase) => known(record.seconds[phase.key])).map(
     (phase) => `${phase.name} ${duration(record.seconds[phase.key])}`,
   );
@@ -145,8 +145,8 @@ function facts(record, { models, charts }) {
   const lines = [
     ["closed", clock(record.finished_at)],
     ["counted", `${count(record.accepted)} of ${count(record.selected)}`],
-    ["accuracy", accuracy.join(", ") || "not evaluated"],
-    ["‖Δθ‖", brief(record.delta_norm)],
+    ["accuracy", accuracy.join(", ") || evaluated || "not evaluated"],
+    ["update size ‖Δθ‖", brief(record.delta_norm)],
     ...charts.map((chart) => [chart.title, seriesWords(chart, record.series).join(", ")]),
     ["took", `${duration(record.seconds.total)}: ${phases.join(", ")}`],
   ];

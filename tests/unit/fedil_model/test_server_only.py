@@ -30,6 +30,15 @@ def test_the_server_trains_like_that_of_fedavg() -> None:
         assert mine.metrics == other.metrics
 
 
+def test_pretraining_tells_each_epoch_and_is_no_other_for_it() -> None:
+    told: list[tuple[int, int]] = []
+    made = method("server_only", server={"pretrain_epochs": 3})
+    made.on_epoch = lambda done, total: told.append((done, total))
+    quiet = method("server_only", server={"pretrain_epochs": 3})
+    assert same(made.initial_state(LABELLED), quiet.initial_state(LABELLED))
+    assert told == [(1, 3), (2, 3), (3, 3)]
+
+
 def test_the_new_model_is_what_the_servers_step_made() -> None:
     made = method("server_only")
     state = made.initial_state(LABELLED)

@@ -136,7 +136,7 @@ def test_runs_of_which_none_has_rounds_still_make_a_page(tmp_path: Path) -> None
     runs = [make_run(tmp_path / "a", rounds=0), make_run(tmp_path / "b", rounds=0, seed=1)]
     comparison = compare(runs)
     text = Parsed(comparison_page(comparison)).text
-    assert text.count("Nothing to draw: no run has measured it.") == len(curves_of(comparison))
+    assert text.count("No curve: no run has measured it.") == len(curves_of(comparison))
 
 
 def test_bands_go_from_the_lowest_to_the_highest_and_the_line_is_the_mean(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 import math
 import re
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,7 +14,7 @@ from fedil_model.methods import METHODS, find_method
 from ops.inspect.report.curves import ENGINE_OUTCOMES, STYLES, curves
 from ops.inspect.report.drawing import (
     BLUE,
-    RED,
+    ORANGE,
     Missing,
     Plot,
     inline_svg,
@@ -24,6 +25,7 @@ from ops.inspect.report.drawing import (
 )
 from ops.inspect.report.reading import Run
 from ops.inspect.report.rendering import environment
+from server_worker.run.recipe import make_recipe
 from server_worker.watch.events import ClientOutcome
 from tests.unit.ops.records import make_record
 from tests.unit.ops.report_runs import Parsed, make_run
@@ -72,8 +74,8 @@ def test_a_drawing_asks_for_nothing_from_outside() -> None:
 
 def test_colours_become_those_of_the_page_and_none_is_left_behind() -> None:
     made = inline_svg(hostile_plot())
-    assert "var(--blue)" in made
-    assert "var(--ink)" in made
+    assert "var(--c-blue)" in made
+    assert "var(--text)" in made
     assert BLUE not in made
     assert not re.search(r"(fill|stroke): #(?!ffffff)", made)
 
@@ -104,7 +106,7 @@ def test_a_plot_without_data_says_why_in_the_page() -> None:
     def draw(_: Figure) -> None:
         raise Missing("nobody <b>was</b> asked")
 
-    assert "Nothing to draw: nobody <b>was</b> asked." in Parsed(shown(Plot("x", "X", draw))).text
+    assert "No curve: nobody <b>was</b> asked." in Parsed(shown(Plot("x", "X", draw))).text
 
 
 @pytest.mark.parametrize(("ending", "begins"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
@@ -128,7 +130,11 @@ def test_every_curve_can_be_drawn_of_few_and_of_many_rounds(tmp_path: Path, roun
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for plot in curves(run):
-            ElementTree.fromstring(inline_svg(plot))
+            _, made, why = panel(plot)
+            if made is None:
+                assert why.endswith("in every round")
+            else:
+                ElementTree.fromstring(made)
 
 
 def test_numbers_that_are_none_do_not_stop_a_drawing(tmp_path: Path) -> None:
@@ -178,8 +184,8 @@ def test_the_accuracy_curve_shows_what_was_measured_and_the_baseline(tmp_path: P
     run = make_run(tmp_path / "r", records)
     axes = drawn("accuracy", run)
     lines = {str(line.get_label()): line for line in axes.lines}
-    assert list(lines["θ′"].get_xdata()) == [1, 3, 5]
-    assert list(lines["θ′"].get_ydata()) == [0.1, 0.3, 0.5]
+    assert list(lines["global model θ′"].get_xdata()) == [1, 3, 5]
+    assert list(lines["global model θ′"].get_ydata()) == [0.1, 0.3, 0.5]
     assert "server-only" not in lines
 
 
@@ -188,7 +194,7 @@ def test_rounds_without_a_step_break_the_line_and_are_marked(tmp_path: Path) -> 
     records = [make_record(n, delta_norm=norm) for n, norm in enumerate(norms, start=1)]
     axes = drawn("delta_norm", make_run(tmp_path / "r", records))
     lines = {str(line.get_label()): line for line in axes.lines}
-    assert [math.isnan(value) for value in lines["‖Δθ‖"].get_ydata()] == [False, True, False]
+    assert [math.isnan(value) for value in lines["update size"].get_ydata()] == [False, True, False]
     assert list(lines["Δθ = 0 (1 rounds)"].get_xdata()) == [2]
     assert axes.get_yscale() == "log"
 
@@ -199,7 +205,7 @@ def test_accepted_and_rejected_cosines_differ_in_colour_and_marker(tmp_path: Pat
     assert set(shown) == {"accepted (57)", "rejected: cosine (3)"}
     accepted, rejected = shown["accepted (57)"], shown["rejected: cosine (3)"]
     colours = [matplotlib.colors.to_hex(points.get_facecolor()[0]) for points in (accepted, rejected)]
-    assert colours == [BLUE, RED]
+    assert colours == [BLUE, ORANGE]
     assert len(accepted.get_paths()[0].vertices) != len(rejected.get_paths()[0].vertices)
 
 
@@ -215,10 +221,40 @@ def test_many_points_become_a_picture(tmp_path: Path) -> None:
 
 
 def test_a_chart_shows_declared_series_without_those_that_stay_zero(tmp_path: Path) -> None:
-    series = {"loss_server": 1.0, "loss_credible": 0.0, "loss_invented": 1.0, "loss_pseudo": None}
-    records = [make_record(n, series=series) for n in range(1, 6)]
+    series = {"loss_credible": 0.0, "loss_invented": 1.0, "loss_pseudo": None}
+    records = [make_record(n, series=series | {"loss_server": 1.0 / n}) for n in range(1, 6)]
     axes = drawn("losses", make_run(tmp_path / "r", records))
     assert [str(line.get_label()) for line in axes.lines] == ["server"]
+
+
+def test_a_chart_of_constants_is_words(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "r", [make_record(n, series={"sure_share": 0.6}) for n in range(1, 4)])
+    plot = next(plot for plot in curves(run) if plot.name == "confident_samples")
+    assert "No curve: confident is 60 % in every round." in Parsed(shown(plot)).text
+
+
+@pytest.mark.parametrize("cosine_filter", [True, False])
+def test_a_threshold_is_drawn_only_where_it_is_in_force(tmp_path: Path, cosine_filter: bool) -> None:
+    axes = drawn("cosine", make_run(tmp_path / "r", method={"cosine_filter": cosine_filter}))
+    assert len(axes.lines) == cosine_filter
+
+
+def test_a_threshold_that_a_setting_says_has_its_value() -> None:
+    (divergence,) = find_method("fedu").display.client_values
+    settings = make_recipe({"method": {"name": "fedu", "max_divergence": 0.7}}).method
+    assert divergence.threshold_of(settings) == 0.7
+
+
+def test_an_axis_of_accuracies_ends_at_100_percent(tmp_path: Path) -> None:
+    records = [make_record(n, accuracy={"global": 0.9 + n / 50}) for n in range(1, 6)]
+    assert drawn("accuracy", make_run(tmp_path / "r", records)).get_ylim()[1] == 1.0
+
+
+def test_a_file_has_a_title_and_the_page_a_heading(tmp_path: Path) -> None:
+    plot = replace(hostile_plot(), title="Sizes of steps")
+    (file,), _ = write_plots([plot], tmp_path, "svg")
+    assert "<!-- Sizes of steps -->" in file.read_text("utf-8")
+    assert not any(tag == "text" or "suptitle" in str(attrs) for tag, attrs in Parsed(inline_svg(plot)).tags)
 
 
 def test_a_label_is_short_and_never_hidden() -> None:

@@ -15,9 +15,10 @@ from ops.inspect.report.evidence import Evidence
 from ops.inspect.report.held_labels import HeldLabels, Picture
 from ops.inspect.report.page import run_page
 from ops.inspect.report.reading import Run, read_run
-from ops.inspect.report.verdicts import figures, meaning_of, meanings
+from ops.inspect.report.verdicts import figures, trend_of
 from server_worker.run.checkpoint import Checkpoint, CheckpointFolder
 from server_worker.watch.events import ClientOutcome
+from server_worker.watch.words import TRENDS
 from tests.unit.ops.records import make_record
 from tests.unit.ops.report_runs import Parsed, make_run, make_run_folder
 
@@ -58,11 +59,11 @@ def test_the_headline_has_accuracies_baseline_rounds_and_labels(tmp_path: Path) 
     run = dataclasses.replace(with_split(make_run(tmp_path / "mine")), baseline=0.80)
     text = parsed_page(run).text
     last = run.records[-1].accuracy
-    assert f"accuracy of θ′ {100 * last['global']:.2f} %" in text
-    assert f"accuracy of θ₀ {100 * last['server']:.2f} %" in text
+    assert f"accuracy of the global model θ′ {100 * last['global']:.2f} %" in text
+    assert f"accuracy of the server model θ₀ {100 * last['server']:.2f} %" in text
     assert (
-        f"server-only baseline 80.00 % the same network on the same labels; θ′ +{100 * last['global'] - 80:.2f}"
-        in text
+        "server-only baseline 80.00 % the same network on the same labels; "
+        f"global model +{100 * last['global'] - 80:.2f}" in text
     )
     assert "rounds 12 of 12 57 of 60 updates counted" in text
     assert "labels at the server 5 and 20 samples without at 2 clients" in text
@@ -115,7 +116,7 @@ def test_the_page_refers_to_nothing_outside_itself(tmp_path: Path) -> None:
 
 def test_what_is_missing_is_said_and_the_rest_is_there(tmp_path: Path) -> None:
     text = parsed_page(make_run(tmp_path / "r")).text
-    assert "Confusion matrix Nothing to draw: no data here." in text
+    assert "Confusion matrix No curve: no data here." in text
     assert "Nothing to show: no ledgers here." in text
     assert "has not recorded what it was made with" in text
     assert "the history holds no accuracy by class" in text
@@ -134,7 +135,7 @@ def test_one_round_is_one_round(tmp_path: Path) -> None:
 def test_a_run_without_rounds_makes_a_page_that_says_so(tmp_path: Path) -> None:
     text = parsed_page(make_run(tmp_path / "r", rounds=0)).text
     assert "no round has closed yet" in text
-    assert "Too early to say" in text
+    assert "Update size: too early to say" in text
     assert "No client has been asked yet" in text
 
 
@@ -257,19 +258,18 @@ def test_the_environment_is_shown_for_people(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verdict", VERDICTS)
-def test_every_verdict_is_explained_and_none_claims_convergence(tmp_path: Path, verdict: str) -> None:
+def test_every_trend_is_explained_and_none_claims_convergence(tmp_path: Path, verdict: str) -> None:
     run = make_run(tmp_path / "r", [make_record(n, verdict=verdict) for n in (1, 2)])
-    meaning = meaning_of(run)
-    assert meaning is meanings()[verdict]
     text = parsed_page(run).text
-    assert meaning["text"] in text
+    assert trend_of(run) is TRENDS[verdict]
+    assert f"Update size: {TRENDS[verdict].words} {TRENDS[verdict].why}" in text
     assert "never prove convergence" in text
     assert "has converged" not in text.lower()
 
 
 def test_a_verdict_of_a_later_version_is_repeated_not_explained(tmp_path: Path) -> None:
     run = make_run(tmp_path / "r", [make_record(1, verdict="spiralling")])
-    assert meaning_of(run)["headline"] == "spiralling"
+    assert trend_of(run).headline == "update size: spiralling"
 
 
 def test_the_figures_behind_a_verdict_are_fitted_for_both_series(tmp_path: Path) -> None:
@@ -282,8 +282,8 @@ def test_the_figures_behind_a_verdict_are_fitted_for_both_series(tmp_path: Path)
         for n, rate in enumerate(rates, 1)
     ]
     shown = dict(figures(dataclasses.replace(run, records=tuple(records))))
-    assert shown["p̂ of ‖Δθ‖ (±2 standard errors)"].endswith(": consistent with a summable series")
-    assert shown["p̂ of ‖Δθ‖ ∕ (η · steps)"].endswith(": plateau")
+    assert shown["p̂ of the update size ‖Δθ‖ (±2 standard errors)"].endswith(": shrinking")
+    assert shown["p̂ of ‖Δθ‖ ∕ (η · steps)"].endswith(": steady")
     assert shown["rounds of the last 10 with ‖Δₜ‖ ≤ ‖Δₜ₋₁‖ (the paper’s criterion)"] == "100%"
 
 

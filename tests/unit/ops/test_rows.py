@@ -4,7 +4,7 @@ import pytest
 
 from fedil_model.methods import find_method
 from fedil_model.methods.interface import Chart, Display, Model, Series
-from ops.cli.view.rows import Columns, exclusions
+from ops.cli.view.rows import Columns, exclusions, heading
 from server_worker.watch.events import ClientOutcome
 from tests.unit.ops.records import make_record
 
@@ -16,23 +16,29 @@ def titles(width: int, *more: str) -> list[str]:
     return [column.title for column in FEDIL.that_fit(width, [*EVALUATED, *more])]
 
 
-def test_eighty_columns_hold_every_column() -> None:
-    assert titles(80) == [
+def test_eighty_columns_hold_all_but_the_least_important_one() -> None:
+    assert titles(90) == [
         "round",
-        "θ′ %",
-        "θ₀ %",
-        "‖Δθ‖",
+        "global model θ′ %",
+        "server model θ₀ %",
+        "update size ‖Δθ‖",
         "accepted",
         "pseudo",
         "pure %",
         "credible",
         "seconds",
     ]
+    assert titles(80) == [title for title in titles(90) if title != "credible"]
+
+
+def test_a_long_heading_takes_several_lines() -> None:
+    assert heading("global model θ′ %") == ["global", "model θ′ %"]
+    assert heading("seconds") == ["seconds"]
 
 
 def test_an_optional_model_has_a_column_only_when_it_was_evaluated() -> None:
-    assert "EMA %" not in titles(200)
-    assert "EMA %" in titles(200, "ema")
+    assert "averaged model EMA %" not in titles(200)
+    assert "averaged model EMA %" in titles(200, "ema")
 
 
 @pytest.mark.parametrize("width", range(5, 90, 5))
@@ -43,15 +49,15 @@ def test_columns_never_need_more_than_the_width(width: int) -> None:
 
 
 def test_a_narrow_table_keeps_accuracy_and_acceptance() -> None:
-    assert titles(24) == ["round", "θ′ %", "accepted"]
+    assert titles(28) == ["round", "global model θ′ %", "accepted"]
 
 
 def test_log_lines_of_different_rounds_are_aligned() -> None:
     one = FEDIL.log_line(make_record(3))
     series = {"pseudo_labels": 31_000, "purity_pseudo_labels": 1.0}
     two = FEDIL.log_line(make_record(24, delta_norm=0.00002, series=series))
-    assert [one.index(word) for word in ("θ₀", "‖Δθ‖", "accepted", "pure", "took")] == [
-        two.index(word) for word in ("θ₀", "‖Δθ‖", "accepted", "pure", "took")
+    assert [one.index(word) for word in ("server model", "update size", "accepted", "pure", "took")] == [
+        two.index(word) for word in ("server model", "update size", "accepted", "pure", "took")
     ]
 
 
@@ -64,23 +70,24 @@ def test_the_line_of_a_round_is_the_one_in_the_readme() -> None:
         seconds={"total": 0.8},
     )
     assert FEDIL.log_line(record) == (
-        "round  1/30  θ′ 91.09  θ₀ 89.69  ‖Δθ‖   2.164  accepted 5/5  pseudo   149  pure 100.0  took 0.8 s"
+        "round  1/30  global model 91.09  server model 89.69  update size   2.164  accepted 5/5  "
+        "pseudo   149  pure 100.0  took 0.8 s"
     )
 
 
 def test_what_is_not_known_is_a_dash_and_not_a_zero() -> None:
     line = FEDIL.log_line(make_record(3, accuracy={}, series={}))
-    assert "θ′     –" in line
+    assert "global model     –" in line
     assert "pure     –" in line
 
 
 def test_a_method_without_series_has_the_columns_of_every_run() -> None:
     columns = Columns(Display(models=(Model("global", "w", "the model"),)))
     assert [column.title for column in columns.that_fit(200, ["global"])] == [
-        *("round", "w %", "‖Δθ‖", "accepted", "seconds")
+        *("round", "w %", "update size ‖Δθ‖", "accepted", "seconds")
     ]
     assert columns.log_line(make_record(3)) == (
-        "round  3/30  w 67.71  ‖Δθ‖   0.567  accepted 5/5  took 1.9 s"
+        "round  3/30  w 67.71  update size   0.567  accepted 5/5  took 1.9 s"
     )
 
 

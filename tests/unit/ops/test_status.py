@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from broker_config.brokers.topology import RUNS_TOPIC, workers_topic
+from broker_config.brokers.topology import FINISHED_TOPIC, RUNS_TOPIC, workers_topic
 from broker_config.protocol.schema import check_run
 from broker_config.stores.memory.store import MemoryStore
 from ops.cli.commands.status import gather
@@ -30,7 +30,7 @@ RUN: dict[str, Any] = {
     "answered": 2,
     "selected": 5,
     "sites": {"north": 12, "south": 8},
-    "models": {"global": "θ′", "server": "θ₀", "ema": "EMA"},
+    "models": {"global": "global model θ′", "server": "server model θ₀", "ema": "EMA"},
     "recent": [ROUND | {"accepted": 4, "selected": 5, "seconds": 1.24}],
 }
 WORKER: dict[str, Any] = {
@@ -58,12 +58,12 @@ def row(text: str, beginning: str) -> list[str]:
 
 
 def test_a_run_its_rounds_and_its_workers() -> None:
-    text = shown({"run-1": RUN | {"verdict": "decays"}}, {"north": {"w1": WORKER}, "south": {}})
+    text = shown({"run-1": RUN | {"verdict": "plateau"}}, {"north": {"w1": WORKER}, "south": {}})
     assert "run-1  digits, rounds mode, round 4 of 30, 2 of 5 clients have answered; on tower" in text
-    assert "on tower for 1 h 02 min; decays" in text
+    assert "on tower for 1 h 02 min; update size: steady" in text
     headings, cells = (line.split("  ") for line in text.splitlines()[1:3])
     assert [heading.strip() for heading in headings if heading.strip()] == [
-        *("round", "θ′", "θ₀", "‖Δθ‖", "accepted", "seconds")
+        *("round", "global model θ′", "server model θ₀", "update size ‖Δθ‖", "accepted", "seconds")
     ]
     assert [cell.strip() for cell in cells if cell.strip()] == [
         "3",
@@ -78,6 +78,38 @@ def test_a_run_its_rounds_and_its_workers() -> None:
         *("w1", "cuda:0", "training client 7, round 4", "1 min 01 s", "9", "1234")
     ]
     assert "site south  8 clients, no worker\n" in text
+
+
+def test_a_run_before_its_first_round_shows_epochs_and_the_time_left() -> None:
+    before = {"round": 0, "phase": "pretrain", "epochs": {"done": 12, "total": 60, "ends": NOW + 75.0}}
+    text = shown({"run-1": RUN | before}, {})
+    assert "server learns from the labels first, epoch 12 of 60, about 1 min 15 s left; on tower" in text
+
+
+def test_what_is_the_matter_is_told_below_the_run_which_is_not_called_running() -> None:
+    troubles = [{"words": "site south has no worker", "since": NOW - 56, "stops": True}, "nonsense"]
+    text = shown({"run-1": RUN | {"troubles": troubles}}, {})
+    assert "round 4 of 30, waiting; on tower" in text
+    assert "\n  site south has no worker, waiting for 56 s\n" in text
+
+
+def test_finished_runs_and_all_workers_are_shown(tmp_path: Path) -> None:
+    store = MemoryStore(tmp_path)
+    over = RUN | {"state": "done", "round": 30, "ended": NOW - 125, "sites": {"east": 6}}
+    store.announce(FINISHED_TOPIC, "run-0", over, 60.0)
+    store.announce(FINISHED_TOPIC, "run-1", over, 60.0)
+    store.announce(RUNS_TOPIC, "run-1", RUN, 60.0)
+    for site in ("east", "default"):
+        store.announce(workers_topic(site), f"{site}-1", WORKER, 60.0)
+    board = gather(store, [])
+    assert set(board["finished"]) == {"run-0"}, "run-1 was resumed"
+    assert set(board["workers"]) == {"north", "south", "east", "default"}
+    file = io.StringIO()
+    Console(file=file, width=400, highlight=False).print(render(board, NOW))
+    assert (
+        "run-0  digits, done 2 min 05 s ago after 30 of 30 rounds, global model θ′ 98.33 %, server model θ₀ 98.05 %"
+        in file.getvalue()
+    )
 
 
 def test_a_worker_that_waits_and_a_note() -> None:

@@ -1,5 +1,6 @@
 import io
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -8,16 +9,17 @@ from rich.console import Console
 from rich.text import Text
 
 import ops.cli.view.live
-from fedil_model.methods import find_method
+from fedil_model.training.convergence import VERDICTS
 from ops.cli.view import JsonView, PlainView, QuietView
 from ops.cli.view.live import LiveView
 from server_worker.run.recipe import make_recipe
 from server_worker.watch.events import ClientOutcome
 from server_worker.watch.notices import Notice
+from server_worker.watch.words import TRENDS, Trouble
 from tests.unit.ops.records import make_record, make_summary, write_history
 
 RECIPE = make_recipe({})
-DISPLAY = find_method(RECIPE.method.name).display
+NO_HISTORY = Path("there-is-none")
 RESUME = "fedil simulate digits --resume"
 
 
@@ -32,7 +34,7 @@ def drawn(view: LiveView, console: Console) -> list[str]:
 
 
 def view_in_round(number: int, console: Console) -> LiveView:
-    view = LiveView(DISPLAY, "digits", 5, console)
+    view = LiveView(RECIPE, "digits", NO_HISTORY, console)
     view.run_started(1, 30)
     for closed in range(1, number):
         view.round_closed(make_record(closed))
@@ -62,8 +64,23 @@ def test_a_phase_without_parts_shows_no_count() -> None:
     console = terminal(80)
     view = view_in_round(6, console)
     view.phase(7, "server_step")
-    (line,) = [line for line in drawn(view, console) if line.startswith("round 7: server learns")]
+    (line,) = [
+        line for line in drawn(view, console) if line.startswith("round 7: server learns from the labels")
+    ]
     assert "answered" not in line
+
+
+def test_before_the_first_round_epochs_and_the_time_left_are_shown() -> None:
+    console = terminal(80)
+    view = LiveView(RECIPE, "digits", NO_HISTORY, console)
+    view.phase(0, "pretrain")
+    view.epochs(12, 60, 75.0)
+    (line,) = [
+        line for line in drawn(view, console) if line.startswith("server learns from the labels first")
+    ]
+    assert line.endswith("12/60 epochs, 1 min 15 s left")
+    view.phase(1, "wait")
+    assert not any("left" in line for line in drawn(view, console))
 
 
 def test_a_live_frame_tells_exclusions_and_that_it_is_stopping() -> None:
@@ -77,7 +94,7 @@ def test_a_live_frame_tells_exclusions_and_that_it_is_stopping() -> None:
 
 def test_a_live_frame_can_be_drawn_while_notes_come_in(monkeypatch: pytest.MonkeyPatch) -> None:
     console = terminal(80)
-    view = LiveView(DISPLAY, "digits", 5, console)
+    view = LiveView(RECIPE, "digits", NO_HISTORY, console)
     view.note(Notice("site one is back"))
 
     def meanwhile(text: str = "", **style: Any) -> Text:
@@ -89,9 +106,47 @@ def test_a_live_frame_can_be_drawn_while_notes_come_in(monkeypatch: pytest.Monke
     assert "site one is back" in drawn(view, console)
 
 
+def test_a_resumed_view_remembers_earlier_rounds(tmp_path: Path) -> None:
+    write_history(tmp_path, [make_record(number) for number in range(1, 8)])
+    console = terminal(80, 40)
+    view = LiveView(RECIPE, "digits", tmp_path / "history.jsonl", console)
+    view.run_started(6, 30)  # rounds after the checkpoint are played again
+    view.round_closed(make_record(6))
+    lines = drawn(view, console)
+    assert [line.split()[0] for line in lines if "5/5" in line or "4/5" in line] == [
+        "1",
+        "2",
+        "3",
+        "4",
+        "5",
+        "6",
+    ]
+    assert any(line.startswith("global model θ′") and "→" in line for line in lines)
+
+
+def test_rounds_that_were_not_evaluated_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe, console = make_recipe({"evaluate_every": 5}), terminal(80)
+    view = LiveView(recipe, "digits", NO_HISTORY, console)
+    view.round_closed(make_record(1, accuracy={}))
+    assert "accuracy is measured every 5 rounds" in drawn(view, console)
+    PlainView(recipe).run_started(1, 30)
+    assert "rounds 1 to 30; accuracy is measured every 5 rounds\n" in capsys.readouterr().out
+
+
+def test_trouble_stands_at_the_top_and_no_time_left_is_told_meanwhile() -> None:
+    console = terminal(100)
+    view = view_in_round(6, console)
+    view.troubles((Trouble("site south has no worker", time.time() - 56, stops=True),))
+    lines = drawn(view, console)
+    assert lines[1].startswith("site south has no worker, waiting for 5")
+    assert not any(" left" in line for line in lines)
+    view.troubles(())
+    assert not any("site south" in line for line in drawn(view, console))
+
+
 def test_a_live_frame_before_the_first_evaluation_does_not_fail() -> None:
     console = terminal(80)
-    view = LiveView(DISPLAY, "digits", 5, console)
+    view = LiveView(RECIPE, "digits", NO_HISTORY, console)
     view.round_closed(make_record(1, accuracy={}))
     assert any("–" in line for line in drawn(view, console))
 
@@ -99,7 +154,7 @@ def test_a_live_frame_before_the_first_evaluation_does_not_fail() -> None:
 def test_the_plain_view_writes_one_line_per_round_with_elapsed_time_first(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    view = PlainView(DISPLAY)
+    view = PlainView(RECIPE)
     view.round_closed(make_record(1))
     view.round_closed(make_record(2))
     lines = capsys.readouterr().out.splitlines()
@@ -149,8 +204,10 @@ def test_the_summary_puts_the_baseline_beside_the_accuracy(
     summary = make_summary(run_dir)
     QuietView().finish(summary, RECIPE, RESUME)
     text = capsys.readouterr().out
-    assert "θ′ 94.70 %   θ₀ 95.81 %" in text
-    assert "server-only on the same labels, chosen on held-out ones: 86.11 %   θ′ +8.59 points" in text
+    assert "global model θ′ 94.70 %   server model θ₀ 95.81 %" in text
+    assert (
+        "server-only on the same labels, chosen on held-out ones: 86.11 %   global model +8.59 points" in text
+    )
     assert "┄ server-only" in text
     for digest in (summary.model_digest, summary.ledger_digest, summary.split_digest):
         assert digest in text
@@ -161,7 +218,7 @@ def test_the_summary_puts_the_baseline_beside_the_accuracy(
 def test_paths_and_commands_are_never_cut_by_the_width_of_the_terminal(tmp_path: Path) -> None:
     run_dir = tmp_path / ("long" * 30)
     console = terminal(40)
-    LiveView(DISPLAY, "digits", 5, console).finish(make_summary(run_dir), RECIPE, RESUME)
+    LiveView(RECIPE, "digits", NO_HISTORY, console).finish(make_summary(run_dir), RECIPE, RESUME)
     assert isinstance(console.file, io.StringIO)
     assert f"export {run_dir} --format onnx" in console.file.getvalue()
 
@@ -178,17 +235,15 @@ def test_the_summary_of_a_stopped_run_gives_the_exact_command_to_go_on(
     assert "server-only" not in text
 
 
-@pytest.mark.parametrize(
-    "verdict",
-    ["stalled", "diverging", "plateau", "decaying, not summable", "consistent with a summable series"],
-)
-def test_a_verdict_is_only_something_that_the_data_agree_with(
+@pytest.mark.parametrize("verdict", VERDICTS)
+def test_the_update_size_is_told_below_the_accuracy_in_plain_words(
     verdict: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     QuietView().finish(make_summary(tmp_path, verdict=verdict), RECIPE, RESUME)
     text = capsys.readouterr().out
-    assert text.count("consistent with") == 1
-    assert "converged" not in text
+    assert f"\nupdate size {TRENDS[verdict].words}\n" in text
+    assert text.index("accuracy") < text.index("update size")
+    assert "converge" not in text
 
 
 def test_the_curve_of_a_resumed_run_shows_each_round_once(

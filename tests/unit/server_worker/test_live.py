@@ -266,16 +266,8 @@ def test_workers_are_listed_up_to_a_limit_with_known_facts_only(tmp_path: Path) 
 
 def test_sites_without_a_worker_are_named(tmp_path: Path) -> None:
     live = live_run(tmp_path, federation={"sites": {"north": 4, "south": 2}})
-    live.survey(Survey(workers=({"name": "w", "site": "south"},)))
+    live.survey(Survey(workers=({"name": "w", "site": "south"},), absent=("north",)))
     assert live.state({})["fleet"]["sites_without_worker"] == ["north"]
-
-
-def test_the_only_site_may_have_any_name(tmp_path: Path) -> None:
-    live = live_run(tmp_path)
-    live.survey(Survey(workers=({"name": "w", "site": "local"},)))
-    assert live.state({})["fleet"]["sites_without_worker"] == []
-    live.survey(Survey())
-    assert live.state({})["fleet"]["sites_without_worker"] == ["default"]
 
 
 def test_every_answer_is_strict_json(tmp_path: Path) -> None:

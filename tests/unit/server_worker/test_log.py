@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from broker_config.process.logs import set_up_logs
-from server_worker.watch.events import ClientOutcome
+from fedil_model.methods import find_method
+from server_worker.watch.events import ClientOutcome, Watcher
 from server_worker.watch.log import LogWatcher
 from server_worker.watch.notices import Notice
+from server_worker.watch.pace import EpochTeller, Every
 from tests.unit.ops.records import make_record
 
 
@@ -30,7 +32,7 @@ class WrittenLog:
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[WrittenLog]:
     with set_up_logs("json", "debug", tmp_path / "log") as logs:
-        yield WrittenLog(LogWatcher("r", logs.always), tmp_path / "log")
+        yield WrittenLog(LogWatcher("r", find_method("fedil").display, logs.always), tmp_path / "log")
 
 
 @pytest.mark.parametrize(("first", "word"), [(1, "started"), (3, "resumed")])
@@ -105,6 +107,34 @@ def test_a_round_that_closes_during_the_next_has_its_own_number(log: WrittenLog)
     log.watcher.round_closed(record)
     last = log.last()
     assert log.where() == ("r", 4, None)
-    assert last["message"].startswith(f"closed: accepted {record.accepted} of {record.selected}, ‖Δθ‖ ")
+    assert last["message"].startswith(
+        f"closed: accepted {record.accepted} of {record.selected}, update size 0.425 (steady), "
+    )
+    assert f"accuracy: global model {100 * record.accuracy['global']:.2f} %, server model " in last["message"]
     assert last["message"].endswith(f"rounds left: {record.rounds - 4}")
     assert last["accuracy"] == dict(record.accuracy)
+
+
+def test_a_long_training_before_the_first_round_tells_how_far_it_is_now_and_then(log: WrittenLog) -> None:
+    now = [0.0]
+    told: list[tuple[int, float]] = []
+
+    class Seen(Watcher):
+        def epochs(self, done: int, total: int, left_seconds: float) -> None:
+            assert total == 60
+            told.append((done, left_seconds))
+
+    teller = EpochTeller(Seen(), lambda: now[0])
+    for epoch in range(1, 61):
+        now[0] += 0.25
+        teller(epoch, 60)
+    assert told[:2] == [(4, 14.0), (8, 13.0)], "once a second"
+    assert told[-1] == (60, 0.0)
+
+    log.watcher.phase(0, "pretrain")
+    log.watcher.epochs(12, 60, 48.0)
+    assert log.last()["message"] == "server learns from the labels first", "too early for a line"
+    log.watcher._epochs_due = Every(0.0)
+    log.watcher.epochs(12, 60, 48.0)
+    last = log.last()
+    assert (last["message"], last["epoch"], last["epochs"]) == ("epoch 12 of 60, about 48 s left", 12, 60)

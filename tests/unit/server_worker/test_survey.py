@@ -58,6 +58,8 @@ def test_workers_clients_and_queues_are_counted(tmp_path: Path) -> None:
     ]
     assert survey.workers[1]["client"] == 3
     assert survey.clients_alive == 7
+    assert survey.absent == tuple(site for site in SITES if site not in ("north", "west"))
+    assert survey.num_sites == len(SITES)
     assert survey.depths == {"tasks": 3, "updates": 0, "dead_letters": 4}
     assert survey.trouble == ""
 

@@ -4,9 +4,9 @@ import statistics
 from collections.abc import Iterator
 
 from fedil_model.methods.interface import Series
-from ops.cli.view.ending import duration
 from ops.cli.view.rows import percent
 from ops.inspect.report.reading import Run
+from server_worker.watch.words import duration
 
 LAST_EVALUATIONS = 10
 
@@ -22,7 +22,7 @@ def cards(run: Run) -> Iterator[tuple[str, str, str]]:
         for model in run.display.models:
             if (share := run.accuracy(model.name).get(last)) is not None:
                 yield (
-                    f"accuracy of {model.title}",
+                    f"accuracy of the {model.label}",
                     _percent(share),
                     below if model.name == "global" else model.help,
                 )
