@@ -76,6 +76,10 @@ def simulate(
     """
     with arguments_instead_of_options():
         _refuse_misspelt_arguments(overrides)
+        if resume and overwrite:
+            raise SettingError(
+                "resume=True goes on with a run and overwrite=True replaces it: give one of them"
+            )
         chosen = made(recipe, overrides)
         where = Path(run_dir) if run_dir is not None else Path("runs") / chosen.name
         how = {"resume": resume, "overwrite": overwrite, "more_rounds": "rounds" in overrides}

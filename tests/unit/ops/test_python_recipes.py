@@ -63,6 +63,11 @@ def test_a_misspelt_argument_is_told_from_a_misspelt_setting() -> None:
         fedil.simulate("digits", roundz=2)
 
 
+def test_a_run_is_either_gone_on_with_or_replaced() -> None:
+    with pytest.raises(SettingError, match="give one of them"):
+        fedil.simulate("digits", resume=True, overwrite=True)
+
+
 def test_a_function_stands_for_the_name_by_which_workers_import_it() -> None:
     assert fedil.Recipe("digits", data__name=blobs).data.name == "tests.federation:blobs"
     assert fedil.Recipe({"data": {"name": blobs}}).data.name == "tests.federation:blobs"
