@@ -157,6 +157,9 @@ def test_a_worker_that_is_asked_to_stop_gives_its_task_to_another_and_status_sho
     assert "asked to stop, the task goes back" in stopping.said()
     outcome = server.result(PATIENCE)
     assert (outcome.model_digest, outcome.ledger_digest) == undisturbed
+    finished = status(federation)["finished"][federation.recipe.name]
+    assert (finished["state"], finished["round"]) == ("done", 3)
+    assert finished["recent"][-1]["round"] == 3
 
 
 def status(federation: OverBrokers) -> Any:

@@ -277,7 +277,7 @@ def test_the_page_opens_offline_requests_nothing_and_fits(its_page: Path, browse
             assert page.evaluate(smallest) > 100
             paper, ink = page.evaluate(
                 "[getComputedStyle(document.body).backgroundColor, getComputedStyle("
-                "document.querySelector('svg [style*=\"fill: var(--ink)\"]')).fill]"
+                "document.querySelector('svg [style*=\"fill: var(--text)\"]')).fill]"
             )
             assert (lightness(paper) < lightness(ink)) == dark
 
