@@ -310,12 +310,16 @@ def test_a_run_whose_schedule_counts_the_rounds_refuses_more_of_them_and_stays_r
     assert fedil(*command, "--resume", "--quiet").returncode == 0
 
 
-def test_evaluate_measures_the_accuracy_that_the_run_reported(run_dir: Path) -> None:
-    result = fedil("evaluate", run_dir, "--json")
+def test_evaluate_measures_the_accuracy_that_the_run_reported(run_dir: Path, tmp_path: Path) -> None:
+    result = fedil("evaluate", run_dir, "--json", "--csv", tmp_path / "scores.csv")
     quality = json.loads(result.stdout)
     assert quality["accuracy"] == pytest.approx(summary_of(run_dir)["accuracy"]["global"])
     assert sum(map(sum, quality["confusion"])) == quality["samples"]
     assert list(quality["per_class"]) == list("0123456789")
+    overall = quality["scores"]["overall"]["accuracy"]
+    assert overall["low"] <= quality["accuracy"] == overall["value"] <= overall["high"]
+    rows = (tmp_path / "scores.csv").read_text().splitlines()
+    assert rows[1].split(",")[:5] == ["global", "(all)", "359", "accuracy", str(quality["accuracy"])]
 
 
 def test_a_model_that_the_run_does_not_have_is_named(run_dir: Path) -> None:
