@@ -1,13 +1,20 @@
 """A user's own network or dataset, named in the recipe as `module:callable`."""
 
+import difflib
 import importlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from traceback import walk_tb
 from typing import Any
 
 from fedil_model.errors import LearningError, SettingError
+
+
+def nearest(name: str, known: Collection[str]) -> str:
+    """What was probably meant, as words for an error"""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
 
 
 def is_plugin(name: str) -> bool:

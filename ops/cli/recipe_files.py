@@ -45,7 +45,10 @@ def with_data_root(data: "DataSettings") -> "DataSettings":
     default = os.environ.get("FEDIL_DATA")
     if not default or (data.root is not None and data.root.exists()):
         return data
-    return data.model_copy(update={"root": Path(default)})
+    place = Path(default)
+    if data.root is not None and (place / data.root.name).is_file():
+        place /= data.root.name
+    return data.model_copy(update={"root": place})
 
 
 def differences(saved: "Recipe", asked: "Recipe") -> list[str]:

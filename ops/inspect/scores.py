@@ -156,7 +156,9 @@ def _completed(held_C: np.ndarray, accuracy: np.ndarray, ece: np.ndarray, **by_c
 
 
 def _divided(part: np.ndarray, whole: np.ndarray, nothing: float = np.nan) -> np.ndarray:
-    return np.divide(part, whole, out=np.full(np.shape(part), nothing), where=whole > 0)
+    quotient = np.full(np.shape(part), nothing)
+    np.divide(part, whole, out=quotient, where=whole > 0)
+    return quotient
 
 
 def _auc(labels_N: np.ndarray, probabilities_NC: np.ndarray, weights_NR: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from fedil_model.data.augment import ImageViews
+from fedil_model.data.datasets.class_names import checked_classes
 from fedil_model.data.datasets.holding_out import held_out
 from fedil_model.data.datasets.interface import Dataset, Samples
 from fedil_model.errors import DataError, SettingError
@@ -37,7 +38,9 @@ def image_folder(
             f"data.options: test_share must be between 0 and 1 (is {test_share}), size at least 1 (is {size})"
         )
     channels = 1 if gray else 3
-    class_names = _class_names(_training_folder(_existing(root))) if classes is None else _checked(classes)
+    class_names = (
+        _class_names(_training_folder(_existing(root))) if classes is None else checked_classes(classes)
+    )
 
     def load(part: str) -> Samples:
         from fedil_model.data.datasets.pictures import read_pictures  # imports Pillow, for reading files only
@@ -56,7 +59,10 @@ def image_folder(
         flip=flip,
         strong_kind=strong,
     )
-    return Dataset(class_names, (channels, size, size), views, lambda: load("train"), lambda: load("test"))
+    elsewhere = {"classes": list(class_names)}
+    return Dataset(
+        class_names, (channels, size, size), views, lambda: load("train"), lambda: load("test"), elsewhere
+    )
 
 
 def _existing(root: Path | None) -> Path:
@@ -74,14 +80,6 @@ def _has_parts(root: Path) -> bool:
 
 def _training_folder(root: Path) -> Path:
     return root / "train" if _has_parts(root) else root
-
-
-def _checked(classes: Sequence[str]) -> tuple[str, ...]:
-    if not isinstance(classes, list | tuple) or not all(isinstance(name, str) and name for name in classes):
-        raise SettingError(f"data.options.classes must be a list of names, not {classes!r}")
-    if len(set(classes)) != len(classes) or len(classes) < 2:
-        raise SettingError(f"data.options.classes must be at least two names, each once; found {classes}")
-    return tuple(classes)
 
 
 def _compare(classes: tuple[str, ...], folder: Path) -> None:
