@@ -27,7 +27,11 @@ _ALL = "(all)"
 def print_scores(scores: Scores, class_names: Sequence[str], held: Sequence[int], console: Console) -> None:
     """With intervals by class where the terminal is wide enough."""
     console.print(_overall(scores))
-    console.print("by class; sensitivity is recall, each class against all others\n", style="dim")
+    console.print(
+        f"intervals: {scores.resamples} stratified bootstrap resamples; without a mistake they have no width\n"
+        "by class: each against all others; sensitivity is recall\n",
+        style="dim",
+    )
     wide, unlimited = _by_class(scores, class_names, held, True), console.options.update(max_width=10_000)
     if console.measure(wide, options=unlimited).maximum <= console.width:
         console.print(wide)
@@ -45,10 +49,6 @@ def _overall(scores: Scores) -> Table:
         score = scores.overall[name]
         mean = "" if name in ("accuracy", "balanced_accuracy", "ece") else ", mean of the classes"
         table.add_row(f"{TITLES[name]}{mean}", _number(name, score), _interval(name, score))
-    table.caption = (
-        f"intervals: {scores.resamples} stratified bootstrap resamples; without a mistake they have no width"
-    )
-    table.caption_justify = "left"
     return table
 
 

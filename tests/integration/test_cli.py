@@ -347,15 +347,29 @@ def test_predict_labels_pictures_names_the_unreadable_and_exits_with_1(run_dir: 
     pictures.mkdir()
     Image.new("RGB", (50, 30), (200, 10, 10)).save(pictures / "a.png")
     (pictures / "b.png").write_text("not a picture")
-    result = fedil("predict", run_dir, pictures, "--json", "--csv", tmp_path / "out.csv")
+    asked = [
+        "--json",
+        "--csv",
+        str(tmp_path / "out.csv"),
+        "--top",
+        "2",
+        "--probabilities",
+        "--threshold",
+        "1",
+    ]
+    result = fedil("predict", run_dir, pictures, *asked)
     (answer,) = (json.loads(line) for line in result.stdout.splitlines())
     assert answer["file"] == str(pictures / "a.png")
-    assert answer["label"] in set("0123456789")
-    assert 0.1 <= answer["confidence"] <= 1.0
+    assert answer["label"] is None
+    assert list(answer["probabilities"]) == list("0123456789")
+    assert answer["confidence"] == answer["top"][0]["probability"] == max(answer["probabilities"].values())
     assert result.stderr == f"fedil: skipped {pictures / 'b.png'}: not an image\n"
     assert result.returncode == 1
     assert (
-        (tmp_path / "out.csv").read_text().splitlines()[1].startswith(f"{answer['file']},{answer['label']},")
+        (tmp_path / "out.csv")
+        .read_text()
+        .splitlines()[1]
+        .startswith(f"{answer['file']},,{answer['confidence']:.6f},")
     )
 
 

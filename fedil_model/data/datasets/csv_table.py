@@ -22,7 +22,7 @@ from torch import Tensor
 from fedil_model.data.augment import TensorViews
 from fedil_model.data.datasets.class_names import checked_classes
 from fedil_model.data.datasets.holding_out import held_out
-from fedil_model.data.datasets.interface import Dataset, Samples
+from fedil_model.data.datasets.interface import Dataset, Samples, TableRows
 from fedil_model.data.datasets.table_files import (
     Columns,
     Table,
@@ -102,8 +102,8 @@ class _CsvData:
         table = read_table(root, self._delimiter)
         is_test = held_out(np.array(self._labels(table)), self._test_share)
         return {
-            "train": table.chosen(np.flatnonzero(~is_test)),
-            "test": table.chosen(np.flatnonzero(is_test)),
+            "train": table.chosen(np.flatnonzero(~is_test).tolist()),
+            "test": table.chosen(np.flatnonzero(is_test).tolist()),
         }
 
     @cached_property
@@ -136,12 +136,10 @@ class _CsvData:
         owners = self._owners(table) if self._site and part == "train" else None
         return Samples(_encoded(table, columns), self._as_indices(table, classes), owners)
 
-    def read_other(
-        self, classes: tuple[str, ...], columns: Columns, file: Path
-    ) -> tuple[Tensor, Tensor | None]:
+    def read_other(self, classes: tuple[str, ...], columns: Columns, file: Path) -> TableRows:
         table = read_table(file, self._delimiter)
         labels = self._as_indices(table, classes) if self._label in table.header else None
-        return _encoded(table, columns), labels
+        return TableRows(_encoded(table, columns), labels, table.lines)
 
     def _labels(self, table: Table) -> list[str]:
         texts = table.column(self._label, "data.options.label")

@@ -39,7 +39,7 @@ def image_folder(
         )
     channels = 1 if gray else 3
     class_names = (
-        _class_names(_training_folder(_existing(root))) if classes is None else checked_classes(classes)
+        class_folders(_training_folder(_existing(root))) if classes is None else checked_classes(classes)
     )
 
     def load(part: str) -> Samples:
@@ -84,7 +84,7 @@ def _training_folder(root: Path) -> Path:
 
 def _compare(classes: tuple[str, ...], folder: Path) -> None:
     """A folder that is not named would be left out silently, and a missing one would be a class without samples."""
-    different = sorted(set(classes) ^ set(_class_names(folder)))
+    different = sorted(set(classes) ^ set(class_folders(folder)))
     if different:
         raise DataError(
             f"folder: data.options.classes and the folders in {folder} differ in {', '.join(different[:5])}"
@@ -92,7 +92,7 @@ def _compare(classes: tuple[str, ...], folder: Path) -> None:
         )
 
 
-def _class_names(folder: Path) -> tuple[str, ...]:
+def class_folders(folder: Path) -> tuple[str, ...]:
     names = tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != "."))
     if len(names) < 2:
         raise DataError(f"folder: {folder} must hold one folder for each class, at least two; found {names}")
@@ -101,11 +101,11 @@ def _class_names(folder: Path) -> tuple[str, ...]:
 
 def _files_of(root: Path, part: str, class_names: tuple[str, ...], test_share: float) -> Labelled:
     if _has_parts(root):
-        return _files(root / part, class_names)
-    return _part_of(_files(root, class_names), part, test_share)
+        return files_of_classes(root / part, class_names)
+    return _part_of(files_of_classes(root, class_names), part, test_share)
 
 
-def _files(folder: Path, class_names: tuple[str, ...]) -> Labelled:
+def files_of_classes(folder: Path, class_names: tuple[str, ...]) -> Labelled:
     """Sorted, so that an index means the same picture on every machine."""
     files = [
         (path, label)

@@ -3,7 +3,7 @@
 Adding a dataset: one file with a function that returns a `Dataset`, and one line in `DATASETS`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,6 +34,15 @@ class Samples:
 
 
 @dataclass(frozen=True)
+class TableRows:
+    inputs: Tensor
+    labels: Tensor | None
+    """None: the file has no column with them"""
+    lines: Sequence[int]
+    """Where each row is in the file"""
+
+
+@dataclass(frozen=True)
 class Dataset:
     """Cheap to make: reading files waits for `load_train` or `load_test`, so a client's process, which needs
     only the views, never touches a label."""
@@ -46,5 +55,5 @@ class Dataset:
     load_test: Callable[[], Samples]
     elsewhere: Mapping[str, Any] = field(default_factory=dict)
     """Options with which it opens where its files are not, as JSON values: tasks and the run's folder carry them."""
-    read_csv: Callable[[Path], tuple[Tensor, Tensor | None]] | None = None
-    """Of a table: raw inputs of a .csv file with the same columns, and its labels if it has them"""
+    read_csv: Callable[[Path], TableRows] | None = None
+    """Of a table: another .csv file with the same columns"""

@@ -39,7 +39,7 @@ class Table:
         return DataError(f"csv: {self.path}: row {self.lines[place]}, column {column!r}: {why}")
 
     def chosen(self, places: Sequence[int]) -> "Table":
-        rows, lines = ([of[place] for place in places] for of in (self.rows, self.lines))
+        rows, lines = [self.rows[place] for place in places], [self.lines[place] for place in places]
         return Table(self.path, self.header, rows, lines)
 
 

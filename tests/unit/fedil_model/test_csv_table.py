@@ -85,13 +85,13 @@ def test_numbers_that_are_names_are_categories_when_listed_and_classes_may_be_or
 def test_another_file_is_read_with_the_columns_of_the_training_rows(root: Path) -> None:
     read = opened(root).read_csv
     assert read is not None
-    inputs, labels = read(root / "test.csv")
-    assert torch.equal(inputs, opened(root).load_test().inputs)
-    assert labels is not None
-    assert labels.tolist() == [1, 0]
+    rows = read(root / "test.csv")
+    assert torch.equal(rows.inputs, opened(root).load_test().inputs)
+    assert rows.labels is not None
+    assert (rows.labels.tolist(), list(rows.lines)) == ([1, 0], [2, 3])
     (root / "new.csv").write_text("sex,age\nm,70\n")
-    inputs, labels = read(root / "new.csv")
-    assert (inputs.shape, labels) == ((1, 3), None)
+    rows = read(root / "new.csv")
+    assert (rows.inputs.shape, rows.labels) == ((1, 3), None)
 
 
 @pytest.mark.parametrize(
