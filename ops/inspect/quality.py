@@ -10,7 +10,7 @@ from rich.text import Text
 from torch import nn
 
 from fedil_model.data.datasets.interface import Dataset, Samples
-from fedil_model.errors import DataError
+from fedil_model.errors import DataError, NumericError
 from fedil_model.training.evaluate import predict_logits
 from fedil_model.training.precision import Autocast
 from ops.cli.view.rows import percent
@@ -82,6 +82,8 @@ def assess(
     if not len(samples.labels):
         raise DataError("the test set is empty")
     logits_NC = predict_logits(network, samples.inputs, dataset.views, precision=precision)
+    if not bool(logits_NC.isfinite().all()):
+        raise NumericError("the model answers with numbers that are not finite: its training has diverged")
     classes = len(dataset.class_names)
     cells_N = samples.labels * classes + logits_NC.argmax(dim=1)
     confusion = torch.bincount(cells_N, minlength=classes * classes).view(classes, classes).tolist()

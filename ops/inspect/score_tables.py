@@ -20,6 +20,8 @@ TITLES = {
     "auc": "AUC",
     "ece": "ECE",
 }
+_SHORT = ("sens.", "spec.", "prec.", "F1", "AUC", "ECE")
+"""Headings of BY_CLASS that leave room for the names of classes"""
 COLUMNS = ("model", "class", "samples", "score", "value", "low", "high")
 _ALL = "(all)"
 
@@ -28,8 +30,8 @@ def print_scores(scores: Scores, class_names: Sequence[str], held: Sequence[int]
     """With intervals by class where the terminal is wide enough."""
     console.print(_overall(scores))
     console.print(
-        f"intervals: {scores.resamples} stratified bootstrap resamples; without a mistake they have no width\n"
-        "by class: each against all others; sensitivity is recall\n",
+        f"intervals: {scores.resamples} stratified bootstrap resamples; no mistake, no width\n"
+        "by class, against all others; sens. (recall), spec., prec. and F1 in %\n",
         style="dim",
     )
     wide, unlimited = _by_class(scores, class_names, held, True), console.options.update(max_width=10_000)
@@ -53,7 +55,7 @@ def _overall(scores: Scores) -> Table:
 
 
 def _by_class(scores: Scores, class_names: Sequence[str], held: Sequence[int], intervals: bool) -> Table:
-    table = plain_table(("class", "samples", *(TITLES[name] for name in BY_CLASS)), left=("class",))
+    table = plain_table(("class", "samples", *_SHORT), left=("class",))
     for class_name, samples, own in zip(class_names, held, scores.by_class, strict=True):
         cells = [
             f"{_number(name, own[name])} {f'({_interval(name, own[name])})' if intervals and own[name] else ''}".strip()

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from fedil_model.data.augment import TensorViews
 from fedil_model.data.datasets.interface import Dataset, Samples
-from fedil_model.errors import DataError
+from fedil_model.errors import DataError, NumericError
 from ops.inspect.quality import Quality, assess, measure, print_quality
 from ops.inspect.score_tables import COLUMNS
 
@@ -12,6 +12,11 @@ from ops.inspect.score_tables import COLUMNS
 class SaysItsInput(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x
+
+
+class Diverged(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * float("nan")
 
 
 def dataset_of(said: list[int], true: list[int], classes: int = 3) -> Dataset:
@@ -30,6 +35,12 @@ def test_confusion_counts_true_classes_in_rows_and_answers_in_columns() -> None:
 def test_an_empty_test_set_is_named() -> None:
     with pytest.raises(DataError, match="test set is empty"):
         measure(SaysItsInput(), dataset_of([], []))
+
+
+def test_a_model_that_diverged_is_named() -> None:
+    dataset = dataset_of([0, 1], [0, 1])
+    with pytest.raises(NumericError, match="its training has diverged"):
+        assess(Diverged(), dataset.load_test(), dataset)
 
 
 def labelled(confusion: list[list[int]], names: list[str]) -> Quality:
