@@ -310,16 +310,12 @@ def test_a_run_whose_schedule_counts_the_rounds_refuses_more_of_them_and_stays_r
     assert fedil(*command, "--resume", "--quiet").returncode == 0
 
 
-def test_evaluate_measures_the_accuracy_that_the_run_reported(run_dir: Path, tmp_path: Path) -> None:
-    result = fedil("evaluate", run_dir, "--json", "--csv", tmp_path / "scores.csv")
+def test_evaluate_measures_the_accuracy_that_the_run_reported(run_dir: Path) -> None:
+    result = fedil("evaluate", run_dir, "--json")
     quality = json.loads(result.stdout)
     assert quality["accuracy"] == pytest.approx(summary_of(run_dir)["accuracy"]["global"])
     assert sum(map(sum, quality["confusion"])) == quality["samples"]
     assert list(quality["per_class"]) == list("0123456789")
-    overall = quality["scores"]["overall"]["accuracy"]
-    assert overall["low"] <= quality["accuracy"] == overall["value"] <= overall["high"]
-    rows = (tmp_path / "scores.csv").read_text().splitlines()
-    assert rows[1].split(",")[:5] == ["global", "(all)", "359", "accuracy", str(quality["accuracy"])]
 
 
 def test_a_model_that_the_run_does_not_have_is_named(run_dir: Path) -> None:
@@ -347,29 +343,15 @@ def test_predict_labels_pictures_names_the_unreadable_and_exits_with_1(run_dir: 
     pictures.mkdir()
     Image.new("RGB", (50, 30), (200, 10, 10)).save(pictures / "a.png")
     (pictures / "b.png").write_text("not a picture")
-    asked = [
-        "--json",
-        "--csv",
-        str(tmp_path / "out.csv"),
-        "--top",
-        "2",
-        "--probabilities",
-        "--threshold",
-        "1",
-    ]
-    result = fedil("predict", run_dir, pictures, *asked)
+    result = fedil("predict", run_dir, pictures, "--json", "--csv", tmp_path / "out.csv")
     (answer,) = (json.loads(line) for line in result.stdout.splitlines())
     assert answer["file"] == str(pictures / "a.png")
-    assert answer["label"] is None
-    assert list(answer["probabilities"]) == list("0123456789")
-    assert answer["confidence"] == answer["top"][0]["probability"] == max(answer["probabilities"].values())
+    assert answer["label"] in set("0123456789")
+    assert 0.1 <= answer["confidence"] <= 1.0
     assert result.stderr == f"fedil: skipped {pictures / 'b.png'}: not an image\n"
     assert result.returncode == 1
     assert (
-        (tmp_path / "out.csv")
-        .read_text()
-        .splitlines()[1]
-        .startswith(f"{answer['file']},,{answer['confidence']:.6f},")
+        (tmp_path / "out.csv").read_text().splitlines()[1].startswith(f"{answer['file']},{answer['label']},")
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.integration.test_cli import SMALL, complaint, fedil
 
 
-def rows(num: int) -> list[str]:
+def table_rows(num: int) -> list[str]:
     generator = np.random.default_rng(0)
     ill, clinic = generator.integers(0, 2, num), generator.integers(0, 3, num)
     age = 45 + 20 * ill + generator.normal(0, 5, num)
@@ -23,7 +23,7 @@ def rows(num: int) -> list[str]:
 @pytest.fixture(scope="module")
 def table_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("table")
-    (place / "own.csv").write_text("\n".join(["id,clinic,age,sex,ill", *rows(120)]))
+    (place / "own.csv").write_text("\n".join(["id,clinic,age,sex,ill", *table_rows(120)]))
     settings = {
         "data.name": "csv",
         "data.root": "own.csv",
@@ -45,7 +45,11 @@ def test_each_clinic_is_a_client_and_the_scores_are_named_after_the_table(table_
     split = json.loads((table_run / "run/split.json").read_text())
     assert len(split["clients"]) == 3
     assert sum(map(len, split["clients"])) == 96 - 20
-    quality = json.loads(fedil("evaluate", "run", "--json", cwd=table_run).stdout)
+    quality = json.loads(fedil("evaluate", "run", "--json", "--csv", "scores.csv", cwd=table_run).stdout)
+    overall = quality["scores"]["overall"]["accuracy"]
+    assert overall["low"] <= quality["accuracy"] == overall["value"] <= overall["high"]
+    rows = (table_run / "scores.csv").read_text().splitlines()
+    assert rows[1].split(",")[:5] == ["global", "(all)", "24", "accuracy", str(quality["accuracy"])]
     assert (quality["data"], quality["samples"], list(quality["per_class"])) == ("csv", 24, ["no", "yes"])
     assert quality["scores"]["overall"]["auc"]["value"] > 0.9
 
@@ -63,6 +67,9 @@ def test_the_run_alone_is_enough_to_validate_and_predict_elsewhere(table_run: Pa
     assert header == "file,row,label,confidence,p(no),p(yes)"
     assert [line.split(",")[:3] for line in lines] == [["theirs.csv", str(n), said] for n, said in
                                                        ((2, "no"), (3, "yes"), (4, "yes"))]  # fmt: skip
+    result = fedil("predict", "run", "theirs.csv", "--json", "--top", "2", "--threshold", "1", cwd=tmp_path)
+    answer = json.loads(result.stdout.splitlines()[0])
+    assert (answer["row"], answer["label"], len(answer["top"])) == (2, None, 2)
     line = complaint(fedil("evaluate", "run", cwd=tmp_path), 1)
     assert "data.root must be a .csv file, or a folder with train.csv and test.csv, not own.csv" in line
     (tmp_path / "less.csv").write_text("sex,ill\nf,no\n")
