@@ -1,13 +1,25 @@
 """A user's own network or dataset, named in the recipe as `module:callable`."""
 
+import difflib
 import importlib
 import inspect
-from collections.abc import Callable, Iterator
+import os
+import sys
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from traceback import walk_tb
 from typing import Any
 
 from fedil_model.errors import LearningError, SettingError
+
+MODULES_BESIDE_RECIPE = "FEDIL_RECIPE_FOLDER"
+"""Environment variable: one more folder with modules of the user's, for this process and those that it starts"""
+
+
+def nearest(name: str, known: Collection[str]) -> str:
+    """What was probably meant, as words for an error"""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
 
 
 def is_plugin(name: str) -> bool:
@@ -19,6 +31,9 @@ def load_callable(setting: str, path: str) -> Callable[..., Any]:
     module_name, _, callable_name = path.partition(":")
     if not module_name or not callable_name:
         raise SettingError(f"{setting}={path} is not of the form 'module:callable'")
+    folder = os.environ.get(MODULES_BESIDE_RECIPE)
+    if folder and folder not in sys.path:
+        sys.path.append(folder)  # last: a file in it must not replace a module that something else imports
     with users_code(setting, path):
         try:
             module = importlib.import_module(module_name)
@@ -27,7 +42,8 @@ def load_callable(setting: str, path: str) -> Callable[..., Any]:
             if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
                 raise
             raise SettingError(
-                f"{setting}={path}: cannot import {module_name!r} ({error}); is its folder on PYTHONPATH?"
+                f"{setting}={path}: cannot import {module_name!r} ({error}); put it beside the recipe or where "
+                "fedil is started, or its folder on PYTHONPATH"
             ) from error
     found: object = getattr(module, callable_name, None)
     if found is None:

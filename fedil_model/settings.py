@@ -47,8 +47,11 @@ class SplitSettings(Settings):
     labelled_fraction: float | None = Field(default=None, gt=0.0, lt=1.0)
     label_split: Literal["stratified", "random"] = "stratified"
     clients: PositiveInt = 100
-    partition: Literal["iid", "classes", "dirichlet", "batch_iid", "batch_noniid", "elsewhere"] = "iid"
-    """"elsewhere": nothing is dealt out. All samples here are labelled, the clients' data lie at their sites."""
+    partition: Literal["iid", "classes", "dirichlet", "batch_iid", "batch_noniid", "natural", "elsewhere"] = (
+        "iid"
+    )
+    """"natural": each client holds what the data says is its own, such as the column data.options.site of a table.
+    "elsewhere": nothing is dealt out. All samples here are labelled, the clients' data lie at their sites."""
     classes_share: float = Field(default=0.2, gt=0.0, le=1.0)
     """partition = "classes": the share of all classes that each client holds, exactly."""
     alpha: PositiveFloat = 0.5

@@ -194,6 +194,7 @@ class _Server:
                     recipe.min_sites,
                 ),
                 label_truth=self.label_truth(store, run, recipe.spec, inputs),
+                data_options=inputs.dataset.elsewhere,
                 shard_sizes=inputs.split.held,
                 away=lambda: transport.outage_seconds + store.outage_seconds,
                 connect_for_inspection=lambda: connect_transport(deployment.broker),

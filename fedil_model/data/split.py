@@ -97,8 +97,15 @@ def refuse_missing_classes(labels: np.ndarray, class_names: Sequence[str], setti
         )
 
 
-def make_split(labels: np.ndarray, num_classes: int, settings: SplitSettings, seed: int) -> Split:
-    """The labelled set depends on the seed alone, so that partitions can be compared on the same labels."""
+def make_split(
+    labels: np.ndarray,
+    num_classes: int,
+    settings: SplitSettings,
+    seed: int,
+    owners: np.ndarray | None = None,
+) -> Split:
+    """The labelled set depends on the seed alone, so that partitions can be compared on the same labels. `owners`: the
+    client of each sample, for the partition "natural"."""
     labels = np.asarray(labels)
     if len(labels) and not 0 <= labels.min() <= labels.max() < num_classes:
         raise DataError(f"labels go from {labels.min()} to {labels.max()}, expected 0 to {num_classes - 1}")
@@ -114,15 +121,30 @@ def make_split(labels: np.ndarray, num_classes: int, settings: SplitSettings, se
             f"split.clients={settings.clients}, but only {len(unlabelled)} unlabelled samples are left "
             f"({len(labels)} in all, {len(labelled)} labelled)"
         )
-    partition = PARTITIONS[settings.partition]
     rng = np.random.default_rng(derive_seed(seed, "partition", settings.partition))
-    parts = partition(labels[unlabelled], settings.clients, settings, rng)
+    if settings.partition == "natural":
+        parts = _by_owner(owners, unlabelled, settings.clients)
+    else:
+        parts = PARTITIONS[settings.partition](labels[unlabelled], settings.clients, settings, rng)
     if empty := sum(1 for part in parts if not len(part)):
         raise DataError(
             f'split.partition="{settings.partition}" leaves {empty} of split.clients={settings.clients} '
             "without a sample; lower split.clients"
         )
     return Split(labelled, tuple(np.sort(unlabelled[part]) for part in parts), seed)
+
+
+def _by_owner(owners: np.ndarray | None, unlabelled: np.ndarray, num_clients: int) -> list[np.ndarray]:
+    if owners is None:
+        raise DataError(
+            'split.partition="natural": the data does not say which client a sample belongs to '
+            '(data.name = "csv" does, with data.options.site)'
+        )
+    if num_clients != owners.max() + 1:
+        raise DataError(
+            f"split.clients={num_clients}, but the data belongs to {owners.max() + 1} clients: set it to that"
+        )
+    return [np.flatnonzero(owners[unlabelled] == client) for client in range(num_clients)]
 
 
 def _choose_labelled(

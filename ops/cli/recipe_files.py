@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedil_model.errors import SettingError
+from fedil_model.plugins import MODULES_BESIDE_RECIPE
 
 if TYPE_CHECKING:
     from fedil_model.settings import DataSettings
@@ -21,8 +22,10 @@ def built_in_names() -> list[str]:
 
 
 def find_recipe(name: str) -> Path:
-    """A built-in name, or the path of a .toml file (anything with a slash or that ending)."""
+    """A built-in name, or the path of a .toml file (anything with a slash or that ending), beside which modules of the
+    user's are found from then on."""
     if name.endswith(".toml") or os.sep in name:
+        os.environ[MODULES_BESIDE_RECIPE] = str(Path(name).resolve().parent)
         return Path(name)
     known = built_in_names()
     if name in known:
@@ -45,4 +48,7 @@ def with_data_root(data: "DataSettings") -> "DataSettings":
     default = os.environ.get("FEDIL_DATA")
     if not default or (data.root is not None and data.root.exists()):
         return data
-    return data.model_copy(update={"root": Path(default)})
+    place = Path(default)
+    if data.root is not None and (place / data.root.name).is_file():
+        place /= data.root.name
+    return data.model_copy(update={"root": place})

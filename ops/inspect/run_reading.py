@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fedil_model.data.datasets.interface import Dataset
+    from fedil_model.settings import DataSettings
     from server_worker.run.recipe import Recipe
 
 
@@ -55,6 +56,13 @@ def refuse_other_plugins(
             raise SettingError(f"{RunDir(run_dir).recipe} names code that would run here, {name}: {how}")
 
 
+def data_settings(run_dir: Path, recipe: "Recipe") -> "DataSettings":
+    """How the run's dataset opens, without its files if need be."""
+    saved, data = read_json(RunDir(run_dir).dataset), with_data_root(recipe.data)
+    known = saved if isinstance(saved, dict) else {}
+    return data.model_copy(update={"options": {**known, **data.options}})
+
+
 def load_weights(
     run_dir: Path, recipe: "Recipe", which: str = "global", dataset: "Dataset | None" = None
 ) -> "nn.Module":
@@ -75,7 +83,7 @@ def load_weights(
     if which not in models:
         known = "; ".join(f"{name} ({declared[name].help})" for name in declared if name in models)
         raise SettingError(f"{run_dir} has no model {which!r}; it has {known}")
-    dataset = dataset or open_dataset(with_data_root(recipe.data))
+    dataset = dataset or open_dataset(data_settings(run_dir, recipe))
     model = FlatModel(network_of(recipe, dataset), torch.device("cpu"))
     tensors = from_arrays(checkpoint.arrays)
     params, buffers = (tensors[key] for key in models[which])

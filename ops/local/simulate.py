@@ -154,6 +154,7 @@ def _play_rounds(
             sites=Sites(clients, store, time.monotonic, math.inf, None, watcher.note),
             connect_for_inspection=lambda: MemoryTransport(broker),
             label_truth=shares_where_known(store, run, recipe.spec, inputs),
+            data_options=inputs.dataset.elsewhere,
             shard_sizes=inputs.split.held,
         )
         stack.enter_context(Surveyor(run, clients, lambda: (MemoryTransport(broker), store), watch.survey))

@@ -2,7 +2,8 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from broker_config.stores.interface import Store
 from broker_config.transports.interface import Transport
@@ -36,6 +37,8 @@ class ServerContext:
     label_truth: LabelTruth = lambda _: {}
     """For diagnostics where the truth is known offline, as in an experiment"""
 
+    data_options: Mapping[str, Any] = field(default_factory=dict)
+    """With which workers open the dataset, whose files they do not have"""
     shard_sizes: Sequence[int] = ()
     """Samples of each client; empty where only the sites know"""
     away: Callable[[], float] = lambda: 0.0

@@ -28,7 +28,8 @@ class TaskDispatcher:
         """`refuse_for` takes what a client would answer that cannot even be asked."""
         self._run, self._recipe, self._method, self._context = run, recipe, method, context
         self._refuse_for = refuse_for
-        self._learning = recipe.learning().model_dump_json()
+        data = recipe.data.model_copy(update={"options": {**context.data_options, **recipe.data.options}})
+        self._learning = recipe.learning().model_copy(update={"data": data}).model_dump_json()
         federation, extras_per_client = recipe.federation, recipe.spec.extras_per_client
         # More clients are asked where some fail.
         self._entries_per_version = 1 + 2 * federation.asked_at_once * extras_per_client

@@ -13,6 +13,8 @@ class RunDir:
         self.recipe = root / "recipe.json"
         self.identity = root / "run.json"
         """The name of the run at the brokers and for watchers"""
+        self.dataset = root / "dataset.json"
+        """Options with which the dataset opens where its files are not"""
         self.split = root / "split.json"
         self.initial = root / "initial.safetensors"
         """The weights that it began with, where its recipe names some"""

@@ -1,9 +1,11 @@
 """The data of a run, as its server reads it: dataset, split, labelled part."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -84,12 +86,18 @@ def _split(where: RunDir, recipe: Recipe, dataset: Dataset, train: Samples, resu
     labels = train.labels.numpy()
     refuse_missing_classes(labels, dataset.class_names, recipe.split)
     where.root.mkdir(parents=True, exist_ok=True)
-    split = make_split(labels, len(dataset.class_names), recipe.split, recipe.seed)
+    split = make_split(labels, len(dataset.class_names), recipe.split, recipe.seed, owners_in(train))
     if resume and where.split.exists() and _saved(where).digest != split.digest:
         raise DataError(f"{where.split} is not the split of this recipe and this data: use another --run-dir")
     write_atomically(where.recipe, [recipe.model_dump_json(indent=1).encode()])
+    if dataset.elsewhere:
+        write_atomically(where.dataset, [json.dumps(dataset.elsewhere, ensure_ascii=False).encode()])
     write_atomically(where.split, [split.to_json().encode()])
     return split
+
+
+def owners_in(train: Samples) -> np.ndarray | None:
+    return None if train.owners is None else train.owners.numpy()
 
 
 def _saved(where: RunDir) -> Split:

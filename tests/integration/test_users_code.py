@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.test_cli import SMALL, complaint, fedil
+from tests.integration.test_cli import ROOT, SMALL, complaint, fedil
 
 MINE = """
 from dataclasses import replace
@@ -59,3 +59,20 @@ def test_the_whole_traceback_can_be_had(tmp_path: Path) -> None:
     words = ["simulate", *SMALL, "--set", "network.name=mine:network", "--run-dir", "run"]
     result = fedil(*words, cwd=tmp_path, FEDIL_DEBUG="1")
     assert 'raise OverflowError("too deep")' in result.stderr
+
+
+def test_a_module_beside_the_recipe_is_found_from_any_folder_also_by_the_workers(tmp_path: Path) -> None:
+    beside, elsewhere = tmp_path / "study", tmp_path / "elsewhere"
+    for folder in (beside, elsewhere):
+        folder.mkdir()
+    (beside / "mine.py").write_text(
+        "from fedil_model.data.datasets.digits import digits\n\ndef same():\n    return digits()\n"
+    )
+    (beside / "random.py").write_text("raise RuntimeError('not the standard library')")
+    recipe = beside / "study.toml"
+    digits = (ROOT / "ops/recipes/digits.toml").read_text()
+    recipe.write_text(digits.replace('[data]\nname = "digits"', '[data]\nname = "mine:same"'))
+    words = ["simulate", str(recipe), *SMALL, "--run-dir", "run", "--quiet"]
+    result = fedil(*words, cwd=elsewhere)
+    assert result.returncode == 0, result.stderr
+    assert '"mine:same"' in (elsewhere / "run/recipe.json").read_text()

@@ -56,6 +56,11 @@ def _check_samples(samples: Samples, source: str, num_classes: int) -> None:
         raise DataError(
             f"{source}: labels go from {labels.min()} to {labels.max()}, expected 0 to {num_classes - 1}"
         )
+    owners: object = getattr(samples, "owners", None)
+    if owners is not None and not (
+        isinstance(owners, Tensor) and owners.dtype == torch.int64 and owners.shape == labels.shape
+    ):
+        raise DataError(f"{source}: owners must be a vector of int64 as long as the labels, or None")
     if inputs.is_floating_point() and not all(
         bool(part.isfinite().all()) for part in torch.split(inputs, _CHUNK)
     ):

@@ -1,5 +1,9 @@
 """Names of the classes in the order of their labels, so that opening a dataset need not read its files."""
 
+from collections.abc import Sequence
+
+from fedil_model.errors import SettingError
+
 DIGITS = tuple("0123456789")
 FASHION = ("top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -26,3 +30,11 @@ shark shrew skunk skyscraper snail snake spider squirrel streetcar sunflower swe
 telephone television tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm
 """
 CIFAR100 = tuple(_CIFAR100_TEXT.split())
+
+
+def checked_classes(classes: Sequence[str]) -> tuple[str, ...]:
+    if not isinstance(classes, list | tuple) or not all(isinstance(name, str) and name for name in classes):
+        raise SettingError(f"data.options.classes must be a list of names, not {classes!r}")
+    if len(set(classes)) != len(classes) or len(classes) < 2:
+        raise SettingError(f"data.options.classes must be at least two names, each once; found {classes}")
+    return tuple(classes)

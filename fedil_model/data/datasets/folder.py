@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from fedil_model.data.augment import ImageViews
+from fedil_model.data.datasets.class_names import checked_classes
 from fedil_model.data.datasets.holding_out import held_out
 from fedil_model.data.datasets.interface import Dataset, Samples
 from fedil_model.errors import DataError, SettingError
@@ -37,7 +38,9 @@ def image_folder(
             f"data.options: test_share must be between 0 and 1 (is {test_share}), size at least 1 (is {size})"
         )
     channels = 1 if gray else 3
-    class_names = _class_names(_training_folder(_existing(root))) if classes is None else _checked(classes)
+    class_names = (
+        class_folders(_training_folder(_existing(root))) if classes is None else checked_classes(classes)
+    )
 
     def load(part: str) -> Samples:
         from fedil_model.data.datasets.pictures import read_pictures  # imports Pillow, for reading files only
@@ -56,7 +59,10 @@ def image_folder(
         flip=flip,
         strong_kind=strong,
     )
-    return Dataset(class_names, (channels, size, size), views, lambda: load("train"), lambda: load("test"))
+    elsewhere = {"classes": list(class_names)}
+    return Dataset(
+        class_names, (channels, size, size), views, lambda: load("train"), lambda: load("test"), elsewhere
+    )
 
 
 def _existing(root: Path | None) -> Path:
@@ -76,17 +82,9 @@ def _training_folder(root: Path) -> Path:
     return root / "train" if _has_parts(root) else root
 
 
-def _checked(classes: Sequence[str]) -> tuple[str, ...]:
-    if not isinstance(classes, list | tuple) or not all(isinstance(name, str) and name for name in classes):
-        raise SettingError(f"data.options.classes must be a list of names, not {classes!r}")
-    if len(set(classes)) != len(classes) or len(classes) < 2:
-        raise SettingError(f"data.options.classes must be at least two names, each once; found {classes}")
-    return tuple(classes)
-
-
 def _compare(classes: tuple[str, ...], folder: Path) -> None:
     """A folder that is not named would be left out silently, and a missing one would be a class without samples."""
-    different = sorted(set(classes) ^ set(_class_names(folder)))
+    different = sorted(set(classes) ^ set(class_folders(folder)))
     if different:
         raise DataError(
             f"folder: data.options.classes and the folders in {folder} differ in {', '.join(different[:5])}"
@@ -94,7 +92,7 @@ def _compare(classes: tuple[str, ...], folder: Path) -> None:
         )
 
 
-def _class_names(folder: Path) -> tuple[str, ...]:
+def class_folders(folder: Path) -> tuple[str, ...]:
     names = tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != "."))
     if len(names) < 2:
         raise DataError(f"folder: {folder} must hold one folder for each class, at least two; found {names}")
@@ -103,11 +101,11 @@ def _class_names(folder: Path) -> tuple[str, ...]:
 
 def _files_of(root: Path, part: str, class_names: tuple[str, ...], test_share: float) -> Labelled:
     if _has_parts(root):
-        return _files(root / part, class_names)
-    return _part_of(_files(root, class_names), part, test_share)
+        return files_of_classes(root / part, class_names)
+    return _part_of(files_of_classes(root, class_names), part, test_share)
 
 
-def _files(folder: Path, class_names: tuple[str, ...]) -> Labelled:
+def files_of_classes(folder: Path, class_names: tuple[str, ...]) -> Labelled:
     """Sorted, so that an index means the same picture on every machine."""
     files = [
         (path, label)

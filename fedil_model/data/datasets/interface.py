@@ -3,9 +3,10 @@
 Adding a dataset: one file with a function that returns a `Dataset`, and one line in `DATASETS`.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -28,6 +29,17 @@ class Samples:
 
     inputs: Tensor
     labels: Tensor
+    owners: Tensor | None = None
+    """int64, where the data says to which client each sample belongs: split.partition = "natural" """
+
+
+@dataclass(frozen=True)
+class TableRows:
+    inputs: Tensor
+    labels: Tensor | None
+    """None: the file has no column with them"""
+    lines: Sequence[int]
+    """Where each row is in the file"""
 
 
 @dataclass(frozen=True)
@@ -41,3 +53,7 @@ class Dataset:
     views: Views
     load_train: Callable[[], Samples]
     load_test: Callable[[], Samples]
+    elsewhere: Mapping[str, Any] = field(default_factory=dict)
+    """Options with which it opens where its files are not, as JSON values: tasks and the run's folder carry them."""
+    read_csv: Callable[[Path], TableRows] | None = None
+    """Of a table: another .csv file with the same columns"""

@@ -2,17 +2,20 @@
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from fedil_model.data.datasets.checking import check_description, load
+from fedil_model.data.datasets.csv_table import csv_table
 from fedil_model.data.datasets.digits import digits
 from fedil_model.data.datasets.folder import image_folder
 from fedil_model.data.datasets.interface import Dataset
 from fedil_model.data.datasets.medmnist import pathmnist, pneumoniamnist
+from fedil_model.data.datasets.npz import npz
 from fedil_model.data.datasets.torchvision_sets import cifar10, cifar100, fashion_mnist, mnist, svhn
 from fedil_model.errors import SettingError
-from fedil_model.plugins import call_with_options, is_plugin, load_callable, users_code
+from fedil_model.plugins import call_with_options, is_plugin, load_callable, nearest, users_code
 from fedil_model.settings import DataSettings
 
 DATASETS: dict[str, Callable[..., Dataset]] = {
@@ -25,6 +28,8 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
     "pathmnist": pathmnist,
     "pneumoniamnist": pneumoniamnist,
     "folder": image_folder,
+    "npz": npz,
+    "csv": csv_table,
 }
 
 
@@ -40,10 +45,10 @@ def open_dataset(settings: DataSettings) -> Dataset:
             "not a fedil_model.data.datasets.interface.Dataset"
         )
     check_description(settings.name, dataset)
-    return Dataset(
-        tuple(dataset.class_names),
-        tuple(dataset.input_shape),
-        dataset.views,
+    return replace(
+        dataset,
+        class_names=tuple(dataset.class_names),
+        input_shape=tuple(dataset.input_shape),
         load_train=partial(load, settings.name, dataset, "train"),
         load_test=partial(load, settings.name, dataset, "test"),
     )
@@ -53,8 +58,8 @@ def _find(name: str) -> Callable[..., Any]:
     if is_plugin(name):
         return load_callable("data.name", name)
     if name not in DATASETS:
-        known = ", ".join(sorted(DATASETS))
-        raise SettingError(f"data.name: unknown {name!r}; known: {known}, or your own 'module:callable'")
+        hint = nearest(name, sorted(DATASETS))
+        raise SettingError(f"data.name: unknown {name!r}; {hint}, or your own 'module:callable'")
     return DATASETS[name]
 
 

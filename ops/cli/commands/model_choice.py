@@ -4,8 +4,6 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ops.cli.recipe_files import with_data_root
-
 if TYPE_CHECKING:
     from torch import nn
 
@@ -27,10 +25,10 @@ def add_plugin_argument(parser: argparse.ArgumentParser) -> None:
 
 def load_trained(args: argparse.Namespace) -> "tuple[Recipe, Dataset, nn.Module]":
     """Its recipe and dataset, and the network in eval mode."""
-    from ops.inspect.run_reading import load_run, load_weights
+    from ops.inspect.run_reading import data_settings, load_run, load_weights
 
     recipe = load_run(args.run_dir, args.plugin)
     from fedil_model.data.datasets import open_dataset
 
-    dataset = open_dataset(with_data_root(recipe.data))
+    dataset = open_dataset(data_settings(args.run_dir, recipe))
     return recipe, dataset, load_weights(args.run_dir, recipe, args.model, dataset)

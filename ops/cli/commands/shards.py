@@ -56,13 +56,14 @@ def write_site_shards(recipe: "Recipe", site: str, out: Path) -> tuple[range, in
     from client_worker.shards import check_unwritten, write_shards
     from fedil_model.data.datasets import open_dataset
     from fedil_model.data.split import make_split, refuse_missing_classes
+    from server_worker.run.inputs import owners_in
 
     check_unwritten(out)
     dataset = open_dataset(recipe.data)
     train = dataset.load_train()
     labels = train.labels.numpy()
     refuse_missing_classes(labels, dataset.class_names, recipe.split)
-    split = make_split(labels, len(dataset.class_names), recipe.split, recipe.seed)
+    split = make_split(labels, len(dataset.class_names), recipe.split, recipe.seed, owners_in(train))
     own = {client: torch.from_numpy(split.deal()[client]) for client in clients}
     write_shards(out, {client: train.inputs[rows] for client, rows in own.items()})
     return clients, sum(map(len, own.values()))

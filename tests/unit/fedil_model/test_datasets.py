@@ -1,6 +1,8 @@
 import gzip
+import hashlib
 import pickle
 import struct
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,7 +52,7 @@ def test_digits_of_any_kind_are_not_flipped(name: str) -> None:
     assert not views.flip
 
 
-@pytest.mark.parametrize("name", sorted(set(DATASETS) - {"folder"}))
+@pytest.mark.parametrize("name", sorted(set(DATASETS) - {"folder", "npz", "csv"}))
 def test_opening_reads_no_file_and_shapes_fit_together(name: str) -> None:
     dataset = open_dataset(DataSettings(name=name, root=Path("nowhere")))
     raw = torch.zeros(2, *dataset.input_shape, dtype=torch.uint8)
@@ -85,6 +87,28 @@ def test_mnist_is_read_from_its_original_files(name: str, mnist_root: Path) -> N
     assert test.inputs.shape == (3, 1, 28, 28)
 
 
+@pytest.mark.parametrize("folder", [".", "raw", "FashionMNIST/raw"])
+def test_fashion_mnist_is_read_packed_as_its_mirror_gives_it(
+    folder: str, mnist_root: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "packed" / folder
+    place.mkdir(parents=True)
+    for file in (mnist_root / "FashionMNIST/raw").iterdir():
+        (place / f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
+    train = open_dataset(DataSettings(name="fashion_mnist", root=tmp_path / "packed")).load_train()
+    assert torch.equal(train.inputs, torch.from_numpy(an_image_array(7, 28, 28))[:, None])
+    assert train.labels.tolist() == list(range(7))
+
+
+def test_the_files_of_mnist_are_not_taken_for_those_of_fashion_mnist(mnist_root: Path) -> None:
+    raw = mnist_root / "MNIST/raw"
+    assert len(open_dataset(DataSettings(name="mnist", root=raw)).load_test().labels) == 3
+    with pytest.raises(
+        DataError, match=r"there is no .*MNIST/raw/FashionMNIST/raw/t10k-images-idx3-ubyte; set"
+    ):
+        open_dataset(DataSettings(name="fashion_mnist", root=raw)).load_test()
+
+
 def test_a_damaged_file_is_an_error_of_one_line(mnist_root: Path) -> None:
     (mnist_root / "MNIST/raw/train-images-idx3-ubyte").write_bytes(gzip.compress(b"not an idx file"))
     with pytest.raises(DataError, match=r"MNIST: the train files are missing or damaged"):
@@ -114,6 +138,25 @@ def test_cifar_is_read_channels_first(cifar_root: Path) -> None:
     assert train.labels.tolist() == [0, 9, 1, 8, 2, 7, 3, 6, 4, 5]
 
 
+def test_cifar_is_unpacked_where_its_archive_lies_and_found_from_inside(
+    cifar_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torchvision.datasets import CIFAR10
+
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    with tarfile.open(packed / CIFAR10.filename, "w:gz") as archive:
+        archive.add(cifar_root / CIFAR10.base_folder, CIFAR10.base_folder)
+    settings = DataSettings(name="cifar10", root=packed)
+    with pytest.raises(DataError, match=r"cifar-10-python\.tar\.gz is damaged"):
+        open_dataset(settings).load_test()
+    content = (packed / CIFAR10.filename).read_bytes()
+    monkeypatch.setattr(CIFAR10, "tgz_md5", hashlib.md5(content).hexdigest())
+    assert open_dataset(settings).load_test().labels.tolist() == [5, 4]
+    inside = DataSettings(name="cifar10", root=packed / CIFAR10.base_folder)
+    assert len(open_dataset(inside).load_train().labels) == 10
+
+
 def test_svhn_is_read_from_its_matlab_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import scipy.io  # type: ignore[import-untyped]
     from torchvision.datasets import SVHN
@@ -138,8 +181,12 @@ def test_medmnist_is_read_from_its_npz_file(name: str, channels: tuple[int, ...]
         test.inputs, torch.from_numpy(images).reshape(4, 28, 28, len(channels) * 2 + 1).permute(0, 3, 1, 2)
     )
     assert test.labels.tolist() == [0, 1, 1, 0]
-    with pytest.raises(DataError, match=rf"{name}\.npz is missing or damaged; copy MedMNIST's"):
+    with pytest.raises(DataError, match=rf"npz: .*{name}\.npz: it has no train_images$"):
         open_dataset(DataSettings(name=name, root=tmp_path)).load_train()
+    with pytest.raises(
+        DataError, match=rf"there is no .*nowhere/{name}\.npz: copy MedMNIST's {name}\.npz there"
+    ):
+        open_dataset(DataSettings(name=name, root=tmp_path / "nowhere")).load_test()
 
 
 def test_medmnist_of_another_size_is_refused(tmp_path: Path) -> None:
@@ -148,7 +195,7 @@ def test_medmnist_of_another_size_is_refused(tmp_path: Path) -> None:
         test_images=an_image_array(2, 64, 64, 3),
         test_labels=np.zeros((2, 1), np.uint8),
     )
-    with pytest.raises(DataError, match="not 28×28 uint8"):
+    with pytest.raises(DataError, match="test_images has 3×64×64 images, not 3×28×28"):
         open_dataset(DataSettings(name="pathmnist", root=tmp_path)).load_test()
 
 
@@ -158,7 +205,14 @@ def test_missing_files_say_what_where_and_what_to_do(name: str, tmp_path: Path) 
         open_dataset(DataSettings(name=name, root=tmp_path)).load_test()
     message = str(caught.value)
     assert "\n" not in message
-    for part in (name.upper(), "test files", str(tmp_path), "data.download=true", "--set data.root="):
+    for part in (
+        name.upper(),
+        "test files",
+        str(tmp_path),
+        "data.download=true",
+        "--set data.root=",
+        "there is no",
+    ):
         assert part in message
 
 
@@ -305,5 +359,5 @@ def test_a_users_callable_that_returns_something_else_is_refused(users_dataset: 
 
 
 def test_an_unknown_dataset_lists_the_known() -> None:
-    with pytest.raises(SettingError, match=r"cifar10, cifar100, digits, .*module:callable"):
+    with pytest.raises(SettingError, match=r"cifar10, cifar100, csv, digits, .*module:callable"):
         open_dataset(DataSettings(name="imagenet"))
