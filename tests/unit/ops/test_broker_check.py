@@ -7,7 +7,7 @@ import pytest
 
 from broker_config.brokers.definitions import SiteLimits, policies
 from broker_config.brokers.topology import tasks_queue
-from ops.broker.check import _check_consumer_timeout, _lost_with_a_node
+from ops.doctor.management import check_consumer_timeout, lost_with_a_node
 
 HOUR_MS = 3_600_000
 
@@ -47,7 +47,7 @@ def test_the_verdict_follows_the_policy_that_rabbitmq_applies(
     policies: list[dict[str, Any]], verdict: str
 ) -> None:
     queues = [tasks_queue("north"), tasks_queue("south")]
-    assert _check_consumer_timeout("here", "node", policies, queues, 3600.0).verdict == verdict
+    assert check_consumer_timeout("here", "node", policies, queues, 3600.0).verdict == verdict
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_the_verdict_follows_the_policy_that_rabbitmq_applies(
 def test_a_time_out_that_a_policy_makes_too_short_is_reported_with_the_policy(
     policies: list[dict[str, Any]], text: str
 ) -> None:
-    finding = _check_consumer_timeout("here", "node", policies, [tasks_queue("north")], 3600.0)
+    finding = check_consumer_timeout("here", "node", policies, [tasks_queue("north")], 3600.0)
     assert str(finding) == f"wrong: here: {text}"
 
 
@@ -95,6 +95,6 @@ def queue(name: str, kind: str, members: int | None = None) -> dict[str, Any]:
 def test_queues_of_a_cluster_that_would_be_lost_with_a_node_are_reported(
     found: dict[str, Any], nodes: int, problem: str | None
 ) -> None:
-    problems = list(_lost_with_a_node([found], nodes))
+    problems = list(lost_with_a_node([found], nodes))
     assert len(problems) == (problem is not None)
     assert problem is None or problem in problems[0]
