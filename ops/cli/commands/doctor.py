@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from broker_config.process.addresses import BROKER_URL, MANAGEMENT_URL, STORE_URL
 from fedil_model.device_argument import add_device_argument
+from fedil_model.errors import LearningError
 from ops.cli.commands.broker import add_site_arguments, add_url_argument, sites_and_deadline
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def examine(args: argparse.Namespace) -> Iterator["Finding"]:
     from ops.cli.recipe_files import read_recipe
     from ops.doctor import machine
     from ops.doctor.brokers import BrokerAddresses, check_brokers
-    from ops.doctor.finding import findings_of
+    from ops.doctor.finding import Finding, findings_of
 
     recipe = None if args.recipe is None else read_recipe(args.recipe, args.overrides)
     sites, deadline_seconds = sites_and_deadline(args)
@@ -65,7 +66,10 @@ def examine(args: argparse.Namespace) -> Iterator["Finding"]:
     if recipe is not None and recipe.spec.asks_clients:
         from ops.plan.trial import measure_sizes
 
-        sizes = measure_sizes(recipe)
+        try:
+            sizes = measure_sizes(recipe)
+        except LearningError as error:
+            yield Finding("unknown", f"sizes of what the recipe sends: {error}")
     yield from findings_of(lambda: machine.check_disk(args.run_dir, sizes))
     brokers = BrokerAddresses(args.broker, args.store, args.management)
     yield from brokers.unnamed

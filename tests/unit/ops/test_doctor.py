@@ -46,6 +46,17 @@ def test_json_names_data_and_devices_that_are_missing_and_the_exit_code_tells(
     assert len(wrong) == 2
 
 
+def test_data_without_which_no_size_is_known_are_told_and_the_other_checks_go_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["doctor", "--recipe", "digits", "--set", "data.name=folder", "--device", "cpu"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    (wrong,) = (line for line in lines if line.startswith("wrong"))
+    assert "data.root" in wrong
+    assert any(line.startswith("unknown: sizes of what the recipe sends: ") for line in lines)
+    assert any(line.startswith("ok: disk of ") for line in lines)
+
+
 def test_a_misspelt_recipe_is_a_mistake_and_no_finding(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--recipe", "digit"]) == 2
     assert "did you mean digits?" in capsys.readouterr().err
