@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _INSTALL = "pip install --upgrade torch torchvision"
 _INSTALL_FOR_GPU = f"{_INSTALL} --index-url https://download.pytorch.org/whl/cu130"
 _CHECKPOINTS = 3
-"""Two are kept while the next one is written"""
+"""Two are kept while the next one is written, of state and models"""
 _SPARE_BYTES = 1 << 30
 _SMI_SECONDS = 20.0
 

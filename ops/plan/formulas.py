@@ -2,7 +2,8 @@
 
 Compared with measured runs by tests, within 10 %: bytes that the server sends and receives, what the brokers pass on at
 a given bandwidth, Redis' memory. Estimates: memory of server and worker (from `benchmarks two_gib`; without activations
-and data), disk of RabbitMQ (the bound of its model log, and everything that a round leaves there until its checkpoint).
+and data) and of RabbitMQ; RabbitMQ's disk (the bound of its model log, and what a round leaves there until its
+checkpoint).
 """
 
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ _LEDGER_KEY_BYTES = 400
 """Of one client in Redis beside its ledgers: key, fields, pointers"""
 _MEMBER_BYTES, _FEW_MEMBERS, _SMALL_MEMBER_BYTES = 56, 512, 4
 """Of a number in a set of Redis, which up to so many is an array"""
+_BROKER_BYTES, _WRITE_AHEAD_LOG_BYTES = 150 << 20, 64 << 20
+"""Of a RabbitMQ without queues; raft.wal_max_size_bytes in our rabbitmq.conf"""
+_CONNECTIONS_PER_WORKER, _CONNECTION_BYTES = 3, 100 << 10
 _SPARE_MODELS, _SEGMENT = 3, (16 << 20, 500_000_000)
 """As broker_config/transports/rabbitmq/model_log.py has them"""
 
@@ -130,6 +134,13 @@ def broker_disk_bytes(sizes: Sizes, scale: Scale) -> int:
     segment = min(max(stored, _SEGMENT[0]), _SEGMENT[1])
     log = (scale.kept_models + _SPARE_MODELS) * stored + 2 * segment
     return log + scale.per_round * (sizes.task + sizes.update)
+
+
+def broker_memory_bytes(sizes: Sizes, scale: Scale) -> int:
+    """RabbitMQ advises three times the write-ahead log of quorum queues. Bodies of updates are on disk."""
+    tasks = scale.per_round * sizes.task
+    connections = _CONNECTIONS_PER_WORKER * (scale.workers + 1) * _CONNECTION_BYTES
+    return _BROKER_BYTES + 3 * _WRITE_AHEAD_LOG_BYTES + tasks + connections
 
 
 def server_memory_bytes(sizes: Sizes, scale: Scale, *, keeps_updates: bool) -> int:

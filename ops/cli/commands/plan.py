@@ -23,6 +23,7 @@ _CAPACITIES = {
     "redis": "memory of Redis",
     "server": "memory of the server",
     "worker": "memory of one worker",
+    "broker": "memory of RabbitMQ",
     "broker-disk": "disk of RabbitMQ",
 }
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
@@ -126,6 +127,7 @@ def needs_of(sizes: "Sizes", scale: "Scale", recipe: "Recipe") -> dict[str, floa
         "one worker receives": formulas.worker_receives,
         "one worker sends": formulas.worker_sends,
         "memory of Redis": formulas.redis_bytes,
+        "memory of RabbitMQ": formulas.broker_memory_bytes,
         "disk of RabbitMQ": formulas.broker_disk_bytes,
         "memory of one worker": formulas.worker_memory_bytes,
         "a checkpoint": formulas.checkpoint_bytes,
@@ -157,7 +159,7 @@ def show(sizes: "Sizes", needs: dict[str, float], found: "list[Limit]") -> None:
     if sizes.is_bound:
         console.print("updates of this method depend on what clients learn: these are the most to expect")
     console.print(
-        "memory of server and workers, and RabbitMQ's disk, are estimates; activations and data come on top"
+        "memory of server, workers and RabbitMQ, and its disk, are estimates; activations and data come on top"
     )
     first = found[0]
     verb = "is exceeded" if first.share > 1 else "comes first"

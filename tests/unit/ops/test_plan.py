@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from broker_config.protocol.errors import MessageRejected
+from broker_config.protocol.wire import pack_fields
 from ops.cli.main import main
 from ops.cli.recipe_files import read_recipe
 from ops.plan import formulas
@@ -26,6 +28,15 @@ def test_a_million_clients_are_bounded_by_what_grows_with_them() -> None:
     assert names(clients=1_500_000, per_round=1000, rounds=2000, workers=50) == [
         "bytes of a site's list of clients in Redis"
     ]
+
+
+def test_a_checkpoint_takes_the_counts_of_as_many_clients_as_the_limit_says() -> None:
+    def fields(clients: int) -> dict[str, list[int]]:
+        return {"activations": [1] * clients, "answered": [1] * clients}
+
+    assert pack_fields(fields(2_000_000))
+    with pytest.raises(MessageRejected, match="too_large"):
+        pack_fields(fields(2_100_000))
 
 
 @pytest.mark.parametrize(
