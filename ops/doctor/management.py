@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -62,7 +62,7 @@ def check_management(
         *_unlimited(bounds, found, vhost, wanted_sites),
         *_hoarded(queues, wanted_sites),
         *(f"{user} has tags: rabbitmqctl set_user_tags {user}" for user in tagged),
-        *lost_with_a_node(queues, len(nodes)),
+        *lost_with_a_node(queues, [node["name"] for node in nodes]),
     ]
     whose = ", ".join(wanted_sites) or "the server"
     yield from wrong_or_ok(where, problems, f"has the rights and queues of {whose}")
@@ -151,13 +151,13 @@ def _hoarded(queues: Sequence[Mapping[str, Any]], sites: Sequence[str]) -> Itera
             )
 
 
-def lost_with_a_node(queues: Sequence[Mapping[str, Any]], nodes: int) -> Iterator[str]:
+def lost_with_a_node(queues: Sequence[Mapping[str, Any]], nodes: Collection[str]) -> Iterator[str]:
     for queue in queues:
-        # RabbitMQ does not list the members of a new stream for some seconds.
-        members = 1 if queue["type"] == "classic" else len(queue.get("members") or range(nodes))
-        if kind_of(queue["name"]) is not None and members < min(nodes, _ENOUGH_MEMBERS):
+        # RabbitMQ does not list the members of a new stream for some seconds. It lists a node that was forgotten.
+        members = 1 if queue["type"] == "classic" else len(set(queue.get("members") or nodes) & set(nodes))
+        if kind_of(queue["name"]) is not None and members < min(len(nodes), _ENOUGH_MEMBERS):
             remedy = _REMEDIES[queue["type"]].format(**queue)
-            yield f"queue {queue['name']} is on {members} of {nodes} nodes: {remedy}"
+            yield f"queue {queue['name']} is on {members} of {len(nodes)} nodes: {remedy}"
 
 
 def check_consumer_timeout(
