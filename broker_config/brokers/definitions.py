@@ -41,9 +41,9 @@ _SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 _ANY_NAME = ".*"
 DEFAULT_CONSUMER_TIMEOUT_SECONDS = 1800.0
 """RabbitMQ's default"""
-DEADLINE_POLICY = "fedil-deadline"
+DEADLINE_POLICY, BODIES_POLICY = "fedil-deadline", "fedil-bodies"
 _CONSUMER_TIMEOUT_POLICY_FROM = (3, 12)
-_MOST_SITE_BYTES, _MOST_DEAD_BYTES = 512 << 20, 1 << 30
+MOST_SITE_BYTES, _MOST_DEAD_BYTES = 512 << 20, 1 << 30
 """Of a site's tasks, and of its updates of a run; of all dead letters: sites write to each of these queues."""
 _CONNECTIONS_PER_WORKER, _CHANNELS_PER_WORKER = 6, 20
 """Twice what a worker has open: after an outage RabbitMQ still counts its lost connections for a minute."""
@@ -220,8 +220,8 @@ def policies(
         timeout["consumer-timeout"] = round(1000 * consumer_timeout_seconds(deadline_seconds))
     held = "|".join(_escaped(kind.prefix) for kind in (TASKS, UPDATES))
     definitions: dict[str, tuple[str, dict[str, Any]]] = {
-        DEADLINE_POLICY: (f"^({held})", {"max-length-bytes": _MOST_SITE_BYTES, **timeout}),
-        "fedil-bodies": (
+        DEADLINE_POLICY: (f"^({held})", {"max-length-bytes": MOST_SITE_BYTES, **timeout}),
+        BODIES_POLICY: (
             f"^{_escaped(BODIES.prefix)}",
             {"max-length-bytes": limits.update_bytes, "overflow": "reject-publish"},
         ),

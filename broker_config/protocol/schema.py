@@ -17,6 +17,7 @@ MAX_METRICS = 256
 MAX_EXTRAS = 64
 # Run ids become names of queues, keys and directories; the first character excludes "." and "..".
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
+_ONE_VERSION = "server and workers of a run must have the same version of FedIL"
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 Tensors = Mapping[str, np.ndarray]
@@ -112,9 +113,9 @@ def _checked(kind: Any, value: object, prefix: str, **tensors: Tensors) -> Any:
         raise bad_field(prefix.rstrip("."), "a set of fields", value)
     names = [field.name for field in dataclasses.fields(kind) if field.name not in tensors]
     if missing := set(names) - value.keys():
-        raise MessageRejected("schema", f"field {prefix + min(missing)!r} is missing")
+        raise MessageRejected("schema", f"field {prefix + min(missing)!r} is missing; {_ONE_VERSION}")
     if unknown := value.keys() - set(names):
-        raise MessageRejected("schema", f"field {prefix + min(unknown)!r} is unknown")
+        raise MessageRejected("schema", f"field {prefix + min(unknown)!r} is unknown; {_ONE_VERSION}")
     return kind(**{name: _CHECKS[name](prefix + name, value[name]) for name in names}, **tensors)
 
 

@@ -201,7 +201,9 @@ def _check_envelope(view: memoryview) -> int:
         raise MessageRejected("truncated", f"{len(view)} bytes")
     _, version, total, header_size = _PRELUDE.unpack_from(view)
     if version != _VERSION:
-        raise MessageRejected("unknown_version", f"format {version}; this side reads {_VERSION}")
+        raise MessageRejected(
+            "unknown_version", f"format {version}; this side reads {_VERSION}: use one version of FedIL"
+        )
     if len(view) != total:
         raise MessageRejected(
             "truncated" if len(view) < total else "trailing_bytes", f"{len(view)} bytes of {total}"

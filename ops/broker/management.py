@@ -4,8 +4,11 @@ import base64
 import http.client
 import json
 import ssl
+import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -34,6 +37,8 @@ class Management:
         self._authorization = f"Basic {base64.b64encode(login.encode()).decode()}"
         host = f"[{self.host}]" if ":" in self.host else self.host
         self._base = f"{parts.scheme}://{host}:{port}{parts.path.rstrip('/')}/api/"
+        self.clock_ahead_seconds: float | None = None
+        """Of its machine, when it answered last; it tells whole seconds"""
         self._open = _opener(parts.query if parts.scheme == "https" else "").open
 
     def num_nodes(self) -> int:
@@ -55,6 +60,7 @@ class Management:
         try:
             with self._open(request, timeout=_SECONDS) as answer:
                 text = answer.read()
+                self.clock_ahead_seconds = _clock_ahead(answer.headers.get("Date"))
             return json.loads(text) if text else None
         except urllib.error.HTTPError as error:
             with error:
@@ -90,6 +96,12 @@ class Management:
             f"no management API answers at {self.where} ({reason}): start RabbitMQ, and enable the plugin "
             "(rabbitmq-plugins enable rabbitmq_management)"
         )
+
+
+def _clock_ahead(date: str | None) -> float | None:
+    with suppress(TypeError, ValueError):
+        return parsedate_to_datetime(date or "").timestamp() - time.time()
+    return None
 
 
 def _opener(query: str) -> urllib.request.OpenerDirector:

@@ -34,6 +34,8 @@ COMMANDS = {
     "status": "show runs, sites and workers, live",
     "ledger": "look at the ledgers of a run's clients",
     "broker": "set up RabbitMQ and Redis (queues, users, permissions), check them, list and retire runs",
+    "doctor": "find out what is wrong with this machine and the brokers",
+    "plan": "bytes, memory, disk and time that a federation of any size needs, and the limit that comes first",
     "credentials": "make certificates for mutual TLS between brokers, server and sites",
     "monitoring": "write Prometheus' and Grafana's configuration, with your addresses",
 }

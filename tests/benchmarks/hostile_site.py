@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from broker_config.process.addresses import BROKER_URL, STORE_URL
-from ops.broker.check import check
 from ops.cli.commands.shards import write_site_shards
 from ops.cli.recipe_files import read_recipe
+from ops.doctor.brokers import BrokerAddresses, check_brokers
 from server_worker.deployment import Deployment, serve
 from server_worker.run.recipe import Recipe
 from server_worker.watch.events import ClientOutcome, Watcher
@@ -183,5 +183,6 @@ def _attacked(attack: str, brokers: Brokers, run: str, begin: threading.Event, o
 
 def _findings(brokers: Brokers) -> list[str]:
     """What `fedil broker check` says is wrong."""
-    management = brokers.management_url
-    return [str(finding) for finding in check(None, None, management, (), 600.0) if finding.is_wrong]
+    addresses = BrokerAddresses(None, None, brokers.management_url)
+    findings = check_brokers(addresses, deadline_seconds=600.0)
+    return [str(finding) for finding in findings if finding.is_wrong]

@@ -11,7 +11,9 @@ from tests.deploy.programs import parse
 from tests.deploy.rendered import CHART, EXAMPLES, NAMESPACE, RELEASE, example
 from tests.deployment import ROOT
 
-README = (ROOT / "ops" / "deploy" / "README.md").read_text(encoding="utf-8")
+README, RUNBOOKS = (
+    (ROOT / "ops" / "deploy" / name).read_text(encoding="utf-8") for name in ("README.md", "RUNBOOKS.md")
+)
 
 
 def notes(name: str) -> str:
@@ -24,7 +26,7 @@ def notes(name: str) -> str:
 def lines() -> list[str]:
     """Of all documents, without comments and prompts, continued lines joined"""
     examples = "".join((CHART / "examples" / f"{name}.yaml").read_text() for name in EXAMPLES)
-    texts = [README, re.sub(r"^# +", "", examples, flags=re.MULTILINE), *map(notes, EXAMPLES)]
+    texts = [README, RUNBOOKS, re.sub(r"^# +", "", examples, flags=re.MULTILINE), *map(notes, EXAMPLES)]
     return [
         re.sub(r"^[$#] | {2,}#.*", "", line)
         for text in texts

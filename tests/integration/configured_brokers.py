@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from broker_config.brokers.definitions import (
     ADMIN_USER,
     VHOST,
@@ -61,3 +63,11 @@ def configured_brokers(
         needed(lambda: Redis(directory / "redis", options=["--aclfile", str(acl), *redis_options])) as redis,
     ):
         yield Brokers(rabbitmq, redis)
+
+
+def put_rabbitmqctl(folder: Path, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts a shell script of this name first on the PATH."""
+    script = folder / "rabbitmqctl"
+    script.write_text(f"#!/bin/sh\n{line}\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")

@@ -72,7 +72,7 @@ REFUSED = {
         lambda places: places.rabbitmq,
         lambda places: with_password(places.choosy, "default"),
         "server_worker: Redis at {choosy} may evict ledgers (maxmemory-policy allkeys-lru): "
-        "set maxmemory-policy noeviction",
+        "redis-cli CONFIG SET maxmemory-policy noeviction",
     ),
     "a worker without its Redis's password": Start(
         "client_worker",

@@ -12,7 +12,7 @@ from broker_config.process.addresses import BROKER_URL, MANAGEMENT_URL, STORE_UR
 from ops.cli.main import main
 from ops.local.services import Redis
 from ops.local.services.process import LOOPBACK, free_ports, wait_until
-from tests.integration.configured_brokers import Brokers, configured_brokers, password_of
+from tests.integration.configured_brokers import Brokers, configured_brokers, password_of, put_rabbitmqctl
 from tests.services import needed, rabbitmqctl
 
 
@@ -28,14 +28,6 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.Te
         monkeypatch.delenv(name, raising=False)
     # The system's rabbitmqctl needs seconds to fail, because it cannot connect to the private node.
     put_rabbitmqctl(tmp_path_factory.mktemp("bin"), "exit 1", monkeypatch)
-
-
-def put_rabbitmqctl(folder: Path, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Puts a shell script of this name first on the PATH."""
-    script = folder / "rabbitmqctl"
-    script.write_text(f"#!/bin/sh\n{line}\n")
-    script.chmod(0o755)
-    monkeypatch.setenv("PATH", str(folder), prepend=":")
 
 
 @pytest.fixture
@@ -76,16 +68,21 @@ def test_configured_brokers_pass_for_the_server_and_for_a_site(
 ) -> None:
     code, found = lines("--broker", brokers.broker_url(user), "--store", brokers.store_url(user))
     assert (code, found["wrong"]) == (0, [])
-    assert [text for text in found["ok"] if text.endswith(f"the rights of {called}")] == found["ok"]
-    assert len(found["ok"]) == 2
+    rights, messages, keeps, clock = found["ok"]
+    assert rights.endswith(f"the rights of {called}")
+    assert messages.endswith("takes bodies in messages of 4194304 bytes")
+    assert keeps.endswith(f"(alone) keeps what it confirms, and has the rights of {called}")
+    assert clock.endswith("has the time of this machine")
 
 
 @pytest.mark.usefixtures("_with_rabbitmqctl")
 def test_an_administrator_sees_permissions_and_the_timeout(brokers: Brokers, lines: Check) -> None:
     code, found = lines("--management", management_url(brokers))
-    rights, timeout = found["ok"]
+    rights, alarms, clock, timeout = found["ok"]
     assert (code, found["wrong"], found["unknown"]) == (0, [], [])
-    assert rights.endswith("rights and queues of north, south")
+    assert rights.endswith("has the rights and queues of north, south")
+    assert alarms.endswith("has no alarm; nodes that run: 1")
+    assert clock.endswith("has the time of this machine")
     assert timeout.endswith("consumer_timeout is 86400000")
 
 
@@ -186,10 +183,11 @@ def test_a_redis_that_loses_ledgers_is_wrong(lines: Check, tmp_path: Path) -> No
     careless = ["--appendonly", "no", "--maxmemory-policy", "allkeys-lru"]
     with needed(lambda: Redis(tmp_path, options=careless)) as redis:
         code, found = lines("--store", redis.url)
-    assert (code, found["ok"]) == (1, [])
+    assert (code, len(found["ok"])) == (1, 1)
+    assert found["ok"][0].endswith("has the time of this machine")
     keeping, evicting, open_to_all = found["wrong"]
-    assert keeping.endswith("set appendonly yes")
-    assert evicting.endswith("set maxmemory-policy noeviction")
+    assert keeping.endswith("redis-cli CONFIG SET appendonly yes, and in redis.conf")
+    assert evicting.endswith("redis-cli CONFIG SET maxmemory-policy noeviction, and in redis.conf")
     assert open_to_all.endswith("ACL SETUSER default off")
 
 
@@ -201,7 +199,8 @@ def test_a_node_of_a_redis_cluster_is_wrong(lines: Check, tmp_path: Path) -> Non
                 lambda: "cluster_state:ok" in str(admin.execute_command("CLUSTER", "INFO")), 30.0
             )
         code, found = lines("--store", redis.url)
-    assert (code, found["ok"]) == (1, [])
+    assert (code, len(found["ok"])) == (1, 1)
+    assert found["ok"][0].endswith("has the time of this machine")
     assert "it is a node of a cluster: write redis+cluster://user:password@host1" in found["wrong"][0]
 
 
@@ -246,10 +245,9 @@ def test_a_refused_login_names_the_missing_aclfile_as_a_possible_cause(lines: Ch
 def test_a_redis_that_is_full_is_wrong(lines: Check, tmp_path: Path) -> None:
     with needed(lambda: Redis(tmp_path, options=["--maxmemory", "1"])) as redis:
         code, found = lines("--store", redis.url)
-    assert (code, found["ok"]) == (1, [])
-    assert found["wrong"][0].endswith(
-        "it is full and refuses to write: raise maxmemory, or delete keys of old runs"
-    )
+    assert (code, len(found["ok"])) == (1, 1)
+    assert found["ok"][0].endswith("has the time of this machine")
+    assert "it is full and refuses to write: redis-cli CONFIG SET maxmemory BYTES" in found["wrong"][0]
 
 
 def test_a_site_that_can_read_ledgers_of_other_sites_is_wrong(lines: Check, tmp_path: Path) -> None:
@@ -266,7 +264,7 @@ def test_an_unreachable_broker_is_wrong_and_the_others_are_still_checked(
 ) -> None:
     nowhere = f"amqp://server:word@{LOOPBACK}:{free_ports(['nowhere'])['nowhere']}/fedil"
     code, found = lines("--broker", nowhere, "--store", brokers.store_url("server"))
-    assert (code, len(found["wrong"]), len(found["ok"])) == (1, 1, 1)
+    assert (code, len(found["wrong"]), len(found["ok"])) == (1, 1, 2)
     assert "no RabbitMQ answers" in found["wrong"][0]
 
 
@@ -282,6 +280,6 @@ def test_no_password_is_shown(brokers: Brokers, capsys: pytest.CaptureFixture[st
     wrong = [url.replace("word-of-server", "s3cret") for url in (broker, store, management_url(brokers))]
     assert main(["broker", "check", "--broker", wrong[0], "--store", wrong[1], "--management", wrong[2]]) == 1
     captured = capsys.readouterr()
-    # One line per broker, and the timeout: the administrator's password is right.
-    assert captured.out.count("\n") == 3 + 1
+    # One line per broker, and three more of the management: the administrator's password is right.
+    assert captured.out.count("\n") == 3 + 3
     assert "s3cret" not in captured.out + captured.err

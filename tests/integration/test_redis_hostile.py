@@ -195,7 +195,7 @@ def test_only_the_newest_generation_is_read(hostile: Any, north: Store, server: 
 def test_a_client_list_above_the_size_limit_is_not_read(
     hostile: Any, server: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_store, "_MAX_CLIENTS_BYTES", 10 * MEGABYTE)
+    monkeypatch.setattr(redis_store, "MAX_CLIENTS_BYTES", 10 * MEGABYTE)
     hostile.sadd(clients_key("north", RUN), *(bytes([number]) * MEGABYTE for number in range(20)))
     with taking_less_than(MEGABYTE), pytest.raises(LedgerMissing, match="north/run"):
         server.clients(RUN)

@@ -1,5 +1,6 @@
 """Administration of Redis: users, and a check of its settings and of a user's permissions."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from broker_config.stores.redis.nodes import Client, Node
 from broker_config.stores.redis.server_check import problems
 
 _RETRY = RetryPolicy(seconds=5.0)
+_CLUSTER, _SENTINELS = "of a cluster", "behind Sentinels"
 
 
 @dataclass(frozen=True)
@@ -91,31 +93,56 @@ class RedisReport:
     """What this user has no permission to see"""
     url: str
     """Of this node"""
+    place: str
+    """Alone, or a primary or replica of several"""
+    clock_ahead_seconds: float
 
 
 def inspect_redis(url: str, own_key: str, foreign_key: str | None) -> Iterator[RedisReport]:
     """Checks each node as the user in `url`, who must be able to read `own_key` and not `foreign_key`. Raises
     FedILError if one does not answer."""
     with closing(RedisConnection(url, _RETRY)) as connection:
-        nodes, in_cluster = connection.known_nodes(), connection.is_cluster
+        nodes = connection.known_nodes()
+        group = _CLUSTER if connection.is_cluster else _SENTINELS if connection.replaces_primaries else ""
     for node in nodes.found:
         with closing(RedisConnection(node.url, _RETRY)) as connection:
-            yield _inspect(node, connection, own_key, foreign_key, in_cluster)
+            yield _inspect(node, connection, own_key, foreign_key, group)
     if nodes.missing:
         raise FedILError(f"Redis at {', '.join(nodes.missing)}, a replica, does not answer: start it")
 
 
 def _inspect(
-    node: Node, connection: RedisConnection, own_key: str, foreign_key: str | None, in_cluster: bool
+    node: Node, connection: RedisConnection, own_key: str, foreign_key: str | None, group: str
 ) -> RedisReport:
     info: dict[str, Any] = connection.call(lambda redis: redis.info())
-    found = problems(info, is_replica=node.is_replica, in_cluster=in_cluster)
+    found = problems(info, is_replica=node.is_replica, in_cluster=group == _CLUSTER)
     wrong = [f"it {problem.text}" for problem in found]
     if node.lacks_replica:
         wrong.append("it has no replica that could take over: start one")
     forgets, may_forget = _forgotten_users(connection, info)
-    wrong += [*forgets, *_wrong_permissions(connection, own_key, foreign_key, node.is_replica)]
-    return RedisReport(connection.endpoint, _product(info), tuple(wrong), tuple(may_forget), node.url)
+    wrong += [
+        *_late_writes(connection, info),
+        *forgets,
+        *_wrong_permissions(connection, own_key, foreign_key, node.is_replica),
+    ]
+    place = f"{'replica' if node.is_replica else 'primary'} {group}" if group else "alone"
+    return RedisReport(
+        connection.endpoint,
+        _product(info),
+        tuple(wrong),
+        tuple(may_forget),
+        node.url,
+        place,
+        _clock_ahead(connection),
+    )
+
+
+def _clock_ahead(connection: RedisConnection) -> float:
+    def ahead(redis: Client) -> float:
+        seconds, microseconds = redis.time()
+        return float(seconds + microseconds / 1e6 - time.time())
+
+    return connection.call(ahead)
 
 
 def accepts_anonymous(url: str) -> bool:
@@ -152,6 +179,20 @@ def _forgotten_users(connection: RedisConnection, info: Mapping[str, Any]) -> tu
     if info.get("config_file"):
         return [], [f"when it restarts it forgets all users that its redis.conf does not name: {remedy}"]
     return [f"it forgets its users when it restarts: {remedy}"], []
+
+
+def _late_writes(connection: RedisConnection, info: Mapping[str, Any]) -> Iterator[str]:
+    def read_fsync(redis: Client) -> str:
+        try:
+            return str(redis.config_get("appendfsync").get("appendfsync", ""))
+        except ResponseError:  # only an administrator may read it
+            return ""
+
+    if info.get("aof_enabled") and connection.call(read_fsync) in ("everysec", "no"):
+        yield (
+            "it may lose what it has confirmed in a power failure: redis-cli CONFIG SET appendfsync always, and in "
+            "redis.conf"
+        )
 
 
 def _wrong_permissions(

@@ -63,18 +63,25 @@ def problems(
         primary = f"{info.get('master_host')}:{info.get('master_port')}"
         yield Problem(f"is a replica (replica-read-only): use its primary, {primary}", is_fatal=True)
     if not info.get("aof_enabled"):
-        yield Problem("has no append-only file and loses ledgers when it dies: set appendonly yes")
+        yield Problem(
+            "has no append-only file and loses ledgers when it dies: redis-cli CONFIG SET appendonly yes, and in "
+            "redis.conf"
+        )
     elif info.get("aof_last_write_status") != "ok":
         yield Problem("cannot write its append-only file: free space on its disk")
     policy, maxmemory = str(info.get("maxmemory_policy", "")), info.get("maxmemory", 0)
     # The volatile-… policies evict only keys that expire, and ledgers never do.
     if policy.startswith("allkeys"):
         yield Problem(
-            f"may evict ledgers (maxmemory-policy {policy}): set maxmemory-policy noeviction",
+            f"may evict ledgers (maxmemory-policy {policy}): redis-cli CONFIG SET maxmemory-policy noeviction, and in "
+            "redis.conf",
             is_fatal=bool(maxmemory),
         )
     elif 0 < maxmemory <= info["used_memory"]:
-        yield Problem("is full and refuses to write: raise maxmemory, or delete keys of old runs")
+        yield Problem(
+            "is full and refuses to write: redis-cli CONFIG SET maxmemory BYTES, or fedil "
+            "broker retire RUN --ledgers for old runs"
+        )
 
 
 def _version(text: object) -> tuple[int, ...]:

@@ -32,7 +32,7 @@ MAX_LEDGER_BYTES = 64 << 20
 """A sample takes about three bytes."""
 _LEDGERS_PER_BATCH = 80
 _MAX_RECORD_BYTES = 64
-_MAX_CLIENTS_BYTES = 64 << 20
+MAX_CLIENTS_BYTES = 64 << 20
 """Size in Redis of a client list that is read; a client takes about 70 bytes."""
 _RECORD_FIELDS = ("opened", "first", "kept")
 _COUNT, _CONFIRMED = "count", "confirmed"
@@ -266,8 +266,8 @@ class RedisStore:
 
         def members(redis: Client) -> Iterable[bytes]:
             num_bytes = redis.memory_usage(key, samples=0) or 0
-            if num_bytes > _MAX_CLIENTS_BYTES:
-                raise UnexpectedValue(f"{num_bytes} bytes; at most {_MAX_CLIENTS_BYTES}")
+            if num_bytes > MAX_CLIENTS_BYTES:
+                raise UnexpectedValue(f"{num_bytes} bytes; at most {MAX_CLIENTS_BYTES}")
             found: Iterable[bytes] = redis.smembers(key)
             return found
 

@@ -36,7 +36,8 @@ class Publisher:
         """By kind of queue"""
         self._channel: BlockingChannel | None = None
         self._pipeline: PipelinedPublisher | None = None
-        self._chunk_bytes = CHUNK_BYTES
+        self.chunk_bytes = CHUNK_BYTES
+        """The largest message that the broker has not refused"""
 
     def publish(self, queue: str, body: bytes, headers: Headers | None = None) -> None:
         """Returns when the broker has confirmed the message."""
@@ -70,13 +71,13 @@ class Publisher:
         """Calls `send` with the largest message size, and again with half of it as long as the broker refuses."""
         while True:
             try:
-                return send(self._chunk_bytes)
+                return send(self.chunk_bytes)
             except MessageTooLarge as error:
-                if self._chunk_bytes <= _MIN_CHUNK_BYTES:
+                if self.chunk_bytes <= _MIN_CHUNK_BYTES:
                     raise BrokerRefused(
                         f"RabbitMQ accepts only tiny messages ({error}): raise max_message_size"
                     ) from None
-                self._chunk_bytes //= 2
+                self.chunk_bytes //= 2
 
     def _properties(self, headers: Headers | None) -> pika.BasicProperties:
         return pika.BasicProperties(

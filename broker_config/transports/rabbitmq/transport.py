@@ -32,6 +32,11 @@ class RabbitTransport:
         self.bytes_received: Counter[str] = self._models.bytes_received
         self.bytes_sent: Counter[str] = self._session.publisher.bytes_sent
 
+    @property
+    def chunk_bytes(self) -> int:
+        """The largest message that the broker has not refused so far"""
+        return self._session.publisher.chunk_bytes
+
     def declare(self, *queues: str) -> None:
         self._session.queues.declare_exchanges()
         self._session.queues.declare(*queues)

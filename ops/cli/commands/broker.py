@@ -26,7 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     init = actions.add_parser("init", help="apply to running brokers; may be repeated")
     files = actions.add_parser("files", help="write configuration files for new brokers")
-    check = actions.add_parser("check", help="report what is wrong with running brokers")
+    check = actions.add_parser(
+        "check", help="report what is wrong with running brokers; a part of fedil doctor"
+    )
     runs = actions.add_parser("runs", help="list the runs that the brokers hold data of")
     retire = actions.add_parser("retire", help="remove an abandoned run from the brokers")
     init.set_defaults(run=run_init)
@@ -35,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     runs.set_defaults(run=run_runs)
     retire.set_defaults(run=run_retire)
     for action in (init, files, check):
-        _add_site_arguments(action)
+        add_site_arguments(action)
     for action in (init, files):
         _add_account_arguments(action)
     administrator = "of an administrator"
@@ -68,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add_url_argument(action, "--store", STORE_URL, "redis(s):// with the server's credentials")
 
 
-def _add_site_arguments(parser: argparse.ArgumentParser) -> None:
+def add_site_arguments(parser: argparse.ArgumentParser) -> None:
     recipe = "take sites and deadline from this recipe: a built-in name or a .toml file"
     deadline = "deadline of a round; default: the recipe's"
     parser.add_argument("--sites", metavar="A,B", help="names of the sites")
@@ -123,10 +125,11 @@ def run_files(args: argparse.Namespace) -> int:
 def run_check(args: argparse.Namespace) -> int:
     if not (args.broker or args.store or args.management):
         raise SettingError("nothing to check: give --broker, --store or --management")
-    sites, deadline_seconds = _sites_and_deadline(args)
-    from ops.broker.check import check
+    sites, deadline_seconds = sites_and_deadline(args)
+    from ops.doctor.brokers import BrokerAddresses, check_brokers
 
-    findings = check(args.broker, args.store, args.management, sites, deadline_seconds)
+    addresses = BrokerAddresses(args.broker, args.store, args.management)
+    findings = list(check_brokers(addresses, sites, deadline_seconds))
     for finding in findings:
         print(finding)
     return 1 if any(finding.is_wrong for finding in findings) else 0
@@ -175,7 +178,7 @@ def _confirmed(run: str) -> bool:
 
 
 def _setup_options(args: argparse.Namespace) -> "SetupOptions":
-    sites, deadline_seconds = _sites_and_deadline(args)
+    sites, deadline_seconds = sites_and_deadline(args)
     if not sites:
         raise SettingError("no sites: give --sites a,b or --recipe R")
     from ops.broker.setup import SetupOptions
@@ -203,7 +206,7 @@ def _check_scheme(option: str, url: str | None, *schemes: str) -> None:
         raise SettingError(f"{option} must begin with {' or '.join(f'{scheme}://' for scheme in schemes)}")
 
 
-def _sites_and_deadline(args: argparse.Namespace) -> tuple[tuple[str, ...], float]:
+def sites_and_deadline(args: argparse.Namespace) -> tuple[tuple[str, ...], float]:
     from broker_config.brokers.definitions import check_sites
     from server_worker.run.recipe import FederationSettings
 

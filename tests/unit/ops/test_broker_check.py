@@ -7,7 +7,7 @@ import pytest
 
 from broker_config.brokers.definitions import SiteLimits, policies
 from broker_config.brokers.topology import tasks_queue
-from ops.broker.check import _check_consumer_timeout, _lost_with_a_node
+from ops.doctor.management import check_consumer_timeout, lost_with_a_node
 
 HOUR_MS = 3_600_000
 
@@ -47,7 +47,7 @@ def test_the_verdict_follows_the_policy_that_rabbitmq_applies(
     policies: list[dict[str, Any]], verdict: str
 ) -> None:
     queues = [tasks_queue("north"), tasks_queue("south")]
-    assert _check_consumer_timeout("here", "node", policies, queues, 3600.0).verdict == verdict
+    assert check_consumer_timeout("here", "node", policies, queues, 3600.0).verdict == verdict
 
 
 @pytest.mark.parametrize(
@@ -67,12 +67,18 @@ def test_the_verdict_follows_the_policy_that_rabbitmq_applies(
 def test_a_time_out_that_a_policy_makes_too_short_is_reported_with_the_policy(
     policies: list[dict[str, Any]], text: str
 ) -> None:
-    finding = _check_consumer_timeout("here", "node", policies, [tasks_queue("north")], 3600.0)
+    finding = check_consumer_timeout("here", "node", policies, [tasks_queue("north")], 3600.0)
     assert str(finding) == f"wrong: here: {text}"
 
 
-def queue(name: str, kind: str, members: int | None = None) -> dict[str, Any]:
-    return {"name": name, "type": kind} | ({} if members is None else {"members": ["node"] * members})
+def names(count: int) -> list[str]:
+    return [f"rabbit@{number}" for number in range(count)]
+
+
+def queue(name: str, kind: str, members: int | None = None, gone: int = 0) -> dict[str, Any]:
+    forgotten = [f"rabbit@gone{number}" for number in range(gone)]
+    listed = {} if members is None else {"members": [*names(members), *forgotten]}
+    return {"name": name, "type": kind} | listed
 
 
 @pytest.mark.parametrize(
@@ -84,6 +90,7 @@ def queue(name: str, kind: str, members: int | None = None) -> dict[str, Any]:
             5,
             "on 2 of 5 nodes: rabbitmq-streams add_replica fedil.models.r",
         ),
+        (queue("fedil.models.r", "stream", 2, gone=1), 3, "on 2 of 3 nodes: rabbitmq-streams add_replica"),
         (queue("fedil.updates.a.r", "classic"), 3, "on 1 of 3 nodes: it was made before fedil broker init"),
         (queue("fedil.tasks.a", "quorum", 3), 5, None),
         (queue("fedil.tasks.a", "quorum", 2), 2, None),
@@ -95,6 +102,6 @@ def queue(name: str, kind: str, members: int | None = None) -> dict[str, Any]:
 def test_queues_of_a_cluster_that_would_be_lost_with_a_node_are_reported(
     found: dict[str, Any], nodes: int, problem: str | None
 ) -> None:
-    problems = list(_lost_with_a_node([found], nodes))
+    problems = list(lost_with_a_node([found], names(nodes)))
     assert len(problems) == (problem is not None)
     assert problem is None or problem in problems[0]
