@@ -109,6 +109,7 @@ def test_help_and_wrong_arguments_load_nothing_heavy(arguments: list[str]) -> No
         ["simulate", "--set", "client.learning_rate=0.1"],
         ["simulate", "--set", "rounds=-1"],
         ["recipes", "show", "digits", "--resolved"],
+        ["recipes", "explain", "quorum"],
     ],
     ids=" ".join,
 )

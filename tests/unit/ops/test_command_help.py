@@ -46,5 +46,6 @@ def test_one_style_for_defaults_and_for_what_need_not_be_given() -> None:
     said = {parser.prog: " ".join(parser.format_help().split()) for parser in parsers_under(make_parser())}
     told_otherwise = [prog for prog, text in said.items() if "(default: " in text]
     assert [prog for prog in told_otherwise if not prog.startswith("fedil broker ")] == []
-    assert said["fedil recipes"].startswith("usage: fedil recipes [-h] [list | show NAME [--resolved]] List")
+    actions = "[list | show NAME [--resolved] | explain [KEY]]"
+    assert said["fedil recipes"].startswith(f"usage: fedil recipes [-h] {actions} List")
     assert said["fedil ledger list"].count("--run ID") == 2
