@@ -13,13 +13,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     formats = "safetensors: the weights alone; torchscript and onnx: a program that runs without FedIL"
     parser.add_argument("--format", choices=sorted(ENDINGS), required=True, help=formats)
-    parser.add_argument("--output", type=Path, metavar="FILE", help="default: RUN_DIR/<model>.<ending>")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="default: RUN/<model>.<ending>")
 
 
 def run(args: argparse.Namespace) -> int:
-    output: Path = args.output or args.run_dir / f"{args.model}{ENDINGS[args.format]}"
+    output: Path = args.out or args.run_dir / f"{args.model}{ENDINGS[args.format]}"
     if output.is_dir():
-        raise SettingError(f"{output} is a folder: --output wants the name of a file")
+        raise SettingError(f"{output} is a folder: --out wants the name of a file")
     recipe, dataset, network = load_trained(args)
     from ops.inspect.export import digest_of, export, make_package
 

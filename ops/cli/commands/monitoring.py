@@ -12,7 +12,7 @@ _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):(?P<port>\d{1,5})")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("out", type=Path, metavar="DIR", help="where to write them")
+    parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="where to write them")
     _add_places(parser, "--server", "servers", "of the servers' --web; default: 127.0.0.1:8265")
     _add_places(parser, "--rabbitmq", "rabbitmq", "of RabbitMQ's own metrics; default: 127.0.0.1:15692")
     _add_places(parser, "--redis-exporter", "redis_exporters", "where there is one")
