@@ -1,11 +1,14 @@
 """Reference pages of the documentation, written from the code: `./ops/scripts/docs`, or `python -m ops.reference`."""
 
+import argparse
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
 from client_worker.limits import LimitSettings
 from fedil_model.methods import DEFAULT_METHOD, METHODS, find_method
+from ops.cli.examples import EXAMPLES
+from ops.cli.main import make_parser
 from ops.reference.settings import FILE_KEYS, Setting, in_toml, in_words, leaves, one_line, settings_of
 from server_worker.run.recipe import flatten
 
@@ -79,9 +82,52 @@ def _table(settings: Iterable[Setting]) -> str:
 
 
 def _rows(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [headings, ["---"] * len(headings), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    lines = [headings, ["---"] * len(headings), *([_in_table(cell) for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
-PAGES: dict[str, Callable[[], str]] = {"settings.md": settings_page}
+def _in_table(text: str) -> str:
+    """A bar would begin the next cell, and <words> an element of HTML."""
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def commands_page() -> str:
+    """Every command of `fedil`, with its examples and arguments"""
+    parts = [
+        _WRITTEN,
+        "# Commands\n",
+        "`fedil COMMAND --help` says the same; `--set`, `--json` and so on mean the same everywhere. [Exit codes]"
+        "(exit-codes.md) follow one rule. `fedil completion bash` prints what completes commands in a shell.\n",
+    ]
+    for parser in parsers_of(make_parser()):
+        parts += [f"## {parser.prog}\n", f"{(parser.description or '').strip()}\n"]
+        if parser.prog in EXAMPLES:
+            commands = "\n".join(f"$ {line}" for line in EXAMPLES[parser.prog])
+            parts.append(f"```console\n{commands}\n```\n")
+        shown = [action for action in parser._actions if argparse.SUPPRESS not in (action.help, action.dest)]
+        if rows := [
+            _argument(action) for action in shown if action.dest != "help" and action.nargs != "A..."
+        ]:
+            parts.append(_rows(("argument", "what it is for"), rows))
+    return "\n".join(parts)
+
+
+def parsers_of(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """Itself and those of its actions, which say what they are for as their help does"""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below, about in zip(action.choices.values(), action._choices_actions, strict=True):
+                below.description = below.description or f"{about.help}"
+                yield from parsers_of(below)
+
+
+def _argument(action: argparse.Action) -> tuple[str, str]:
+    names = ", ".join(action.option_strings)
+    choices = "|".join(map(str, action.choices)) if action.choices else ""
+    value = "" if action.nargs == 0 else f"{action.metavar or choices or action.dest}"
+    return f"`{f'{names} {value}'.strip()}`", action.help or ""
+
+
+PAGES: dict[str, Callable[[], str]] = {"settings.md": settings_page, "commands.md": commands_page}
 """File in ops/docs → its text"""
