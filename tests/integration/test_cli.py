@@ -325,7 +325,7 @@ def test_a_model_that_the_run_does_not_have_is_named(run_dir: Path) -> None:
 def test_an_exported_model_carries_the_digest_that_the_run_reported(run_dir: Path, tmp_path: Path) -> None:
     file = tmp_path / "new folder" / "model.onnx"
     result = fedil("export", run_dir, "--format", "onnx", "--out", file)
-    assert (result.returncode, result.stdout) == (0, f"{file}\n"), result.stderr
+    assert result.stdout == f"{file}\n{file.with_name('model.MODEL_CARD.md')}\n", result.stderr
     session = onnxruntime.InferenceSession(str(file))
     metadata = session.get_modelmeta().custom_metadata_map
     assert metadata["model_digest"] == summary_of(run_dir)["model_digest"]
