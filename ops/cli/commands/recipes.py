@@ -71,6 +71,8 @@ def run_show(args: argparse.Namespace) -> int:
 def print_written(path: Path) -> None:
     try:
         sys.stdout.write(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingError(f"cannot read recipe {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise SettingError(f"recipe {path} is not UTF-8 text: {error}") from error
 
