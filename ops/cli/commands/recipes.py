@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     explain.add_argument("key", nargs="?", metavar="KEY", help=what)
     explain.add_argument("--recipe", metavar="R", help=f"say what it has too: {RECIPE_HELP}")
     add_override_argument(explain)
-    for action in (every, explain):
+    for action in (every, show, explain):
         action.add_argument("--json", action="store_true", help="JSON instead of text")
     parser.set_defaults(json=False)
     show.set_defaults(run=run_show)
@@ -61,7 +61,12 @@ def description_of(path: Path) -> str:
 
 def run_show(args: argparse.Namespace) -> int:
     path = find_recipe(args.show)
-    if args.resolved:
+    if args.json:
+        from server_worker.run.recipe import load_recipe, read_values
+
+        shown = load_recipe(path).model_dump(mode="json") if args.resolved else read_values(path)
+        print(json.dumps(shown, ensure_ascii=False))
+    elif args.resolved:
         print_resolved(path)
     else:
         print_written(path)

@@ -54,13 +54,14 @@ def test_one_style_for_defaults_and_for_what_need_not_be_given() -> None:
 
 
 def test_every_command_has_examples_that_it_takes() -> None:
-    progs = {parser.prog for parser in parsers_under(make_parser())}
+    fedil = make_parser()
+    progs = {parser.prog for parser in parsers_under(fedil)}
     assert progs - EXAMPLES.keys() == set(), "add examples to ops/cli/examples.py"
     assert EXAMPLES.keys() - progs == set()
     for prog, lines in EXAMPLES.items():
         for line in lines:
             assert f"{line} ".startswith(f"{prog} ")
-            make_parser().parse_args(shlex.split(line.partition(" > ")[0])[1:])
+            fedil.parse_args(shlex.split(line.partition(" > ")[0])[1:])
 
 
 def test_help_ends_with_the_examples_as_they_are_typed() -> None:

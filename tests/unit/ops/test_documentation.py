@@ -81,5 +81,6 @@ def test_links_of_a_document_lead_somewhere_in_the_repository(document: Path) ->
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_commands_of_a_document_are_ones_that_fedil_takes(document: Path) -> None:
+    fedil = make_parser()
     for line in re.findall(r"^\$ fedil (.*)$", document.read_text(encoding="utf-8"), re.MULTILINE):
-        make_parser().parse_args(shlex.split(re.sub(r" +# .*", "", line)))
+        fedil.parse_args(shlex.split(re.sub(r" +# .*", "", line)))
