@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
     check_installed()
     runs = [read_run(folder, args.plugin) for folder in folders]
-    written = {"report": [out], "plots": [], "tensorboard": []}
+    written: dict[str, list[Path]] = {"tensorboard": [], "report": [out], "plots": []}
     if args.tensorboard is not None:
         written["tensorboard"] = write_events(runs, args.tensorboard)
     page, plots = built(runs, args.store)
