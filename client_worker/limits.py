@@ -45,15 +45,21 @@ class SiteLimit(LearningError):
 
 class LimitSettings(Settings):
     runs: list[str] | None = None
-    """Names, with * and ?; None: any"""
+    """Names of runs whose tasks are done, with * and ?; not set: of any."""
     methods: list[str] | None = None
+    """Methods that tasks may name; not set: any."""
     networks: list[str] | None = None
+    """Networks that tasks may name; not set: any."""
     min_samples: PositiveInt = 1
+    """A client with fewer samples is not trained."""
     max_activations: PositiveInt | None = None
+    """Number of times that one client is trained in one run, at most."""
     clip_norm: PositiveFloat | None = None
+    """An update of a larger norm is scaled down to this."""
     noise_multiplier: float = Field(default=0.0, ge=0.0)
+    """Standard deviation of the Gaussian noise on each number of an update, in multiples of `clip_norm`."""
     noise_secret: Path | None = Field(default=None, strict=False)
-    """Relative to the file"""
+    """File with the secret that noise derives from, relative to this file; the same at all workers of the site."""
 
     @model_validator(mode="after")
     def _noise_is_complete(self) -> "LimitSettings":

@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--limits",
         type=Path,
         metavar="FILE",
-        help="TOML file with what this site allows: runs, methods, networks, samples, norm of updates (see README)",
+        help="TOML file with what this site allows: runs, methods, samples, norm of updates (see ops/docs/data.md)",
     )
     add_web_argument(
         parser,

@@ -28,36 +28,47 @@ Codec = Literal["fp32", "fp16", "int8"]
 
 class Settings(BaseModel):
     # Strict: `true` is not the number 1, and "1" is none. A whole number still is a float.
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
+    # The text under a field is its description: `fedil recipes explain` and the reference page show it.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, strict=True, use_attribute_docstrings=True
+    )
 
 
 class DataSettings(Settings):
     name: str = "digits"
     """A registered dataset, or `module:callable` of your own."""
     root: Path | None = Field(default=None, strict=False)
-    """Where the files are; the command line uses FEDIL_DATA when this is not set, or not there."""
+    """Folder of the dataset's files; the command line uses FEDIL_DATA when this is not set, or not there."""
     download: bool = False
+    """Whether files that are missing may be fetched from where the dataset is published."""
     options: dict[str, Any] = {}
-    """Keyword arguments of the dataset's own."""
+    """Keyword arguments of the dataset's own, as `options = { size = 16 }` for pictures in folders."""
 
 
 class SplitSettings(Settings):
     labelled: PositiveInt | None = None
-    """Number of labelled samples at the server; or give `labelled_fraction` (the paper's γ)."""
+    """Number of labelled samples at the server; or give `labelled_fraction`."""
     labelled_fraction: float | None = Field(default=None, gt=0.0, lt=1.0)
+    """Share of the samples that are labelled, at the server (the paper's γ); or give `labelled`."""
     label_split: Literal["stratified", "random"] = "stratified"
+    """How labelled samples are drawn: "stratified" has each class as often as among all samples, "random" leaves that
+    to chance."""
     clients: PositiveInt = 100
+    """Number of clients that the unlabelled samples are dealt out to."""
     partition: Literal["iid", "classes", "dirichlet", "batch_iid", "batch_noniid", "natural", "elsewhere"] = (
         "iid"
     )
-    """"natural": each client holds what the data says is its own, such as the column data.options.site of a table.
-    "elsewhere": nothing is dealt out. All samples here are labelled, the clients' data lie at their sites."""
+    """How samples are dealt out: "iid" evenly, "classes" some classes to each client, "dirichlet" uneven shares of each
+    class, "batch_iid" and "batch_noniid" as FedMatch's tasks, "natural" as the data say, such as by the column
+    data.options.site of a table. With "elsewhere" nothing is dealt out: all samples here are labelled, the clients'
+    data lie at their sites."""
     classes_share: float = Field(default=0.2, gt=0.0, le=1.0)
-    """partition = "classes": the share of all classes that each client holds, exactly."""
+    """With `partition = "classes"`: the share of all classes that each client holds, exactly."""
     alpha: PositiveFloat = 0.5
-    """partition = "dirichlet": small is skewed, large is even."""
+    """With `partition = "dirichlet"`: how even the clients' shares of a class are; 0.1 is very skewed, 100 nearly
+    even."""
     min_samples: PositiveInt = 10
-    """partition = "dirichlet": no client gets fewer."""
+    """With `partition = "dirichlet"`: no client gets fewer samples than this."""
 
     @model_validator(mode="after")
     def _one_way_to_say_how_many_labels(self) -> "SplitSettings":
@@ -76,24 +87,36 @@ class NetworkSettings(Settings):
     name: str = "resnet9"
     """A registered network, or `module:callable` of your own."""
     width: PositiveInt = 64
+    """Channels of the first layer, from which the others follow: twice the width has about four times the parameters
+    and the computing time."""
     norm: Literal["none", "bn", "sbn", "gn", "auto"] = "bn"
-    """"auto": batch norm for images of 16 pixels a side or more, group norm for the rest."""
+    """Normalisation: batch norm ("bn"), batch norm with the statistics of the server's samples ("sbn"), group norm
+    ("gn") or "none". "auto" takes batch norm for images of 16 pixels a side or more, group norm for the rest. Where
+    clients hold few classes, take "sbn"."""
     options: dict[str, Any] = {}
+    """Keyword arguments of the network's own."""
 
 
 class OptimiserSettings(Settings):
     epochs: PositiveInt = 5
+    """Passes over the samples in a round. More of them cost time, and move clients further from each other."""
     batch_size: PositiveInt = 50
+    """Samples in a step of SGD."""
     lr: PositiveFloat = 0.03
+    """Learning rate of SGD. Lower it if training diverges."""
     lr_schedule: Literal["constant", "cosine"] = "constant"
-    """"cosine" decays over the run's rounds, not inside one task."""
+    """"cosine" decays the learning rate over the run's rounds, not inside one task; a run with it cannot be given more
+    rounds later."""
     lr_floor: float = Field(default=0.0, ge=0.0, le=1.0)
     """The share of `lr` at which the cosine ends."""
     momentum: float = Field(default=0.9, ge=0.0, lt=1.0)
+    """Momentum of SGD, which begins anew with each task."""
     nesterov: bool = True
+    """Whether the momentum is Nesterov's."""
     weight_decay: float = Field(default=5e-4, ge=0.0)
+    """Pulls weights towards 0 in each step, by this times the learning rate."""
     clip_norm: float = Field(default=5.0, ge=0.0)
-    """Gradient norm is clipped to this; 0 switches it off."""
+    """A gradient of a larger norm is scaled down to this; 0 switches it off."""
 
     @model_validator(mode="after")
     def _nesterov_needs_momentum(self) -> "OptimiserSettings":
@@ -111,16 +134,17 @@ def _class_weights(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
 
 class ServerSettings(OptimiserSettings):
     epochs: PositiveInt = 10
+    """Passes over the labelled samples in a round."""
     pretrain_epochs: int = Field(default=0, ge=0)
-    """Epochs on the labelled data before round 1."""
+    """Epochs on the labelled samples before round 1. Good pseudo-labels from the first round on need some."""
     pretrain_lr: PositiveFloat | None = None
-    """Learning rate for them, where it should not be `lr`."""
+    """Learning rate before round 1, where it should not be `lr`."""
     pretrain_schedule: Literal["constant", "cosine"] = "constant"
-    """"cosine" decays to 0 over the epochs before round 1."""
+    """"cosine" decays the learning rate to 0 over the epochs before round 1."""
     pretrain_strong_weight: float = Field(default=0.0, ge=0.0)
-    """Weight of an additional cross-entropy on the strong view of labelled samples, before round 1 …"""
+    """Weight of an additional cross-entropy on the strong view of labelled samples, before round 1."""
     strong_weight: float = Field(default=0.0, ge=0.0)
-    """… and in the rounds."""
+    """Weight of an additional cross-entropy on the strong view of labelled samples, in the rounds."""
     class_weights: Annotated[
         Literal["balanced"] | list[PositiveFloat] | None, WrapValidator(_class_weights)
     ] = None
@@ -139,10 +163,10 @@ class HostileSettings(Settings):
     """Clients that send wrong updates on purpose, to find out what a method does about them. For experiments."""
 
     share: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Of the clients"""
+    """Share of the clients that send wrong updates on purpose, for experiments."""
     kind: Literal["flipped", "noise", "stale", "permuted"] = "flipped"
-    """The update with the opposite sign; noise of its length; the first update again and again; the trained model with
-    its classes numbered one further."""
+    """What they send: the update with the opposite sign ("flipped"), noise of its length ("noise"), their first update
+    again and again ("stale"), or the trained model with its classes numbered one further ("permuted")."""
 
 
 class Learning(Settings):
@@ -151,9 +175,13 @@ class Learning(Settings):
     profile: str = ""
     """Which of the method's profiles fills in what the recipe leaves out; "paper" is the published algorithm."""
     seed: int = Field(default=0, ge=0, lt=2**63)
+    """All that is random derives from it: labelled samples, partition, initial weights, selection, views."""
     rounds: PositiveInt = 30
+    """Number of rounds, or of aggregations in buffered mode. More may be asked for later, unless a schedule counts
+    them."""
     autocast: Literal["off", "bf16", "auto"] = "off"
-    """"auto": bf16 where the processor computes it. Devices that do and devices that do not give other bits."""
+    """"bf16" computes in half precision; "auto" where the processor computes it. Devices that do and devices that do
+    not give other bits."""
     data: DataSettings = DataSettings()
     split: SplitSettings = SplitSettings(labelled_fraction=0.01)
     network: NetworkSettings = NetworkSettings()

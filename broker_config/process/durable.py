@@ -10,10 +10,21 @@ from broker_config.protocol.errors import BrokerUnavailable
 
 def write_atomically(path: Path, body: Iterable[bytes | memoryview]) -> None:
     """Write aside, force to disk, rename. If it fails (full disk), `path` is as it was."""
+    _write_aside(path, body, 0o666)
+
+
+def write_privately(path: Path, body: Iterable[bytes | memoryview]) -> None:
+    """`write_atomically`, readable for its owner only, from the first byte on"""
+    _write_aside(path, body, 0o600)
+
+
+def _write_aside(path: Path, body: Iterable[bytes | memoryview], mode: int) -> None:
     aside = path.with_name(path.name + ".tmp")
     with translated_disk_errors(path):
         try:
-            with open(aside, "wb") as file:
+            # What a crash, or another user, has left there would keep its mode, and a link lead elsewhere.
+            aside.unlink(missing_ok=True)
+            with open(aside, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
                 file.writelines(body)
                 file.flush()
                 os.fsync(file.fileno())
@@ -22,15 +33,6 @@ def write_atomically(path: Path, body: Iterable[bytes | memoryview]) -> None:
             aside.unlink(missing_ok=True)
             raise
         _fsync_directory(path.parent)
-
-
-def write_privately(path: Path, body: Iterable[bytes | memoryview]) -> None:
-    """`write_atomically`, readable for its owner only"""
-    mask = os.umask(0o077)
-    try:
-        write_atomically(path, body)
-    finally:
-        os.umask(mask)
 
 
 def append_line(path: Path, line: bytes) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from pydantic import create_model
+from pydantic import Field, create_model
 
 from fedil_model.errors import SettingError
 from fedil_model.methods.interface import Method, MethodContext, MethodSpec, Tensors
@@ -78,7 +78,10 @@ def settings_class(kind: type[_L], method: str) -> type[_L]:
     spec = find_method(method)
     profiles = tuple(spec.profiles)
     fields: dict[str, Any] = {
-        "profile": (Literal[profiles], profiles[0]),
+        "profile": (
+            Literal[profiles],
+            Field(profiles[0], description=kind.model_fields["profile"].description),
+        ),
         "method": (spec.settings, spec.settings(name=method)),
     }
     typed: type[_L] = create_model(kind.__name__, __base__=kind, __module__=kind.__module__, **fields)

@@ -57,7 +57,7 @@ class ByolSettings(HeadSettings):
     """m: after each step f_t ← m·f_t + (1 − m)·f."""
     max_age: int | None = Field(default=None, ge=1)
     """A client that last trained more than this many rounds ago begins as if it had never trained: what it kept is too
-    far from the model that it receives. None: it always uses what it kept."""
+    far from the model that it receives. Not set: it always uses what it kept."""
 
 
 DEFAULT_PROFILE: dict[str, Any] = {

@@ -46,7 +46,8 @@ from fedil_model.training.flat_model import Weights
 
 class ConsistencySettings(MethodSettings):
     loss: Literal["fixmatch", "uda"] = "fixmatch"
-    """Of strong views, against the label of the weak view, or against its sharpened probabilities."""
+    """Loss of strong views: against the label of the weak view ("fixmatch"), or against its sharpened probabilities
+    ("uda")."""
     threshold: float = Field(default=0.95, ge=0.0, le=1.0)
     """τ: a sample trains on the prediction for its weak view if the model being trained is at least this sure of it."""
     temperature: float = Field(default=0.4, gt=0.0)
@@ -58,10 +59,10 @@ class ConsistencySettings(MethodSettings):
     proximal: float = Field(default=0.0, ge=0.0)
     """FedProx's μ: adds μ/2·‖θ − θ received‖² to the clients' loss; 0 is FedAvg."""
     weighting: Literal["uniform", "samples"] = "uniform"
-    """Updates count the same, or by their clients' numbers of samples. Where the clients' data are elsewhere those are
-    the clients' own word: "samples" then is for sites that you trust."""
+    """Updates count the same ("uniform"), or by their clients' numbers of samples ("samples"). Where the clients' data
+    are elsewhere those are the clients' own word: "samples" then is for sites that you trust."""
     server_momentum: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Momentum on the mean update."""
+    """Momentum on the mean update: 0.5 adds half of the round before."""
 
 
 _USUAL: dict[str, Any] = merge(SHARED_OPTIMISERS, {"network": {"norm": "gn"}})

@@ -32,6 +32,8 @@ from fedil_model.training.flat_model import Weights
 
 class FedEMASettings(ByolSettings):
     max_age: int | None = Field(default=1, ge=1)
+    """A client that last trained more than this many rounds ago begins as if it had never trained. Not set: it always
+    blends with what it kept."""
     first_share: float = Field(default=0.7, ge=0.0, le=1.0)
     """τ: share of its own weights with which a client begins its second training."""
 

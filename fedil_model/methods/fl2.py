@@ -51,7 +51,7 @@ class FL2Settings(FineTunedSettings):
     radius: PositiveFloat = 0.1
     """ρ: how far the ascent step goes, relative to the parameters' sizes."""
     weight_sharpness: float = Field(default=1.0, ge=0.0)
-    """Of the divergence after the ascent step; 0 leaves it out."""
+    """Weight of the divergence after the ascent step; 0 leaves it out."""
     weighting: Literal["status", "uniform"] = "status"
     """"status": an update counts 1 − its client's mean confidence. That is the client's own word: for sites that you
     trust. "uniform": updates count the same."""

@@ -64,7 +64,7 @@ TURNS = 4
 
 class OrchestraSettings(HeadSettings):
     clusters: int = Field(default=32, ge=2)
-    """K: the server's; at most half of the centroids that a round's clients send."""
+    """K: clusters of the server; at most half of the centroids that a round's clients send."""
     local_clusters: int = Field(default=16, ge=2)
     """L: centroids that a client sends."""
     memory: int = Field(default=128, ge=2)
@@ -74,9 +74,9 @@ class OrchestraSettings(HeadSettings):
     temperature: float = Field(default=0.1, gt=0.0)
     """Divides the cosines of projections and centroids."""
     weight_rotation: float = Field(default=1.0, ge=0.0)
-    """Of telling the turns of an image. Samples that are not square images are not turned."""
+    """Weight of telling the turns of an image. Samples that are not square images are not turned."""
     server_steps: int = Field(default=500, ge=0)
-    """Of SGD on the server's centroids, in each round."""
+    """Steps of SGD on the server's centroids, in each round."""
 
 
 PROFILES: dict[str, dict[str, Any]] = {

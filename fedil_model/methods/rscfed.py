@@ -61,11 +61,12 @@ class RSCFedSettings(MethodSettings):
     """β: in a group's second mean a model counts exp(−β·d/n), where d is its distance from the first mean and n its
     number of samples."""
     weight_consistency: float = Field(default=0.02, ge=0.0)
-    """Of the squared distance between a client's prediction and its teacher's."""
+    """Weight of the squared distance between a client's prediction and its teacher's."""
     teacher: Literal["received", "kept"] = "kept"
-    """A client's teacher starts from the received model, or goes on from its last activation."""
+    """Where a client's teacher starts: from the received model ("received"), or where its last activation ended
+    ("kept")."""
     teacher_decay: float = Field(default=0.999, ge=0.0, lt=1.0)
-    """Of the teacher's moving average; in step s it is at most 1 − 1/s, so that the first step makes a copy."""
+    """Decay of the teacher's moving average; in step s it is at most 1 − 1/s, so that the first step makes a copy."""
 
 
 _OPTIMISER: dict[str, Any] = {

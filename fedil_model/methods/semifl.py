@@ -52,7 +52,7 @@ _AT_A_TIME = 500
 
 class FineTunedSettings(MethodSettings):
     server_momentum: float = Field(default=0.5, ge=0.0, lt=1.0)
-    """Momentum on the mean update."""
+    """Momentum on the mean update: 0.5 adds half of the round before."""
 
 
 class SemiFLSettings(FineTunedSettings):

@@ -16,6 +16,7 @@ from broker_config.process.addresses import read_account_file
 from broker_config.process.version import software_version
 from broker_config.protocol.errors import FedILError, UsageError
 from fedil_model.errors import LearningError, SettingError
+from ops.cli.examples import epilog
 
 COMMANDS = {
     "simulate": "train on this machine (default recipe: digits, which needs no download)",
@@ -38,17 +39,31 @@ COMMANDS = {
     "plan": "bytes, memory, disk and time that a federation of any size needs, and the limit that comes first",
     "credentials": "make certificates for mutual TLS between brokers, server and sites",
     "monitoring": "write Prometheus' and Grafana's configuration, with your addresses",
+    "completion": "print the completion of this command line for a shell",
 }
 """Modules in ops/cli/commands, and what the help says of them"""
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 128 + signal.SIGINT
 
 
+class HelpFormatter(argparse.HelpFormatter):
+    """Breaks paragraphs into lines as argparse does, and leaves examples as they are written."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if text.startswith("examples:"):
+            return text
+        paragraphs = (
+            super(HelpFormatter, self)._fill_text(part, width, indent) for part in text.split("\n\n")
+        )
+        return "\n\n".join(paragraphs)
+
+
 class Parser(argparse.ArgumentParser):
     """argparse, answering a mistake with one line instead of the whole usage, and with what was meant."""
 
     def __init__(self, **how: Any) -> None:
-        super().__init__(allow_abbrev=False, **how)
+        super().__init__(allow_abbrev=False, formatter_class=HelpFormatter, **how)
+        self.epilog = epilog(self.prog)
 
     def error(self, message: str) -> NoReturn:
         self.exit(MISUSED, f"fedil: {message} (see: {self.prog} --help)\n")
@@ -79,7 +94,6 @@ def make_parser() -> Parser:
     parser = Parser(
         prog="fedil",
         description="Federated semi-supervised learning: few labels in one place, unlabelled data in many.",
-        epilog="Start with: fedil simulate",
     )
     parser.add_argument("--version", action=Version, nargs=0, help="print the version and exit")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)

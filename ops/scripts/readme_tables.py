@@ -48,16 +48,21 @@ def _lines(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 def main() -> int:
     root, *options = sys.argv[1:]
-    readme = Path(root) / "README.md"
-    before = readme.read_text(encoding="utf-8")
-    after = filled(before, Path(root) / "ops" / "results")
-    if before == after:
-        return 0
-    if "--check" in options:
-        print("README.md: tables differ from ops/results; run ./ops/scripts/readme_tables", file=sys.stderr)
-        return 1
-    readme.write_text(after, encoding="utf-8")
-    return 0
+    differ = False
+    for page in (Path(root) / "README.md", *sorted(Path(root).glob("ops/docs/*.md"))):
+        before = page.read_text(encoding="utf-8")
+        after = filled(before, Path(root) / "ops" / "results")
+        if before == after:
+            continue
+        if "--check" in options:
+            differ = True
+            place = page.relative_to(root)
+            print(
+                f"{place}: tables differ from ops/results; run ./ops/scripts/readme_tables", file=sys.stderr
+            )
+        else:
+            page.write_text(after, encoding="utf-8")
+    return int(differ)
 
 
 if __name__ == "__main__":

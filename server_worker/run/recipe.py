@@ -52,9 +52,11 @@ class FederationSettings(Settings):
     work, and aggregate whenever enough have answered; the slowest delay no others, and `rounds` counts the
     aggregations."""
     clients_per_round: int = Field(default=5, ge=0)
-    """0 with a method that asks no clients, whatever the recipe says, and with no other."""
+    """Clients that train in a round. 0 with a method that asks no clients, whatever the recipe says, and with no
+    other."""
     over_select: int = Field(default=0, ge=0)
-    """Ask so many clients more than needed; the round closes when `clients_per_round` have answered."""
+    """Ask so many clients more than needed; the round closes when `clients_per_round` have answered. Raise it where
+    some clients are often slow or away."""
     quorum: float = Field(default=1.0, gt=0.0, le=1.0)
     """Share of `clients_per_round` that suffices once the deadline has passed, or once no other client is awaited. If
     clients that were asked fail, others are asked as well, and below its quorum a round closes only if none is left;
@@ -69,7 +71,8 @@ class FederationSettings(Settings):
     """Buffered: an update from a model more versions old than this does not count. So many are kept, and the
     newest."""
     deadline_seconds: PositiveFloat = 1800.0
-    """A round, or in buffered mode a client, is given up after so long."""
+    """A round, or in buffered mode a client, is given up after so long. Let it be several times what a task takes on
+    the slowest worker."""
     sites: dict[SiteName, PositiveInt] = Field(default={})
     """Owners of the clients: site → how many of them, in order. Empty: one site, "default", owns all."""
     min_sites: PositiveInt | None = None
@@ -118,8 +121,11 @@ _ROUNDS_ONLY = ("over_select", "quorum")
 
 class Recipe(Learning):
     name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$")
+    """Name of the run: of its folder under runs/, and in reports."""
     description: str = ""
+    """A sentence about the run, for lists and reports."""
     evaluate_every: PositiveInt = 1
+    """Rounds between two evaluations on the test data. Raise it where evaluating takes longer than a round."""
     baseline_epochs: int | None = Field(default=None, ge=0)
     """Server-only training on the same labels, for comparison: as many epochs as the run's server has in all, or this
     many; 0 leaves it out."""

@@ -31,7 +31,7 @@ def unreachable(every_seconds: int = 15) -> Places:
 
 
 def monitoring(*words: str | Path) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "ops.cli", "monitoring", *map(str, words)]
+    command = [sys.executable, "-m", "ops.cli", "monitoring", "--out", *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -252,8 +252,11 @@ def test_a_worker_cannot_pass_for_a_server_nor_flood_prometheus(tmp_path: Path) 
 
 
 def test_the_command_is_answered_without_torch() -> None:
-    code = "import sys; from ops.cli.main import main; main(['monitoring', sys.argv[1]]); print('torch' in sys.modules)"
+    code = "import sys; from ops.cli.main import main; main(sys.argv[1:]); print('torch' in sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", code, os.devnull], capture_output=True, text=True, check=False
+        [sys.executable, "-c", code, "monitoring", "--out", os.devnull],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.stdout.splitlines()[-1] == "False"

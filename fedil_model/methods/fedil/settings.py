@@ -11,27 +11,29 @@ class FedILSettings(MethodSettings):
     """Knobs of the method; the first lines name the paper's symbols."""
 
     threshold: float = Field(default=0.95, ge=0.0, le=1.0)
-    """τ"""
+    """τ: a sample counts as sure from this probability of a class on. Lower it if hardly any sample gets a
+    pseudo-label."""
     credibility: int = Field(default=7, ge=1, le=255)
     """T: activations in a row with the same confident, agreed label before a sample is promoted."""
     pseudo_label_set: bool = True
-    """False: no sample is promoted, and ξc has none to train on (the paper's ablation)."""
+    """Whether samples are promoted to the pseudo-label set; without it ξc has none to train on (the paper's
+    ablation)."""
     weight_pseudo: float = Field(default=1.0, ge=0.0)
-    """ξa"""
+    """Weight of ξa, cross-entropy of strong views against pseudo-labels."""
     weight_pseudo_weak: float = Field(default=0.0, ge=0.0)
-    """The same labels on the weak view too, where they are known beforehand (`pseudo_source` not "live"): the
-    credible set, which does this in the paper, needs `credibility` activations to begin."""
+    """Weight of the same pseudo-labels on the weak view too, where they are known beforehand (`pseudo_source` not
+    "live"): the credible set, which does this in the paper, needs `credibility` activations to begin."""
     weight_consistency: float = Field(default=1.0, ge=0.0)
-    """ξb"""
+    """Weight of ξb, which keeps predictions close to those of θ₀."""
     weight_credible: float = Field(default=1.0, ge=0.0)
-    """ξc"""
+    """Weight of ξc, cross-entropy on the pseudo-label set."""
     promote_lag: int = Field(default=1, ge=0, le=1)
     """0: a promoted sample takes part in ξc from the same activation on; 1: from the next (eq. 20)."""
     client_init: Literal["global", "server"] = "global"
-    """Clients start from θ′ (paper) or from θ₀."""
+    """Where clients start: from θ′ ("global", as in the paper) or from θ₀ ("server")."""
     pseudo_source: Literal["live", "global", "server", "ensemble"] = "live"
-    """Pseudo-labels of ξa from the model being trained, or once per activation from what was received:
-    θ′, θ₀, or the mean of their predictions."""
+    """Where the pseudo-labels of ξa come from: the model being trained ("live"), or once per activation from what was
+    received: θ′ ("global"), θ₀ ("server"), or the mean of their predictions ("ensemble")."""
     batches: Literal["mixed", "sure", "auto"] = "mixed"
     """"mixed": a batch holds any samples, and those that are not sure add nothing to ξa (paper). "sure": batches hold
     only sure and credible samples, repeated to the size of the shard, so that batch norm sees full batches. "auto":
@@ -47,8 +49,10 @@ class FedILSettings(MethodSettings):
     """Adds this much of log(share of each class among the client's labels) to the logits of ξa and ξc: a client that
     has two classes then does not teach the others away. 0 with labels that are "live"."""
     cosine_filter: bool = True
+    """Whether an update counts only if its cosine with what the server learnt is not negative (eq. 24)."""
     cosine_reference: Literal["global", "start"] = "global"
-    """Cosine of θ* − θ′ (paper), or of θ* − (where the client started), against θ₀ − θ′."""
+    """Which cosine with θ₀ − θ′ counts: that of θ* − θ′ ("global", as in the paper), or of θ* − where the client
+    started ("start")."""
     loss_margin: float = Field(default=0.0, ge=0.0)
     """Reject an update that adds to the loss on the server's labelled samples by more than this above what is usual:
     the median of recent updates, or four times their spread where that is more; 0: no test."""
@@ -56,19 +60,20 @@ class FedILSettings(MethodSettings):
     """Reject an update that moves from its start against the average movement of earlier rounds, more than is usual.
     The server keeps one more vector of parameters."""
     on_reject: Literal["drop", "project"] = "drop"
-    """Drop an update with a negative cosine (paper), or remove only its part against g₀."""
+    """What happens to an update with a negative cosine: it is left out ("drop", as in the paper), or only its part
+    against g₀ ("project")."""
     normalise: Literal["none", "reference"] = "none"
-    """"reference" rescales every update to ‖g₀‖ (FLTrust)."""
+    """"reference" rescales every update to ‖g₀‖ (FLTrust), so that no client counts more by its length."""
     soft_cosine: bool = False
     """Weight by the cosine instead of 1, but never below a thousandth: a sum of zeros would make eq. 25 0/0."""
     server_momentum: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Momentum on Δθ."""
+    """Momentum on Δθ: 0.5 adds half of the round before."""
     demote_after: int = Field(default=0, ge=0, le=255)
-    """Confident, agreed disagreements in a row after which a credible sample is unlabelled again; 0 = never."""
+    """Confident, agreed disagreements in a row after which a credible sample is unlabelled again; 0: never."""
     ema_decay: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Also evaluate a moving average of θ′; 0 = no."""
+    """Decay of a moving average of θ′ that is evaluated too; 0: there is none."""
     empty_rounds_before_fallback: int = Field(default=0, ge=0)
-    """After this many rounds without an accepted update, θ′ takes the server's own step; 0 = never."""
+    """After this many rounds without an accepted update, θ′ takes the server's own step; 0: never."""
 
     @model_validator(mode="after")
     def _sure_batches_need_labels(self) -> "FedILSettings":

@@ -24,17 +24,17 @@ class FedMatchSettings(MethodSettings):
     threshold: float = Field(default=0.85, ge=0.0, le=1.0)
     """τ: a sample is trained on if the model being trained is at least this sure of it. The authors' code has 0.75."""
     weight_server: float = Field(default=10.0, gt=0.0)
-    """λs: of the cross-entropy on the labelled samples."""
+    """λs: weight of the cross-entropy on the labelled samples."""
     weight_pseudo: float = Field(default=1e-2, ge=0.0)
-    """λa: of the cross-entropy of strong views against the label that most of client and helpers vote for."""
+    """λa: weight of the cross-entropy of strong views against the label that most of client and helpers vote for."""
     weight_helpers: float = Field(default=1e-2, ge=0.0)
-    """λi: of the divergence from the helpers' predictions."""
+    """λi: weight of the divergence from the helpers' predictions."""
     weight_sparsity: float = Field(default=1e-5, ge=0.0)
-    """λ1: of ‖ψ‖₁."""
+    """λ1: weight of ‖ψ‖₁, which keeps few of its values."""
     weight_distance: float = Field(default=10.0, ge=0.0)
-    """λ2: of ‖σ − ψ‖²."""
+    """λ2: weight of ‖σ − ψ‖², which keeps the parts close."""
     helpers: int = Field(default=2, ge=0, le=MOST_HELPERS)
-    """H: clients whose ψ is nearest, which a client receives."""
+    """H: number of clients whose ψ is nearest, which a client receives."""
     helper_interval: int = Field(default=10, ge=1)
     """Helpers are sent in every such round, to clients that have reported before."""
     pool: int = Field(default=100, ge=1)

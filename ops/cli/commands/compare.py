@@ -1,11 +1,7 @@
 """Run several methods on one recipe, with the same split, initial weights and budget, and compare them.
 
 Accuracy is the mean of the last evaluations of each run, with its spread over seeds. Runs that were stopped, or a
-machine that died, cost nothing that was done: the same command goes on.
-
-  fedil compare digits --methods fedil,semifl,fedavg_fixmatch --seeds 3
-  fedil compare mnist-iid-001 --methods fedil,semifl --set semifl:method.threshold=0.9 --cpu-seconds 600
-  fedil compare digits --methods fedil,fedil@steady --set fedil@steady:method.server_momentum=0"""
+machine that died, cost nothing that was done: the same command goes on."""
 
 import argparse
 import shlex
@@ -35,7 +31,6 @@ def add_study_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     budget = (
         "budget of each run: a short run first finds out how many rounds fit; default: the recipe's rounds"
     )
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("recipe", metavar="RECIPE", help=RECIPE_HELP)
     add_override_argument(parser)

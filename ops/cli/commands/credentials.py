@@ -5,6 +5,7 @@ Repeating it keeps what is good and renews what has less than a third of its day
 new certificates of one authority work together: replace them one process after the other, while a run goes on."""
 
 import argparse
+import json
 import re
 from pathlib import Path
 
@@ -25,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", type=Path, required=True, metavar="DIR", help="folder of the authority and the certificates")
     add("--days", type=at_least_one, default=365, metavar="N", help="how long they are valid; default: 365")
     add("--renew", action="store_true", help="replace all certificates; the authority stays")
+    add("--json", action="store_true", help="the certificates as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -49,9 +51,13 @@ def run(args: argparse.Namespace) -> int:
             f"certificates need {error.name}, which is not installed: pip install 'fedil[credentials]'"
         ) from error
     authority = open_authority(args.out)
-    print(f"{args.out / 'ca.pem'}  until {authority.certificate.not_valid_after_utc:%Y-%m-%d}")
     issued = [authority.issue(args.out / "brokers", "brokers", args.days, hosts, args.renew)]
     issued += [authority.issue(args.out / user, user, args.days, renew=args.renew) for user in users]
+    if args.json:
+        kept = {str(one.path): {"until": f"{one.until:%Y-%m-%d}", "new": one.is_new} for one in issued}
+        print(json.dumps(kept))
+        return 0
+    print(f"{args.out / 'ca.pem'}  until {authority.certificate.not_valid_after_utc:%Y-%m-%d}")
     for one in issued:
         print(f"{one.path}  until {one.until:%Y-%m-%d}{'' if one.is_new else ', kept'}")
     return 0

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="a run's folder")
+    parser.add_argument("run_dir", type=Path, metavar="RUN", help="a run's folder")
     model = "one of the models that the run's method evaluates; default: global, the one that ships"
     parser.add_argument("--model", metavar="NAME", default="global", help=model)
     add_plugin_argument(parser)

@@ -2,6 +2,7 @@
 Kubernetes), recording rules, alerts with runbook lines, dashboards."""
 
 import argparse
+import json
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -12,7 +13,7 @@ _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):(?P<port>\d{1,5})")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("out", type=Path, metavar="DIR", help="where to write them")
+    parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="where to write them")
     _add_places(parser, "--server", "servers", "of the servers' --web; default: 127.0.0.1:8265")
     _add_places(parser, "--rabbitmq", "rabbitmq", "of RabbitMQ's own metrics; default: 127.0.0.1:15692")
     _add_places(parser, "--redis-exporter", "redis_exporters", "where there is one")
@@ -26,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prometheus", type=_url, metavar="URL", help=grafana)
     parser.add_argument("--every", dest="every_seconds", type=_seconds, metavar="SECONDS", help=every)
     parser.add_argument("--overwrite", action="store_true", help="also files that were changed")
+    parser.add_argument("--json", action="store_true", help="the files that were written, as JSON")
 
 
 def _add_places(parser: argparse.ArgumentParser, option: str, dest: str, what: str) -> None:
@@ -38,7 +40,11 @@ def run(args: argparse.Namespace) -> int:
     from ops.monitoring.files import Places, monitoring_files, write_monitoring
 
     places = Places(**{one.name: asked for one in fields(Places) if (asked := getattr(args, one.name))})
-    for path in write_monitoring(args.out, monitoring_files(places), args.overwrite):
+    written = write_monitoring(args.out, monitoring_files(places), args.overwrite)
+    if args.json:
+        print(json.dumps(list(map(str, written))))
+        return 0
+    for path in written:
         print(path)
     print(f"mount {args.out / 'prometheus'} as /etc/prometheus (in Kubernetes use its kubernetes.yml)")
     print(f"mount {args.out / 'grafana'} as /etc/grafana/provisioning")

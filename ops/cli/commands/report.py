@@ -3,6 +3,7 @@
 Runs that differ by their seed only are put together, with mean and spread."""
 
 import argparse
+import json
 import os
 import sys
 from pathlib import Path
@@ -35,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--store", metavar="URL", help=store)
     add_plugin_argument(parser)
     add("--tensorboard", type=Path, metavar="DIR", help=tensorboard)
+    add("--json", action="store_true", help="what was written, as one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -46,21 +48,28 @@ def run(args: argparse.Namespace) -> int:
 
     check_installed()
     runs = [read_run(folder, args.plugin) for folder in folders]
+    written: dict[str, list[Path]] = {"tensorboard": [], "report": [out], "plots": []}
     if args.tensorboard is not None:
-        write_events(runs, args.tensorboard)
+        written["tensorboard"] = write_events(runs, args.tensorboard)
     page, plots = built(runs, args.store)
     write_atomically(out, [page.encode("utf-8", "replace")])
-    print(out)
     if args.png is not None or args.format:
         from ops.inspect.report.drawing import write_plots
 
         folder = out.parent / "plots" if args.png in (None, BESIDE_THE_REPORT) else args.png
-        written, absent = write_plots(plots, folder, args.format or "png")
-        for path in written:
-            print(path)
+        written["plots"], absent = write_plots(plots, folder, args.format or "png")
         for reason in absent:
             print(f"fedil: no plot of {reason}", file=sys.stderr)
+    tell(written, args.json)
     return 0
+
+
+def tell(written: dict[str, list[Path]], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({kind: list(map(str, paths)) for kind, paths in written.items()}))
+        return
+    for path in (path for paths in written.values() for path in paths):
+        print(path)
 
 
 def checked(args: argparse.Namespace) -> list[Path]:
@@ -105,15 +114,15 @@ def built(runs: "list[Run]", store: str | None) -> "tuple[str, list[Plot]]":
     return run_page(runs[0], evidence), run_plots(runs[0], evidence)
 
 
-def write_events(runs: "list[Run]", folder: Path) -> None:
+def write_events(runs: "list[Run]", folder: Path) -> list[Path]:
     from server_worker.watch.tensorboard import EventFile, check_installed
 
     check_installed()
-    taken: set[str] = set()
+    taken: dict[str, Path] = {}
     for one in runs:
         # Two runs may lie in folders of the same name.
         names = (one.label, *(f"{one.label}-{number}" for number in range(2, len(taken) + 3)))
         name = next(name for name in names if name not in taken)
-        taken.add(name)
+        taken[name] = folder / name
         EventFile(folder / name, one.display, one.records).close()
-        print(folder / name)
+    return list(taken.values())

@@ -6,6 +6,7 @@ folder for each client, named by its number, or a flat folder whose pictures are
 the order of their names. Data of other kinds is written with client_worker.shards.write_shards."""
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Callable
@@ -31,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", required=True, type=Path, metavar="DIR", help="where to write them; must hold none yet")
     add("--images", type=Path, metavar="FOLDER", help=images)
     add_override_argument(parser)
+    add("--json", action="store_true", help="what was written, as one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -39,7 +41,10 @@ def run(args: argparse.Namespace) -> int:
         clients, samples = write_site_shards(recipe, args.site, args.out)
     else:
         clients, samples = write_picture_shards(recipe, args.site, args.out, args.images)
-    print(f"{args.out}: {samples} samples of {len(clients)} clients ({clients[0]} to {clients[-1]})")
+    if args.json:
+        print(json.dumps({"shards": str(args.out), "samples": samples, "clients": list(clients)}))
+    else:
+        print(f"{args.out}: {samples} samples of {len(clients)} clients ({clients[0]} to {clients[-1]})")
     return 0
 
 

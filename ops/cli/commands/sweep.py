@@ -1,7 +1,4 @@
-"""Run one recipe with several values of its settings, each with each, and compare them.
-
-fedil sweep digits --set method.credibility=3,5,7 --seeds 0-4
-fedil sweep digits --set federation.clients_per_round=5,10 --set client.epochs=2,5"""
+"""Run one recipe with several values of its settings, each with each, and compare them."""
 
 import argparse
 

@@ -143,8 +143,10 @@ def test_readme_tables_writes_what_results_say_and_check_notices_drift(tmp_path:
     results = {"table": [row | {"megabytes_received": 2.6}, failed]}
     (tmp_path / "ops" / "results").mkdir(parents=True)
     (tmp_path / "ops" / "results" / "one.json").write_text(json.dumps(results))
-    readme = tmp_path / "README.md"
-    readme.write_text("before\n<!-- table one -->\nold\n<!-- end -->\nafter\n")
+    (tmp_path / "ops" / "docs").mkdir()
+    pages = (tmp_path / "README.md", tmp_path / "ops" / "docs" / "page.md")
+    for page in pages:
+        page.write_text("before\n<!-- table one -->\nold\n<!-- end -->\nafter\n")
 
     def run(*options: str) -> int:
         words = [sys.executable, str(SCRIPTS / "readme_tables.py"), str(tmp_path), *options]
@@ -153,6 +155,7 @@ def test_readme_tables_writes_what_results_say_and_check_notices_drift(tmp_path:
     assert run("--check") == 1
     assert run() == 0
     assert run("--check") == 0
-    lines = readme.read_text().splitlines()
+    assert pages[0].read_text() == pages[1].read_text()
+    lines = pages[0].read_text().splitlines()
     assert lines[4:6] == ["| `a` | 91.26 ± 1.50 | 2 | 4 | 30 | 3 |", "| `b` | failed | 0 | – | – | – |"]
     assert (lines[0], lines[-1]) == ("before", "after")
