@@ -87,10 +87,9 @@ class Inbox:
         """One message of each site in turn, and of sites that send bad ones without end only if there is no other."""
         flooded = [queue for queue, site in self._sites.items() if self._sampler.is_over_rate(site)]
         others = [queue for queue in self._sites if queue not in flooded]
-        if flooded:
-            timeout_seconds = min(timeout_seconds, max(0.0, self._next_bulk - self._context.clock()))
+        until_bulk = max(0.0, self._next_bulk - self._context.clock()) if flooded else timeout_seconds
         try:
-            delivery = self._context.transport.receive(others, timeout_seconds)
+            delivery = self._context.transport.receive(others, min(timeout_seconds, until_bulk))
             self.is_empty = delivery is None and not flooded
             if delivery is None and flooded and self._context.clock() >= self._next_bulk:
                 delivery = self._receive_amid_flood(flooded)
