@@ -47,8 +47,9 @@ MOST_SITE_BYTES, _MOST_DEAD_BYTES = 512 << 20, 1 << 30
 """Of a site's tasks, and of its updates of a run; of all dead letters: sites write to each of these queues."""
 _CONNECTIONS_PER_WORKER, _CHANNELS_PER_WORKER = 6, 20
 """Twice what a worker has open: after an outage RabbitMQ still counts its lost connections for a minute."""
-MOST_QUEUES = 2000
-"""Of the virtual host. RabbitMQ cannot count the queues of one user."""
+MOST_QUEUES = 1000
+"""Of the virtual host: RabbitMQ cannot count the queues of one user. It counts all whenever one is declared, so a site
+that declares as many as it may keeps the broker busy for a time that grows with the square of this number."""
 
 Definitions = dict[str, list[dict[str, Any]]]
 """As RabbitMQ exports and imports them"""

@@ -10,7 +10,7 @@ Every implementation keeps these promises (tests/contract/test_transport_contrac
 * Calls block, and come from one thread at a time. Heartbeats need no action of the caller.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,6 +22,9 @@ MAX_BODY_BYTES = 8 << 30
 
 Buffers = Sequence[bytes | memoryview]
 """A body in pieces: 26 MB of weights are sent without joining them first."""
+
+Unwanted = Callable[[memoryview, str | None], bool]
+"""Of a message's body and `Delivery.sender`"""
 
 
 class Delivery(Protocol):
@@ -105,6 +108,11 @@ class Transport(Protocol):
     def receive(self, queue: str | Sequence[str], timeout_seconds: float) -> Delivery | None:
         """The next message, or None after the timeout. Any number of messages may be held unacknowledged. Of several
         queues, the first that has a message."""
+
+    def discard_while(self, queue: str, is_unwanted: Unwanted, most: int) -> int:
+        """Remove at most this many messages from the front of a queue, up to the first that is wanted, and return their
+        number. Much cheaper than to receive them one by one. Only for queues without a delivery limit. A body that is
+        not inline is wanted."""
 
     def depth(self, queue: str) -> int | None:
         """Number of messages ready in a queue or stored in a model log; None if there is no such queue."""

@@ -13,7 +13,14 @@ from typing import TypeVar
 
 from broker_config.process.retry import Retrier, RetryPolicy
 from broker_config.protocol.errors import BrokerBlocked, BrokerUnavailable, QueueMissing
-from broker_config.transports.interface import MAX_BODY_BYTES, Buffers, Delivery, ModelAddress, Transport
+from broker_config.transports.interface import (
+    MAX_BODY_BYTES,
+    Buffers,
+    Delivery,
+    ModelAddress,
+    Transport,
+    Unwanted,
+)
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -69,6 +76,9 @@ class ReconnectingTransport:
     def receive(self, queue: str | Sequence[str], timeout_seconds: float) -> "ReconnectingDelivery | None":
         delivery = self._call(lambda transport: transport.receive(queue, timeout_seconds))
         return None if delivery is None else ReconnectingDelivery(delivery)
+
+    def discard_while(self, queue: str, is_unwanted: Unwanted, most: int) -> int:
+        return self._call(lambda transport: transport.discard_while(queue, is_unwanted, most))
 
     def depth(self, queue: str) -> int | None:
         return self._call(lambda transport: transport.depth(queue))

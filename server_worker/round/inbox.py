@@ -1,10 +1,11 @@
 """Messages that arrive for a run's server: decoded, checked, and held until a checkpoint has their effect.
 
-Each site has a queue of its own, which RabbitMQ bounds: one that sends without end delays nobody else's updates.
+Each site has a queue of its own, which RabbitMQ bounds: one that sends without end delays nobody else's updates. While
+it does, its queue is read last, in bulk and for a share of the time only, since the time is everybody's.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from broker_config.brokers.topology import updates_queue
@@ -22,6 +23,10 @@ _LEFTOVER_SECONDS = 0.2
 """Messages that a killed server held unacknowledged come back within this time."""
 _LATECOMERS = 1000
 """Bound on messages that arrive while leftovers are read: a client may send without end."""
+_FLOODED_SHARE = 0.2
+"""Of the time, for the queues of sites that send bad messages without end"""
+_IN_BULK = 200
+"""Messages at a time: an answer of another site waits for them."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,8 @@ class Inbox:
         self._sites = {updates_queue(run, site): site for site in context.sites.names()}
         """By queue, the one that was served last at the end"""
         self._own: deque[Refusal] = deque()
+        self._next_bulk = context.clock()
+        """When the queue of a site that sends bad messages without end is read again"""
         self.is_empty = False
         """The last look into the queue found no message at all."""
 
@@ -52,7 +59,6 @@ class Inbox:
         if self._own:
             return Arrival(self._own.popleft(), None)
         delivery = self._receive(timeout_seconds)
-        self.is_empty = delivery is None
         return None if delivery is None else self._open(delivery)
 
     def refuse_for(self, refusal: Refusal) -> None:
@@ -62,46 +68,85 @@ class Inbox:
     def leftovers(self) -> Iterator[Arrival]:
         """Updates that are in the queue already. Refusals are dropped: their clients are asked again, since the cause
         may have been removed before this server was started."""
-        depths = [self._context.transport.depth(queue) or 0 for queue in self._sites]
+        clock = self._context.clock
+        depths, heard = [self._context.transport.depth(queue) or 0 for queue in self._sites], clock()
         for _ in range(sum(depths) + _LATECOMERS):
             self._context.check_stop()
             delivery = self._receive(_LEFTOVER_SECONDS)
-            if delivery is None:
+            if delivery is None and (self.is_empty or clock() - heard >= _LEFTOVER_SECONDS):
                 return
-            arrival = self._open(delivery)
+            if delivery is None:
+                continue
+            arrival, heard = self._open(delivery), clock()
             if arrival is not None and isinstance(arrival.answer, Refusal):
                 delivery.acknowledge()
             elif arrival is not None:
                 yield arrival
 
     def _receive(self, timeout_seconds: float) -> Delivery | None:
-        # One message of each site in turn, and last of those that send bad ones without end.
-        queues = sorted(self._sites, key=lambda queue: self._sampler.is_over_rate(self._sites[queue]))
+        """One message of each site in turn, and of sites that send bad ones without end only if there is no other."""
+        flooded = [queue for queue, site in self._sites.items() if self._sampler.is_over_rate(site)]
+        others = [queue for queue in self._sites if queue not in flooded]
+        until_bulk = max(0.0, self._next_bulk - self._context.clock()) if flooded else timeout_seconds
         try:
-            delivery = self._context.transport.receive(queues, timeout_seconds)
+            delivery = self._context.transport.receive(others, min(timeout_seconds, until_bulk))
+            self.is_empty = delivery is None and not flooded
+            if delivery is None and flooded and self._context.clock() >= self._next_bulk:
+                delivery = self._receive_amid_flood(flooded)
         except QueueMissing:
             # It was deleted. The dispatcher declares it again when it looks for lost tasks.
             self._context.stop.wait(timeout_seconds)
+            self.is_empty = True
             return None
         if delivery is not None:
-            self._sites[delivery.queue] = self._sites.pop(delivery.queue)
+            self._take_last(delivery.queue)
         return delivery
+
+    def _receive_amid_flood(self, flooded: Sequence[str]) -> Delivery | None:
+        """Of the first of these queues: discards bad messages up to one that may be good."""
+        began, transport, queue = self._context.clock(), self._context.transport, flooded[0]
+        site = self._sites[queue]
+        self._take_last(queue)
+        num_bad = transport.discard_while(
+            queue, lambda body, sender: self._is_bad(site, body, sender), _IN_BULK
+        )
+        delivery = None if num_bad == _IN_BULK else transport.receive(queue, 0.0)
+        ended = self._context.clock()
+        self._next_bulk = ended + (ended - began) * (1.0 - _FLOODED_SHARE) / _FLOODED_SHARE
+        self.is_empty = num_bad < _IN_BULK and delivery is None and len(flooded) == 1
+        return delivery
+
+    def _take_last(self, queue: str) -> None:
+        self._sites[queue] = self._sites.pop(queue)
+
+    def _is_bad(self, site: str, body: memoryview, sender: str | None) -> bool:
+        """One that is, is counted, and not kept as a dead letter. In a new minute the next are kept again."""
+        if not self._sampler.is_over_rate(site):
+            return False
+        try:
+            self._read(body, sender)
+        except MessageRejected as error:
+            self._refused[error.reason] += 1
+            self._sampler.keeps(site)
+            return True
+        return False
 
     def _open(self, delivery: Delivery) -> Arrival | None:
         try:
-            answer = decode_message(delivery.body)
+            return Arrival(self._read(delivery.body, delivery.sender), delivery)
         except MessageRejected as error:
             self.refuse(delivery, error.reason, error.detail)
-            return None
         except BrokerUnavailable:
-            return None  # the connection was lost while the body was fetched: it comes again
+            pass  # the connection was lost while the body was fetched: it comes again
+        return None
+
+    def _read(self, body: memoryview, sender: str | None) -> Update | Refusal:
+        answer = decode_message(body)
         if isinstance(answer, TrainTask):
-            self.refuse(delivery, MISPLACED, "a task on the queue of updates")
-            return None
-        if wrong := self._context.sites.wrong_sender(delivery.sender, answer.client):
-            self.refuse(delivery, "not_yours", wrong)
-            return None
-        return Arrival(answer, delivery)
+            raise MessageRejected(MISPLACED, "a task on the queue of updates")
+        if wrong := self._context.sites.wrong_sender(sender, answer.client):
+            raise MessageRejected("not_yours", wrong)
+        return answer
 
     def refuse(self, delivery: Delivery, reason: str, detail: str) -> None:
         """Dead-letter a bad message, for operators to see; of a flood only some."""

@@ -118,8 +118,10 @@ def test_a_site_with_very_many_queues_is_named(brokers: Brokers, capsys: pytest.
         channel = connection.channel()
         for queue in queues:
             channel.queue_declare(queue, durable=True)
-        (line,) = wrong(brokers, capsys)
-        assert line.startswith(f"user {USER} has 501 queues of bodies, of 2000 queues for all")
+    (line,) = wrong(brokers, capsys)
+    assert line.startswith(f"user {USER} has 501 queues of bodies, of 1000 queues for all")
+    with pika.BlockingConnection(pika.URLParameters(brokers.broker_url(USER))) as connection:
+        channel = connection.channel()
         for queue in queues:
             channel.queue_delete(queue)
 

@@ -11,7 +11,7 @@ from broker_config.brokers.topology import MODELS, kind_name
 from broker_config.embedded.client import RpcClient
 from broker_config.protocol.buffers import check_size, size
 from broker_config.protocol.errors import BrokerUnavailable
-from broker_config.transports.interface import MAX_BODY_BYTES, Buffers, ModelAddress
+from broker_config.transports.interface import MAX_BODY_BYTES, Buffers, ModelAddress, Unwanted
 from broker_config.transports.memory.broker import Body, EmbeddedBroker, Reply, Session
 
 _MAX_WAIT_SECONDS = 1.0
@@ -72,6 +72,17 @@ class MemoryTransport:
             return None
         self.bytes_received[kind_name(properties["queue"])] += len(body)
         return MemoryDelivery(self._call, properties, body, self.max_body_bytes)
+
+    def discard_while(self, queue: str, is_unwanted: Unwanted, most: int) -> int:
+        for number in range(most):
+            delivery = self.receive(queue, 0.0)
+            if delivery is None:
+                return number
+            if not is_unwanted(delivery.body, delivery.sender):
+                delivery.requeue()
+                return number
+            delivery.acknowledge()
+        return most
 
     def depth(self, queue: str) -> int | None:
         depth: int | None = self._call("depth", queue=queue)[0]

@@ -7,10 +7,11 @@ from contextlib import suppress
 from broker_config.brokers.definitions import DEFAULT_CONSUMER_TIMEOUT_SECONDS, consumer_timeout_seconds
 from broker_config.brokers.topology import run_queues, updates_queue
 from broker_config.protocol.errors import FedILError
-from broker_config.transports.interface import MAX_BODY_BYTES, Buffers, ModelAddress
+from broker_config.transports.interface import MAX_BODY_BYTES, Buffers, ModelAddress, Unwanted
 from broker_config.transports.rabbitmq import large_messages
 from broker_config.transports.rabbitmq.consumer import Consumer, Message, receive_first
 from broker_config.transports.rabbitmq.delivery import RabbitDelivery
+from broker_config.transports.rabbitmq.discarding import discard_while
 from broker_config.transports.rabbitmq.election import LeaderElection
 from broker_config.transports.rabbitmq.model_log import ModelLog
 from broker_config.transports.rabbitmq.queue_admin import QueueAdmin, queue_kind
@@ -60,6 +61,9 @@ class RabbitTransport:
         if queue not in self._consumers:
             self._consumers[queue] = Consumer(self._session.receiving, queue)
         return self._consumers[queue]
+
+    def discard_while(self, queue: str, is_unwanted: Unwanted, most: int) -> int:
+        return discard_while(self._session.fetching, queue, is_unwanted, most)
 
     def depth(self, queue: str) -> int | None:
         return self._depths.depth(queue)

@@ -1,8 +1,11 @@
 """A flood of bad messages: counted, sampled, and its site named."""
 
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
+
+import pytest
 
 from broker_config.brokers.topology import DEAD_LETTERS, updates_queue
 from broker_config.protocol.messages import Refusal
@@ -20,7 +23,7 @@ from tests.serving import THERE, TwoSites
 NORTH, SOUTH = updates_queue("run", SITE), updates_queue("run", THERE)
 
 
-def flooded(notices: list[Notice]) -> tuple[MemoryTransport, Inbox]:
+def flooded(notices: list[Notice], clock: Callable[[], float] = lambda: 0.0) -> tuple[MemoryTransport, Inbox]:
     """By one of two sites"""
     transport = MemoryTransport(EmbeddedBroker())
     transport.declare(NORTH, SOUTH, DEAD_LETTERS)
@@ -29,7 +32,7 @@ def flooded(notices: list[Notice]) -> tuple[MemoryTransport, Inbox]:
     context = SimpleNamespace(
         transport=transport,
         watcher=SimpleNamespace(note=notices.append),
-        clock=lambda: 0.0,
+        clock=clock,
         stop=threading.Event(),
         sites=TwoSites(),
     )
@@ -49,6 +52,66 @@ def test_amid_a_flood_the_answer_of_another_site_is_read_next() -> None:
     for _ in range(3):
         transport.publish(SOUTH, encode_message(answer))
     assert [inbox.next(0.0) is not None for _ in range(4)] == [True, True, True, False]
+
+
+def test_behind_a_flood_good_answers_of_the_same_site_are_found_and_bad_ones_are_discarded_in_bulk() -> None:
+    notices, discarded = list[Notice](), list[int]()
+    transport, inbox = flooded(notices)
+    discard_while = transport.discard_while
+
+    def counted(*arguments: Any) -> int:
+        discarded.append(discard_while(*arguments))
+        return discarded[-1]
+
+    transport.discard_while = counted  # type: ignore[method-assign,assignment]
+    answer = encode_message(Refusal("run", 1, 1, 1, "no", "no data"))
+    transport.publish(NORTH, answer)
+    for _ in range(100):
+        transport.publish(NORTH, [b"garbage"])
+    transport.publish(NORTH, answer)
+    found = []
+    while not inbox.is_empty:
+        if (arrival := inbox.next(0.0)) is not None:
+            found.append(arrival.answer.client)
+    assert found == [1, 1]
+    assert sum(discarded) == 1100 - KEPT_PER_MINUTE - 1
+    assert len(discarded) < 10
+    assert inbox.take_refused() == {"not_fedil": 1100}
+    assert sum(notice.num_refused for notice in notices) == 1100
+
+
+def test_a_flood_gets_a_share_of_the_time_and_the_answers_of_others_all_of_it() -> None:
+    now, looks, waits = [0.0], list[float](), list[float]()
+    transport, inbox = flooded([], lambda: now[0])
+    discard_while, receive = transport.discard_while, transport.receive
+
+    def slow(*arguments: Any) -> int:
+        looks.append(now[0])
+        now[0] += 0.01
+        return discard_while(*arguments)
+
+    def waiting(queue: Any, timeout_seconds: float) -> Any:
+        delivery = receive(queue, 0.0)
+        if delivery is None and timeout_seconds:
+            waits.append(timeout_seconds)
+            now[0] += timeout_seconds
+        return delivery
+
+    transport.discard_while, transport.receive = slow, waiting  # type: ignore[method-assign,assignment]
+    for _ in range(KEPT_PER_MINUTE + 1):
+        assert inbox.next(0.5) is None
+    assert not looks
+    while now[0] < 1.0:
+        for _ in range(1000 - (transport.depth(NORTH) or 0)):
+            transport.publish(NORTH, [b"garbage"])
+        assert inbox.next(0.5) is None
+    assert len(looks) == pytest.approx(20, abs=2)
+    assert max(waits) == pytest.approx(0.04)
+    for _ in range(3):
+        transport.publish(SOUTH, encode_message(Refusal("run", 1, 3, 1, "no", "no data")))
+    looks.clear()
+    assert [inbox.next(0.5) is not None for _ in range(3)] == [True] * 3
+    assert not looks
 
 
 def test_only_the_first_bad_messages_of_a_minute_become_dead_letters() -> None:

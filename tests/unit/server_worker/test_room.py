@@ -11,7 +11,7 @@ from broker_config.protocol.errors import BrokerUnavailable
 from broker_config.stores.redis.room import SiteMemory
 from server_worker.watch import room
 from server_worker.watch.notices import Notice
-from server_worker.watch.room import RoomKeeper
+from server_worker.watch.room import EVERY_SECONDS, SOON_SECONDS, RoomKeeper, pause_after
 from tests.federation import SOON
 from tests.serving import Clock, until
 
@@ -60,3 +60,10 @@ def test_a_site_is_named_once_a_minute() -> None:
         keeper.tell(taken)
         keeper.tell({})
     assert len(notices) == 2
+
+
+def test_after_something_was_deleted_the_next_look_is_soon_but_looks_take_a_small_share_of_the_time() -> None:
+    filled, ledgers = {"north": SiteMemory(9, 5), "south": SiteMemory(7)}, {"south": SiteMemory(7)}
+    assert pause_after(filled, 0.001) == SOON_SECONDS
+    assert [pause_after(taken, 0.001) for taken in (ledgers, {})] == [EVERY_SECONDS] * 2
+    assert [pause_after(taken, 2.0) for taken in (filled, ledgers)] == [8.0] * 2
