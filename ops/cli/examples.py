@@ -68,6 +68,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "fedil ledger list --run-dir runs/digits",
         "fedil ledger list --run wards-3f2a --json",
     ),
+    "fedil runs": ("fedil runs", "fedil runs experiments --json"),
+    "fedil doctor": ("fedil doctor", "fedil doctor --recipe wards.toml --json"),
+    "fedil plan": (
+        "fedil plan digits --clients 1000",
+        "fedil plan cifar10-iid-001 --clients 1000000 --clients-per-round 1000 --bandwidth 1000 --set federation.wire=int8",
+    ),
     "fedil broker": (
         "fedil broker init --recipe two-sites.toml --out accounts",
         "fedil broker check --recipe two-sites.toml",

@@ -14,7 +14,6 @@ from broker_config.protocol.messages import Refusal, TrainTask, Update
 from broker_config.protocol.wire import decode_message
 from broker_config.transports.interface import Delivery
 from server_worker.round.context import ServerContext
-from server_worker.round.dead_letters import MISPLACED
 from server_worker.round.refusals import LATE, RefusalSampler
 from server_worker.round.validation import one_line
 from server_worker.watch.notices import Notice
@@ -143,7 +142,7 @@ class Inbox:
     def _read(self, body: memoryview, sender: str | None) -> Update | Refusal:
         answer = decode_message(body)
         if isinstance(answer, TrainTask):
-            raise MessageRejected(MISPLACED, "a task on the queue of updates")
+            raise MessageRejected("misplaced", "a task on the queue of updates")
         if wrong := self._context.sites.wrong_sender(sender, answer.client):
             raise MessageRejected("not_yours", wrong)
         return answer

@@ -126,6 +126,6 @@ def test_a_model_that_the_run_does_not_have_is_named_with_those_that_it_has(tmp_
     recipe = make_recipe({"network": {"name": "mlp"}, "data": {"name": "digits"}})
     save_run(tmp_path / "run", recipe)
     with pytest.raises(
-        SettingError, match=r"no model 'ema'; it has global \(the global model after the round\)"
+        SettingError, match=r"no model 'ema'; it has global \(the model after the round, which ships\)"
     ):
         load_weights(tmp_path / "run", recipe, "ema")

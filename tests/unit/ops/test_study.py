@@ -78,7 +78,7 @@ def test_a_recipes_own_method_table_is_for_that_method(tmp_path: Path) -> None:
 
 def test_rates_and_norm_that_a_recipe_has_for_its_own_method_are_for_that_method() -> None:
     methods = ["fedil", "semifl", "fedmatch/paper", "server_only"]
-    cells = compared_methods("cifar10-noniid-001", methods, [0], ["semifl:server.lr=0.1"])
+    cells = compared_methods("mnist-noniid-001", methods, [0], ["semifl:server.lr=0.1"])
     recipes = {cell.variant: cell.recipe for cell in cells}
     assert [recipe.client.lr for recipe in recipes.values()] == [0.015, 0.03, 0.001, 0.03]
     assert [recipe.server.lr for recipe in recipes.values()] == [0.02, 0.1, 0.001, 0.03]
