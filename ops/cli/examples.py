@@ -72,7 +72,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "fedil doctor": ("fedil doctor", "fedil doctor --recipe wards.toml --json"),
     "fedil plan": (
         "fedil plan digits --clients 1000",
-        "fedil plan cifar10-iid-001 --clients 1000000 --clients-per-round 1000 --bandwidth 1000 --set federation.wire=int8",
+        "fedil plan cifar10-iid-001 --clients 1000000 --clients-per-round 900 --set federation.wire=int8",
     ),
     "fedil broker": (
         "fedil broker init --recipe two-sites.toml --out accounts",
