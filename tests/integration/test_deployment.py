@@ -126,7 +126,7 @@ def forget_everything(service: Service) -> None:
 def test_clients_of_a_site_without_workers_are_not_asked(
     rabbitmq: Service, redis: Service, tmp_path: Path
 ) -> None:
-    more = "site_timeout_seconds = 1.0\n[federation.sites]\nhere = 8\nelsewhere = 4\n"
+    more = "site_timeout_seconds = 1.0\nmin_sites = 1\n[federation.sites]\nhere = 8\nelsewhere = 4\n"
     recipe = write_recipe(tmp_path, rounds=5, more=more)
     write_all_shards(recipe, tmp_path / "shards")
     with Deployed(tmp_path / "run", recipe, rabbitmq.url, redis.url, workers=0) as run:
@@ -171,7 +171,7 @@ def test_a_site_whose_limits_are_reached_takes_no_further_part_and_the_run_goes_
 def test_a_round_that_asks_only_a_site_without_workers_turns_to_others_and_a_killed_server_stays_with_them(
     rabbitmq: Service, redis: Service, tmp_path: Path
 ) -> None:
-    more = "site_timeout_seconds = 1.0\n[federation.sites]\nhere = 8\nelsewhere = 4\n"
+    more = "site_timeout_seconds = 1.0\nmin_sites = 1\n[federation.sites]\nhere = 8\nelsewhere = 4\n"
     recipe = write_recipe(tmp_path, rounds=4, more=more)
     everybody_elsewhere = (8, 9, 10, 11)
     seed = next(n for n in range(10**5) if select_clients(n, 1, range(12), 4) == everybody_elsewhere)
