@@ -110,7 +110,7 @@ def simulate(
         _write_missing_shards(where, inputs)
         store = StoreOnDisk(where.ledgers, stop)
         progress = _play_rounds(run, recipe, where, inputs, store, workers, watch, watcher, stop)
-        # After the rounds, so that nobody waits for the first one.
+        # After the rounds, so that the first one does not wait for it.
         baseline = _baseline(where, recipe, inputs, watcher, stop) if progress else None
         watch.live.learn(baseline=baseline)
         watch.ended("done" if progress else "stopped")

@@ -41,7 +41,7 @@ class Scale:
     """Of one client"""
     rounds: int = 1
     kept_models: int = 1
-    """Versions that somebody may still need: more than one in buffered mode"""
+    """Versions that a client may still need: more than one in buffered mode"""
     megabits: float = 1000.0
     """Per second, of the broker's and the server's network in each direction"""
     train_seconds: float = 0.0
