@@ -1,7 +1,7 @@
 """Messages that arrive for a run's server: decoded, checked, and held until a checkpoint has their effect.
 
-Each site has a queue of its own, which RabbitMQ bounds: one that sends without end delays no other site's updates. While
-it does, its queue is read last, in bulk and for a share of the time only, since the time is everybody's.
+Each site has a queue of its own, which RabbitMQ bounds: one that sends without end delays no other site's updates.
+While it does, its queue is read last, in bulk and for a share of the time only.
 """
 
 from collections import Counter, deque
