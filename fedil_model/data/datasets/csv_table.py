@@ -4,7 +4,7 @@ Columns of numbers are scaled to mean 0 and deviation 1, columns of texts become
 becomes the mean, a missing or unknown category none of the categories; how many is logged. Means, deviations,
 categories and classes are those of the training rows that the server has, never of the test rows. In a deployment
 (split.partition = "elsewhere") these are its labelled rows, so nothing of the sites is needed; tasks and the run's
-folder carry them to workers, who write their shards with the same `columns`. In a simulation the file has all rows, and
+folder carry them to workers, whose shards have the same `columns`. In a simulation the file has all rows, and
 the scale of the columns is that of the clients' rows too: `columns` in the recipe replaces it by what is known before.
 """
 
